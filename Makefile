@@ -1,0 +1,61 @@
+# `make demo` shows the product on data that it makes; `make test` checks it. Both set up what they need, once.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v))) python3)
+BIN := .venv/bin
+STAMP := .venv/.installed-$(firstword $(shell sha256sum requirements.lock))
+CACHE := .data
+export PYTHONPATH :=
+export UV_HTTP_TIMEOUT ?= 300
+
+.PHONY: help setup demo test test-long test-gpu lint format lock clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## install everything into .venv (no GPU needed)
+
+$(STAMP): requirements.lock
+	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { echo "This is $$(uname -s) on $$(uname -m), and NVIDIA DALI \
+	exists for Linux on x86-64 only: use WSL2 on Windows, or a Linux machine or container elsewhere."; exit 2; }
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13))' 2>/dev/null || { \
+	echo "$(PYTHON) is $$("$(PYTHON)" -V 2>&1), and Python 3.11, 3.12 or 3.13 is needed: \
+	install one, or name it with 'make PYTHON=/path/to/python3.11'."; exit 2; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv: \
+	install it with 'apt-get install python3-venv'."; exit 2; }
+	@echo "Setting up .venv: about 3.5 GB to download, once."
+	@rm -f .venv/.installed-*
+	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[^ ]+' requirements.lock)"
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@touch $@
+
+demo: $(STAMP)  ## make data, pre-train on it, show pictures and numbers (minutes, no GPU needed)
+	@$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0 --if-missing
+	@$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
+
+test: lint  ## lint, types and the tests that end within minutes
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
+
+test-long: $(STAMP)  ## the slower proofs
+	$(BIN)/pytest -q -m slow
+
+test-gpu: $(STAMP)  ## the tests that need a CUDA device
+	$(BIN)/pytest -q -m gpu
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff mend what it can
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+lock: $(STAMP)  ## resolve pyproject.toml into requirements.lock, with hashes and without index addresses
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --fork-strategy fewest \
+	--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet -o requirements.lock
+
+clean:  ## remove what was generated; the environment stays
+	rm -rf $(CACHE) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
