@@ -1,0 +1,51 @@
+"""The contract between the data path and everything that learns from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """One augmented view of each of N samples.
+
+    Attributes:
+        image: (N, 3, S, S) uint8, RGB, channels-last in memory.
+        matrix: (N, 2, 3) float32, the augmentation u -> A u + v from the canonical view (the hand's box resized to the
+            output, not augmented) to this view, in units of the output side, origin at the centre, x right, y down.
+        source_to_view_px: (N, 2, 3) float32, from pixels of the decoded source to pixels of this view, both
+            corner-based. It carries keypoints; the pixels were warped with it.
+    """
+
+    image: Tensor
+    matrix: Tensor
+    source_to_view_px: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N samples, each in every view.
+
+    Attributes:
+        views: the views; views[0] and views[1] are a positive pair, row by row.
+        samples: (N,) int64 on the CPU, the rows of the index that were really used.
+        positions: (N,) int64 on the CPU, their places in the run's global order.
+    """
+
+    views: tuple[View, ...]
+    samples: Tensor
+    positions: Tensor
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`; a copy only where it is elsewhere."""
+        views = tuple(
+            View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))
+            for v in self.views
+        )
+        return Batch(views, self.samples, self.positions)
