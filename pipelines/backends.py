@@ -1,0 +1,115 @@
+"""The two ways from a request to pixels, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from nvidia.dali import Pipeline
+
+from pipelines import fast_cpu
+from pipelines.batch import View
+from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.runner import Outputs
+from pipelines.views import GraphConfig, Request, decode_pipeline, view_pipeline
+
+
+class Backend(Protocol):
+    """Builds the pipeline and turns its outputs into views."""
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline that takes its requests from `source` and whose outputs `write` takes."""
+
+    def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
+        """Put the views of one DALI batch into `views`, whose tensors have its number of rows."""
+
+    def close(self) -> None:
+        """Free what is held."""
+
+
+def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.device) -> Literal["dali", "opencv"]:
+    """What "auto" means on a device."""
+    if backend == "auto":
+        return "dali" if device.type == "cuda" else "opencv"
+    return backend
+
+
+def make_backend(
+    backend: Literal["dali", "opencv"], graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig
+) -> Backend:
+    """The backend of that name."""
+    return (DaliViews if backend == "dali" else FastViews)(graph, geometry, colour)
+
+
+class DaliViews:
+    """Backend "dali": the graph has made the views; they are copied into the training batch."""
+
+    def __init__(self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig) -> None:
+        self._graph, self._geometry, self._colour = graph, geometry, colour
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline whose outputs `write` takes."""
+        return view_pipeline(self._graph, self._geometry, self._colour, source)
+
+    def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
+        """Copy one DALI batch into its rows of the training batch."""
+        for number, view in enumerate(views):
+            image, augmentation, source_to_view_px = (
+                torch.from_dlpack(output.as_tensor()) for output in outputs[3 * number : 3 * number + 3]
+            )
+            view.image.copy_(image.permute(0, 3, 1, 2))
+            view.matrix.copy_(augmentation)
+            view.source_to_view_px.copy_(source_to_view_px)
+        if self._graph.device == "gpu":
+            # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FastViews:
+    """Backend "opencv": DALI has decoded and composed; a pool of threads makes the views in place."""
+
+    def __init__(self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig) -> None:
+        self._graph, self._geometry, self._colour = graph, geometry, colour
+        fast_cpu.configure_threads()
+        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline whose outputs `write` takes."""
+        return decode_pipeline(self._graph, self._geometry, source)
+
+    def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
+        """Make the views of one DALI batch in their rows of the training batch."""
+        images = [np.asarray(image) for image in outputs[0]]
+        makers = []
+        for number, view in enumerate(views):
+            augmentation, source_to_view_px, size_px, to_view_px = (
+                np.asarray(output.as_tensor()) for output in outputs[1 + 4 * number : 5 + 4 * number]
+            )
+            view.matrix.copy_(torch.from_numpy(augmentation))
+            view.source_to_view_px.copy_(torch.from_numpy(source_to_view_px))
+            maker = fast_cpu.ViewMaker(
+                self._geometry,
+                self._colour,
+                draws=request.draws[number],
+                minified_size_px=size_px,
+                minified_to_view_px=to_view_px,
+            )
+            makers.append((maker, view.image.permute(0, 2, 3, 1).numpy()))
+
+        def make(first: int) -> None:
+            for row in range(first, len(images), self._graph.threads):
+                for maker, out in makers:
+                    maker.write(row, images[row], out[row])
+
+        for _ in self._pool.map(make, range(self._graph.threads)):
+            pass
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,152 @@
+"""From places in the global order to what the DALI graph is fed with; bad files are replaced on the way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from errors import UserError
+from pipelines.draws import ColourConfig, FloatArray, GeometryConfig, IntArray, draw_view
+from pipelines.files import BadImage, check_image
+from pipelines.index import Index
+from pipelines.order import EpochOrder
+from pipelines.views import Encoded, Request
+
+log = logging.getLogger(__name__)
+
+SUBSTITUTE_ATTEMPTS = 64
+"""After so many bad substitutes in a row the source is taken to be broken as a whole."""
+
+
+class Quarantine:
+    """Samples that cannot be used, each named once; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, sample: int) -> bool:
+        return sample in self._reasons
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def add(self, sample: int, path: Path, reason: str) -> None:
+        """Remember a sample as bad and say so, once."""
+        with self._lock:
+            if sample in self._reasons:
+                return
+            self._reasons[sample] = reason
+        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Row of the index -> reason."""
+        with self._lock:
+            return dict(self._reasons)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A request and what it stands for: (N,) positions and the (N,) samples that were really read."""
+
+    request: Request
+    positions: IntArray
+    samples: IntArray
+
+
+class Feed:
+    """Reads, checks and substitutes the samples of any positions: a pure function of them and of the files.
+
+    Args:
+        index: the samples.
+        order: which of them stands where.
+        geometry: ranges of the affine map.
+        colour: ranges of the colour jitter.
+        seed: the run's seed.
+        views: views per sample.
+        quarantine: grows with what turns out to be bad.
+        readers: threads that read files.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        order: EpochOrder,
+        geometry: GeometryConfig,
+        colour: ColourConfig,
+        *,
+        seed: int,
+        views: int,
+        quarantine: Quarantine,
+        readers: int,
+    ) -> None:
+        self.index, self._order = index, order
+        self._geometry, self._colour = geometry, colour
+        self._seed, self._views = seed, views
+        self.quarantine = quarantine
+        self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
+
+    def chunk(self, positions: IntArray) -> Chunk:
+        """Read what stands at `positions` (N,), which are consecutive in the run's global order.
+
+        Raises:
+            UserError: if even the substitutes of a position cannot be used.
+        """
+        epochs, places = np.divmod(positions, self._order.length)
+        samples = np.empty_like(positions)
+        draws: list[list[FloatArray]] = [[] for _ in range(self._views)]
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            samples[here] = self._order.samples(epoch, places[here])
+            for view, tables in enumerate(draws):
+                tables.append(
+                    draw_view(
+                        self._geometry, self._colour, seed=self._seed, epoch=epoch, view=view, positions=places[here]
+                    )
+                )
+        read = list(self._pool.map(self._read_good, epochs.tolist(), places.tolist(), samples.tolist()))
+        used = np.array([sample for sample, _ in read], dtype=np.int64)
+        encoded = [data for _, data in read]
+        request = Request(encoded, self.index.box_px[used], [np.concatenate(tables) for tables in draws])
+        return Chunk(request, positions, used)
+
+    def _read_good(self, epoch: int, place: int, sample: int) -> tuple[int, Encoded]:
+        """The sample itself or its first usable substitute."""
+        data = self._read(sample)
+        if data is not None:
+            return sample, data
+        for substitute in self._order.substitutes(epoch, place, SUBSTITUTE_ATTEMPTS):
+            data = self._read(int(substitute))
+            if data is not None:
+                return int(substitute), data
+        raise UserError(
+            f"{self.index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
+            f"{self.index.path(int(substitute))}; {len(self.quarantine)} are known to be bad. Check the folder."
+        )
+
+    def _read(self, sample: int) -> Encoded | None:
+        """The file's bytes, or None if it is, or turns out to be, bad."""
+        if sample in self.quarantine:
+            return None
+        path = self.index.path(sample)
+        try:
+            with path.open("rb", buffering=0) as file:
+                data = file.read()
+            check_image(data)
+        except OSError as error:
+            self.quarantine.add(sample, path, error.strerror or str(error))
+            return None
+        except BadImage as error:
+            self.quarantine.add(sample, path, str(error))
+            return None
+        return np.frombuffer(data, np.uint8)
+
+    def close(self) -> None:
+        """Stop the readers."""
+        self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,253 @@
+"""The loader: an endless, seekable stream of batches, made ahead of time on a CPU or on a GPU."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from pipelines.backends import make_backend, resolve_backend
+from pipelines.batch import Batch, View
+from pipelines.draws import ColourConfig, GeometryConfig, IntArray
+from pipelines.feed import Chunk, Feed, Quarantine
+from pipelines.index import Index
+from pipelines.order import EpochOrder, RankSlice
+from pipelines.runner import DecodeError, Outputs, Runner, decodes
+from pipelines.views import GraphConfig, Request
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PipelinesConfig:
+    """How views are made; nothing here changes what they are beyond rounding.
+
+    Attributes:
+        backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
+            OpenCV makes the views; "auto" takes "dali" on a GPU and "opencv" elsewhere.
+        batch: samples in one DALI batch, independent of the training batch.
+        threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
+        prefetch: DALI batches under way at once.
+        ahead: training batches made ahead of the step.
+        hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
+    """
+
+    backend: Literal["auto", "dali", "opencv"] = "auto"
+    batch: Annotated[int, Field(ge=1)] = 64
+    threads: Annotated[int, Field(ge=1)] | None = None
+    prefetch: Annotated[int, Field(ge=1)] = 2
+    ahead: Annotated[int, Field(ge=1)] = 2
+    hw_decoder_load: Annotated[float, Field(ge=0, le=1)] = 0.65
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+class Loader:
+    """Batches of augmented views, from any step on.
+
+    Iterating starts a thread that works ahead; `close` (or the end of a `with` block) stops it. What a step gets is a
+    pure function of the arguments, whatever the backend's speed and however often the run was interrupted.
+
+    Args:
+        index: the samples.
+        order: which of them stands where in the global order.
+        rows: the rows of each global batch that this rank loads.
+        config: how views are made.
+        geometry: ranges of the affine map.
+        colour: ranges of the colour jitter.
+        seed: the run's seed.
+        device: where the batches are to be.
+        views: views per sample.
+        first_step: step of the first batch.
+        last_step: the iteration ends before this step; None never ends it.
+        processes_here: processes that share this machine's cores.
+        quarantine: what is known to be bad, and grows.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        order: EpochOrder,
+        rows: RankSlice,
+        config: PipelinesConfig,
+        geometry: GeometryConfig,
+        colour: ColourConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        views: int = 2,
+        first_step: int = 0,
+        last_step: int | None = None,
+        processes_here: int = 1,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        threads = config.threads or max(1, available_cores() // processes_here)
+        self.backend = resolve_backend(config.backend, device)
+        self.quarantine = Quarantine() if quarantine is None else quarantine
+        self._rows, self._device, self._views = rows, device, views
+        self._side_px = geometry.side_px
+        self._steps = (first_step, last_step)
+        self._ahead = config.ahead
+        self._graph = GraphConfig(
+            device="gpu" if self.backend == "dali" and device.type == "cuda" else "cpu",
+            device_id=device.index or 0 if device.type == "cuda" else None,
+            batch=min(config.batch, len(rows)),
+            threads=threads,
+            prefetch=config.prefetch,
+            views=views,
+            hw_decoder_load=config.hw_decoder_load,
+        )
+        self._feed = Feed(
+            index, order, geometry, colour, seed=seed, views=views, quarantine=self.quarantine, readers=threads
+        )
+        self._maker = make_backend(self.backend, self._graph, geometry, colour)
+        self._stream = torch.cuda.Stream(device) if self._graph.device == "gpu" else None
+        self._stop = threading.Event()
+        self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(self._ahead)
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rank's rows of the batch of every step, in order.
+
+        Raises:
+            UserError: if so many files are bad that a position cannot be filled.
+        """
+        if self._thread is not None:
+            raise RuntimeError("a loader is iterated over once; make another one for another pass")
+        self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
+        self._thread.start()
+        while (item := self._batches.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            if self._stream is not None:
+                for view in item.views:  # made on the loader's stream, used on the consumer's
+                    view.image.record_stream(torch.cuda.current_stream(self._device))
+            yield item
+
+    def close(self) -> None:
+        """Stop working ahead and free what the pipelines hold."""
+        self._stop.set()
+        if self._thread is not None:
+            while self._thread.is_alive():
+                try:
+                    self._batches.get(timeout=0.05)
+                except queue.Empty:
+                    continue
+        self._feed.close()
+        self._maker.close()
+
+    def _work_ahead(self) -> None:
+        try:
+            with torch.cuda.stream(self._stream):
+                for batch in self._make_batches():
+                    self._put(batch)
+            self._put(None)
+        except _Stopped:
+            pass
+        except BaseException as error:  # whatever it is, the consumer has to hear of it
+            self._put_last(error)
+
+    def _put(self, item: Batch | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._batches.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+        raise _Stopped
+
+    def _put_last(self, error: BaseException) -> None:
+        try:
+            self._put(error)
+        except _Stopped:
+            return
+
+    def _make_batches(self) -> Iterator[Batch]:
+        pieces = self._pieces()
+        under_way: deque[Chunk] = deque()
+
+        def next_request() -> Request:
+            if self._stop.is_set():
+                raise StopIteration
+            under_way.append(self._feed.chunk(next(pieces)))
+            return under_way[-1].request
+
+        runner = Runner(self._maker.build, next_request)
+        step = self._steps[0]
+        while step != self._steps[1]:
+            batch, row = self._empty_batch(step), 0
+            while row < len(self._rows):
+                try:
+                    outputs = next(runner)
+                    chunk = under_way.popleft()
+                except DecodeError:
+                    outputs, chunk = self._rescue(under_way.popleft())
+                except StopIteration:
+                    raise _Stopped from None
+                stop = row + len(chunk.positions)
+                self._maker.write(outputs, chunk.request, [_rows(view, row, stop) for view in batch.views])
+                batch.samples[row:stop] = torch.from_numpy(chunk.samples)
+                row = stop
+            yield batch
+            step += 1
+
+    def _pieces(self) -> Iterator[IntArray]:
+        """Positions of one DALI batch after another; none crosses from one step to the next."""
+        step, last = self._steps
+        while step != last:
+            positions = self._rows.positions(step)
+            yield from np.array_split(positions, -(-len(positions) // self._graph.batch))
+            step += 1
+
+    def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
+        """Make a chunk again without what does not decode; the pipeline's other chunks go on undisturbed."""
+        while True:
+            for sample, data in zip(chunk.samples, chunk.request.encoded, strict=True):
+                if not decodes(data, self._graph):
+                    path = self._feed.index.path(int(sample))
+                    self.quarantine.add(int(sample), path, "its compressed data does not decode")
+            again = self._feed.chunk(chunk.positions)
+            if np.array_equal(again.samples, chunk.samples):
+                raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
+            chunk = again
+            try:
+                return next(Runner(self._maker.build, iter([chunk.request]).__next__)), chunk
+            except DecodeError:
+                continue
+
+    def _empty_batch(self, step: int) -> Batch:
+        count, side = len(self._rows), self._side_px
+        pixels = self._device if self._graph.device == "gpu" else torch.device("cpu")
+        pin = self._device.type == "cuda" and pixels.type == "cpu"
+        views = tuple(
+            View(
+                torch.empty(count, side, side, 3, dtype=torch.uint8, device=pixels, pin_memory=pin).permute(0, 3, 1, 2),
+                torch.empty(count, 2, 3, pin_memory=self._device.type == "cuda"),
+                torch.empty(count, 2, 3, pin_memory=self._device.type == "cuda"),
+            )
+            for _ in range(self._views)
+        )
+        positions = torch.from_numpy(self._rows.positions(step))
+        return Batch(views, torch.empty(count, dtype=torch.int64), positions)
+
+
+class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
+    """The loader was closed."""
+
+
+def _rows(view: View, start: int, stop: int) -> View:
+    return View(view.image[start:stop], view.matrix[start:stop], view.source_to_view_px[start:stop])

@@ -1,0 +1,119 @@
+"""The views in plain float64 NumPy: slow, short, and the oracle that the tests hold both backends against."""
+
+from __future__ import annotations
+
+import colorsys
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig
+
+Array = npt.NDArray[np.float64]
+Image = npt.NDArray[np.uint8]
+
+
+def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArray, side_px: int) -> tuple[Array, Array]:
+    """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in `pipelines.batch.View`.
+
+    Args:
+        box_px: (3,) centre x, centre y, side; side 0 means the square around the whole image.
+        size_px: height and width of the source.
+        draws: (len(Draw),) one row of the table of draws.
+        side_px: side of the output.
+    """
+    height, width = size_px
+    x, y, side = (float(v) for v in box_px)
+    if side <= 0:
+        x, y, side = width / 2, height / 2, max(height, width)
+    angle, scale = math.radians(draws[Draw.ANGLE_DEG]), float(draws[Draw.MAGNIFICATION])
+    cos, sin = scale * math.cos(angle), scale * math.sin(angle)
+    augmentation = np.array(
+        [[cos, -sin, draws[Draw.SHIFT_X_FRAC]], [sin, cos, draws[Draw.SHIFT_Y_FRAC]]], dtype=np.float64
+    )
+    canonical = np.array([[1 / side, 0, -x / side], [0, 1 / side, -y / side], [0, 0, 1]])
+    to_pixels = np.array([[side_px, 0, side_px / 2], [0, side_px, side_px / 2], [0, 0, 1]])
+    return augmentation, (to_pixels @ np.vstack([augmentation, [0, 0, 1]]) @ canonical)[:2]
+
+
+def minify(image: Array, shrink: float) -> Array:
+    """Triangle-filtered resize of (H, W, C) by a factor of at most 1, the support widened by the minification."""
+    for axis in (0, 1):
+        old = image.shape[axis]
+        new = max(1, math.ceil(old * shrink - 1e-3))
+        if new == old:
+            continue
+        ratio = old / new
+        centers = (np.arange(new) + 0.5) * ratio
+        distance = np.abs(np.arange(old) + 0.5 - centers[:, None]) / ratio
+        weights = np.maximum(0, 1 - distance)
+        weights /= weights.sum(axis=1, keepdims=True)
+        image = np.moveaxis(np.tensordot(weights, image, axes=(1, axis)), 0, axis)
+    return image
+
+
+def warp(image: Array, matrix_px: Array, side_px: int, fill: int | str) -> Array:
+    """Bilinear warp of (H, W, C) by the (2, 3) source-to-view matrix: (side, side, C)."""
+    height, width, _ = image.shape
+    inverse = np.linalg.inv(np.vstack([matrix_px, [0, 0, 1]]))[:2]
+    center = np.arange(side_px) + 0.5
+    grid = np.stack([*np.meshgrid(center, center), np.ones((side_px, side_px))], axis=-1)  # (side, side, 3)
+    x, y = np.moveaxis(grid @ inverse.T - 0.5, -1, 0)
+    left, top = np.floor(x).astype(int), np.floor(y).astype(int)
+    out = np.zeros((side_px, side_px, image.shape[2]))
+    for dy in (0, 1):
+        for dx in (0, 1):
+            weight = np.where(dx, x - left, 1 - (x - left)) * np.where(dy, y - top, 1 - (y - top))
+            column, row = left + dx, top + dy
+            value = image[np.clip(row, 0, height - 1), np.clip(column, 0, width - 1)]
+            if fill != "edge":
+                inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+                value = np.where(inside[..., None], value, float(fill))
+            out += weight[..., None] * value
+    return out
+
+
+def jitter(image: Array, colour: ColourConfig, draws: FloatArray) -> Array:
+    """Colour jitter of (..., 3) pixels in [0, 255], not yet rounded."""
+    hue, saturation = float(draws[Draw.HUE]), float(draws[Draw.SATURATION])
+    scale, shift = float(draws[Draw.VALUE_SCALE]), float(draws[Draw.VALUE_SHIFT])
+    if colour.jitter == "none":
+        return image
+    if colour.jitter == "linear":
+        return image @ linear_colour_matrix(hue, saturation).T * scale + shift
+    out = np.empty_like(image)
+    for at in np.ndindex(image.shape[:-1]):
+        h, s, v = colorsys.rgb_to_hsv(*(image[at] / 255))
+        out[at] = colorsys.hsv_to_rgb(h * hue, s * saturation, min(1.0, v * scale + shift / 255))
+    return out * 255
+
+
+LINEAR_HUE_DEG = 30.0
+"""A hue cannot be multiplied by a linear map; it is turned as far as this hue, a skin's, would be."""
+
+RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
+
+
+def linear_colour_matrix(hue: float, saturation: float) -> Array:
+    """The (3, 3) RGB matrix of DALI's `fn.hsv`: hue turned by (hue - 1) * LINEAR_HUE_DEG, saturation scaled."""
+    angle = math.radians((hue - 1) * LINEAR_HUE_DEG)
+    cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
+    turn = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])
+    return np.asarray(np.linalg.inv(RGB_TO_YIQ) @ turn @ RGB_TO_YIQ)
+
+
+def make_view(
+    image: Image, box_px: FloatArray, draws: FloatArray, geometry: GeometryConfig, colour: ColourConfig
+) -> Image:
+    """One view (side, side, 3) uint8 of a decoded RGB image (H, W, 3)."""
+    height, width, _ = image.shape
+    _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px)
+    source = image.astype(np.float64)
+    if geometry.antialias:
+        shrink = min(1.0, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
+        source = minify(source, shrink)
+        enlarge = np.diag([width / source.shape[1], height / source.shape[0], 1])
+        matrix_px = matrix_px @ enlarge
+    warped = warp(source, matrix_px, geometry.side_px, geometry.fill)
+    return np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)

@@ -1,0 +1,78 @@
+"""Ways to put single images through a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from pipelines.backends import make_backend
+from pipelines.batch import View
+from pipelines.draws import ColourConfig, FloatArray, GeometryConfig
+from pipelines.runner import Runner
+from pipelines.views import GraphConfig, Request
+
+Image = npt.NDArray[np.uint8]
+BACKENDS: tuple[Literal["dali", "opencv"], ...] = ("dali", "opencv")
+
+
+class MakeViews(Protocol):
+    """Runs images through a backend, as one batch."""
+
+    def __call__(
+        self,
+        backend: Literal["dali", "opencv"],
+        images: Sequence[Image],
+        box_px: FloatArray,
+        draws: Sequence[FloatArray],
+        geometry: GeometryConfig,
+        colour: ColourConfig,
+    ) -> list[View]: ...
+
+
+def encode(image: Image) -> Image:
+    """RGB image -> the bytes of a PNG file."""
+    return np.asarray(cv2.imencode(".png", image[..., ::-1])[1])
+
+
+def smooth_image(rng: np.random.Generator, height: int, width: int, sigma_px: float = 4.0) -> Image:
+    """Colourful blobs over the whole range of values."""
+    noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    blurred = cv2.GaussianBlur(noise, (0, 0), sigma_px).astype(np.float32)
+    low, high = blurred.min(), blurred.max()
+    return np.asarray((blurred - low) * (255 / (high - low)), dtype=np.uint8)
+
+
+def _make_views(
+    backend: Literal["dali", "opencv"],
+    images: Sequence[Image],
+    box_px: FloatArray,
+    draws: Sequence[FloatArray],
+    geometry: GeometryConfig,
+    colour: ColourConfig,
+) -> list[View]:
+    graph = GraphConfig(device="cpu", device_id=None, batch=len(images), threads=2, prefetch=1, views=len(draws))
+    made = make_backend(backend, graph, geometry, colour)
+    request = Request([encode(image) for image in images], box_px, draws)
+    count, side = len(images), geometry.side_px
+    views = [
+        View(
+            torch.empty(count, side, side, 3, dtype=torch.uint8).permute(0, 3, 1, 2),
+            torch.empty(count, 2, 3),
+            torch.empty(count, 2, 3),
+        )
+        for _ in draws
+    ]
+    made.write(next(Runner(made.build, iter([request]).__next__)), request, views)
+    made.close()
+    return views
+
+
+@pytest.fixture(scope="session")
+def make_views() -> MakeViews:
+    return _make_views

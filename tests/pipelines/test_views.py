@@ -1,0 +1,176 @@
+"""Both backends against the float64 oracle, and the emitted matrices against where dots really land."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import cv2
+import numpy as np
+import pytest
+from conftest import BACKENDS, MakeViews, smooth_image
+
+from pipelines import reference
+from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
+
+Backend = Literal["dali", "opencv"]
+NO_COLOUR = ColourConfig(jitter="none")
+PLAIN_DRAW = np.array([0, 0, 0, 1, 1, 1, 1, 0], np.float32)
+CENTER_BOX = np.array([112, 112, 168], np.float32)
+
+
+def draws_of(geometry: GeometryConfig, colour: ColourConfig, count: int) -> FloatArray:
+    return draw_view(geometry, colour, seed=1, epoch=0, view=0, positions=np.arange(count))
+
+
+def far_from_fill(matrix_px: FloatArray, size_px: tuple[int, int], side_px: int) -> np.ndarray:
+    """Mask (side, side) of view pixels that show the source from two pixels inside its border."""
+    inside = np.zeros(size_px, np.uint8)
+    inside[3:-3, 3:-3] = 1
+    return reference.warp(inside[..., None].astype(float), matrix_px, side_px, fill=0)[..., 0] > 0.999
+
+
+def near_hue_cut(image: np.ndarray, margin: float = 2.0) -> np.ndarray:
+    """Mask of reds whose hue is so near to 0 or 360 degrees that rounding decides the side.
+
+    Scaling a hue tears red apart there: 359 degrees becomes half a turn at a factor of one half, 1 degree stays red.
+    """
+    red, green, blue = np.moveaxis(image.astype(float), -1, 0)
+    return (red >= np.maximum(green, blue) - margin) & (np.abs(green - blue) <= margin)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("fill", [0, 77, "edge"])
+def test_pixels_agree_with_the_oracle(
+    backend: Backend, jitter: Literal["none", "hsv", "linear"], fill: int | Literal["edge"], make_views: MakeViews
+) -> None:
+    rng = np.random.default_rng(0)
+    geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
+    sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45)]
+    images = [smooth_image(rng, *size) for size in sizes]
+    boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290], [0, 0, 0]], np.float32)
+    draws = draws_of(geometry, colour, len(images))
+    (view,) = make_views(backend, images, boxes, [draws], geometry, colour)
+
+    differences = []
+    for row, (image, size) in enumerate(zip(images, sizes, strict=True)):
+        augmentation, to_view_px = reference.view_matrices(boxes[row], size, draws[row], geometry.side_px)
+        np.testing.assert_allclose(view.matrix[row], augmentation, atol=1e-6)
+        np.testing.assert_allclose(view.source_to_view_px[row], to_view_px, atol=2e-4)
+        expected = reference.make_view(image, boxes[row], draws[row], geometry, colour)
+        difference = np.abs(expected.astype(int) - view.image[row].permute(1, 2, 0).numpy())
+        checked = far_from_fill(view.source_to_view_px[row].numpy(), size, geometry.side_px)
+        if jitter == "hsv":
+            checked &= ~near_hue_cut(reference.make_view(image, boxes[row], draws[row], geometry, NO_COLOUR))
+        differences.append(difference[checked])
+    differences = np.concatenate(differences)
+    assert len(differences) > 100_000
+    assert differences.mean() <= 1.0
+    assert np.percentile(differences, 99.9) <= 6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hue_cut_is_the_only_place_where_rounding_shows(backend: Backend, make_views: MakeViews) -> None:
+    """Flat colours in every direction, without a warp: the jitter itself is exact to a level."""
+    geometry, colour = GeometryConfig(side_px=32), ColourConfig()
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 16)] * 3), axis=-1).reshape(64, 64, 3).astype(np.uint8)
+    images = [grid[y : y + 32, x : x + 32] for y in (0, 32) for x in (0, 32)]
+    draws = draws_of(geometry, colour, len(images))
+    draws[:, : Draw.MAGNIFICATION + 1] = PLAIN_DRAW[: Draw.MAGNIFICATION + 1]
+    boxes = np.zeros((len(images), 3), np.float32)
+    (view,) = make_views(backend, images, boxes, [draws], geometry, colour)
+    for row, image in enumerate(images):
+        expected = reference.jitter(image.astype(float), colour, draws[row])
+        assert np.abs(expected - view.image[row].permute(1, 2, 0).numpy()).max() <= 0.51
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_minified_views_do_not_alias(backend: Backend, make_views: MakeViews) -> None:
+    """A checkerboard below the Nyquist rate turns into its mean, with antialiasing only."""
+    board = (np.indices((256, 256)).sum(axis=0) % 2 * 255).astype(np.uint8)[..., None].repeat(3, axis=2)
+    draws = PLAIN_DRAW[None].copy()
+    draws[0, Draw.ANGLE_DEG] = 17
+    box = np.array([[128, 128, 200]], np.float32)
+
+    def deviation(antialias: bool) -> float:
+        geometry = GeometryConfig(side_px=64, antialias=antialias)
+        (view,) = make_views(backend, [board], box, [draws], geometry, NO_COLOUR)
+        return float((view.image[0, :, 8:-8, 8:-8].float() - 127.5).std())
+
+    assert deviation(antialias=True) < 3
+    assert deviation(antialias=False) > 15
+
+
+def dots_image(centers_px: np.ndarray, size_px: int, sigma_px: float) -> np.ndarray:
+    """One Gaussian dot per colour channel, rendered at sub-pixel centres (3, 2), corner-based."""
+    axis = np.arange(size_px) + 0.5
+    image = np.empty((size_px, size_px, 3))
+    for channel, (x, y) in enumerate(centers_px):
+        image[..., channel] = np.exp(-((axis[None] - x) ** 2 + (axis[:, None] - y) ** 2) / (2 * sigma_px**2))
+    return np.asarray(np.rint(image * 255), dtype=np.uint8)
+
+
+SWEEPS = {
+    "rotation": {Draw.ANGLE_DEG: (-180, 180)},
+    "scale": {Draw.MAGNIFICATION: (0.6, 2.0)},
+    "translation": {Draw.SHIFT_X_FRAC: (-15 / 128, 15 / 128), Draw.SHIFT_Y_FRAC: (-15 / 128, 15 / 128)},
+    "all": {
+        Draw.ANGLE_DEG: (-45, 45),
+        Draw.MAGNIFICATION: (0.6, 2.0),
+        Draw.SHIFT_X_FRAC: (-15 / 128, 15 / 128),
+        Draw.SHIFT_Y_FRAC: (-15 / 128, 15 / 128),
+    },
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: str, make_views: MakeViews) -> None:
+    rng = np.random.default_rng(3)
+    count, size_px, sigma_px = 48, 224, 3.0
+    geometry = GeometryConfig()
+    draws = np.tile(PLAIN_DRAW, (count, 1))
+    for column, (low, high) in SWEEPS[sweep].items():
+        draws[:, column] = rng.permutation(np.linspace(low, high, count))
+    boxes = np.column_stack([rng.uniform(100, 124, (count, 2)), rng.uniform(120, 200, count)]).astype(np.float32)
+    centers_px = rng.uniform(80, 144, (count, 3, 2))
+    images = [dots_image(centers, size_px, sigma_px) for centers in centers_px]
+    (view,) = make_views(backend, images, boxes, [draws], geometry, NO_COLOUR)
+
+    errors_px = []
+    axis = np.arange(geometry.side_px) + 0.5
+    for row in range(count):
+        matrix = view.source_to_view_px[row].double().numpy()
+        carried = centers_px[row] @ matrix[:, :2].T + matrix[:, 2]  # (3, 2)
+        reach = 4.5 * sigma_px * math.sqrt(np.linalg.det(matrix[:, :2])) + 3
+        for channel, expected in enumerate(carried):
+            if np.any(expected < reach) or np.any(expected > geometry.side_px - reach):
+                continue  # the dot is cut off
+            weight = view.image[row, channel].double().numpy()
+            shown = np.array([(weight.sum(0) * axis).sum(), (weight.sum(1) * axis).sum()]) / weight.sum()
+            errors_px.append(np.abs(shown - expected).max())
+    assert len(errors_px) > count
+    assert max(errors_px) < 0.1
+
+
+def test_the_loss_frame_and_the_pixel_frame_are_one_map() -> None:
+    """Augmentation and source-to-view matrix agree: canonical coordinates through one equal pixels through the other."""
+    geometry = GeometryConfig()
+    draws = draws_of(geometry, NO_COLOUR, 16)
+    points_px = np.random.default_rng(0).uniform(0, 224, (16, 2))
+    for draw, point_px in zip(draws, points_px, strict=True):
+        augmentation, to_view_px = reference.view_matrices(CENTER_BOX, (224, 224), draw, 128)
+        canonical = (point_px - CENTER_BOX[:2]) / CENTER_BOX[2]
+        through_augmentation = (augmentation @ [*canonical, 1] + 0.5) * 128
+        np.testing.assert_allclose(to_view_px @ [*point_px, 1], through_augmentation, atol=1e-9)
+
+
+def test_a_positive_angle_turns_clockwise_on_the_screen() -> None:
+    """Dali's sign, not OpenCV's: with y down, +90 degrees takes a point on the right to the bottom."""
+    draw = PLAIN_DRAW.copy()
+    draw[Draw.ANGLE_DEG] = 90
+    augmentation, _ = reference.view_matrices(CENTER_BOX, (224, 224), draw, 128)
+    np.testing.assert_allclose(augmentation @ [0.5, 0, 1], [0, 0.5], atol=1e-9)
+    opencv = cv2.getRotationMatrix2D((0, 0), 90, 1.0)
+    np.testing.assert_allclose(opencv @ [0.5, 0, 1], [0, -0.5], atol=1e-9)
