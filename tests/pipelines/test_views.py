@@ -155,7 +155,7 @@ def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: st
 
 
 def test_the_loss_frame_and_the_pixel_frame_are_one_map() -> None:
-    """Augmentation and source-to-view matrix agree: canonical coordinates through one equal pixels through the other."""
+    """Augmentation and source-to-view matrix agree on where a point of the source goes."""
     geometry = GeometryConfig()
     draws = draws_of(geometry, NO_COLOUR, 16)
     points_px = np.random.default_rng(0).uniform(0, 224, (16, 2))
