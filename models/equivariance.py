@@ -1,0 +1,164 @@
+"""Undoing a view's geometric augmentation in latent space: what makes the contrastive loss equivariant (PeCLR, 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn import functional as F
+
+Variant = Literal["paper", "upstream", "direct", "none"]
+Range = Literal["axis", "scalar"]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class EquivarianceConfig:
+    """How the augmentation is undone on the projections.
+
+    Attributes:
+        variant: "paper", "upstream" (the authors' code), "direct" (the supplement's ablation) or "none" (SimCLR).
+        range: the latent extent that a translation is scaled with: per "axis", or one "scalar" over all of a
+            projection's numbers. Only for "paper"; the paper leaves it open, and only "axis" is restored exactly.
+        detach_range: no gradient through that extent. Only for "paper".
+    """
+
+    variant: Variant = "paper"
+    range: Range = "axis"
+    detach_range: bool = True
+
+
+def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The latent inverse as the training step calls it: `undo(projection, matrix, source_to_view_px)`.
+
+    Args:
+        config: the variant and its settings.
+        output_side_px: L, the side of a view in pixels.
+
+    Returns:
+        A function of projections (N, D), the views' `matrix` (N, 2, 3) and `source_to_view_px` (N, 2, 3), to (N, D).
+    """
+    if config.variant == "upstream":
+        return _undo_as_upstream
+    undo = partial(
+        undo_view,
+        variant=config.variant,
+        range_=config.range,
+        detach_range=config.detach_range,
+        output_side_px=output_side_px,
+    )
+    return lambda projection, matrix, source_to_view_px: undo(projection, matrix)
+
+
+def undo_view(
+    projection: Tensor,
+    matrix: Tensor,
+    variant: Variant = "paper",
+    *,
+    range_: Range = "axis",
+    detach_range: bool = True,
+    output_side_px: float | None = None,
+    translation_scale: Tensor | float = 1.0,
+) -> Tensor:
+    """Carries projections back to the canonical view.
+
+    A projection of length D = 2m is m points in the plane, interleaved: (x_0, y_0, x_1, y_1, ...). A view is
+    u -> A u + v on the canonical view, in units of the output side with the origin at its centre, x right, y down.
+
+    - "paper": A^-1 (z - v * R), R the range of the sample's points (section 3.2 and supplement, "Normalizing
+      translation"); rotation is about the latent origin. For R per axis this is the exact inverse of
+      p -> A p + v * range(A p); for one R over all numbers it inverts p -> A p + v * R(z) with the R of the result.
+    - "upstream": L2-normalised; shifted back by translation_scale * v * R, R per axis and detached; the rotation in A
+      undone about the mean of the sample's points, detached; L2-normalised. Scale is left
+      to the cosine.
+    - "direct": A^-1 (z - v L), v in pixels, not scaled to the latent range (supplement, Fig. "translation strategy").
+    - "none": z.
+
+    Args:
+        projection: (N, D) float.
+        matrix: (N, 2, 3), [A | v] of each sample; A invertible, for "upstream" a rotation times a positive factor
+            (of any other A, the rotation nearest to it is taken).
+        variant: see above.
+        range_: R per "axis", (N, 1, 2), or "scalar", (N, 1, 1). Only for "paper".
+        detach_range: no gradient through R. Only for "paper".
+        output_side_px: L in pixels. Only for "direct", which needs it.
+        translation_scale: (N,) or one number, only for "upstream": the factor by which the translation that the authors
+            undo is wrong. They divide by the output side what they measure in pixels of the source, so it is
+            the side of the source's cut-out in source pixels over the output side in view pixels; 1 is the right shift.
+
+    Returns:
+        (N, D), in the dtype of `projection`.
+
+    Raises:
+        ValueError: D is odd, the shapes do not fit, or "direct" lacks `output_side_px`.
+    """
+    if projection.ndim != 2 or projection.shape[1] % 2:
+        raise ValueError(f"projection has shape {tuple(projection.shape)}, expected (N, D) with D even")
+    if matrix.shape != (len(projection), 2, 3):
+        raise ValueError(f"matrix has shape {tuple(matrix.shape)}, expected ({len(projection)}, 2, 3)")
+    if variant == "none":
+        return projection
+    matrix = matrix.to(projection.dtype)
+    linear, shift = matrix[:, :, :2], matrix[:, None, :, 2]  # (N, 2, 2), (N, 1, 2)
+    if variant == "upstream":
+        points = _as_points(F.normalize(projection))  # (N, m, 2)
+        if isinstance(translation_scale, Tensor):
+            translation_scale = translation_scale.to(points.dtype).view(-1, 1, 1)  # (N, 1, 1)
+        points = points - translation_scale * shift * _range(points, "axis").detach()
+        mean = points.mean(dim=1, keepdim=True).detach()  # (N, 1, 2)
+        points = _map(_nearest_rotation(linear).mT, points - mean) + mean
+        return F.normalize(points.flatten(1))
+    points = _as_points(projection)  # (N, m, 2)
+    if variant == "direct":
+        if output_side_px is None:
+            raise ValueError('variant "direct" needs output_side_px')
+        shift = shift * output_side_px
+    else:
+        extent = _range(points, range_)
+        shift = shift * (extent.detach() if detach_range else extent)
+    return _map(_inverse(linear), points - shift).flatten(1)
+
+
+def _undo_as_upstream(projection: Tensor, matrix: Tensor, source_to_view_px: Tensor) -> Tensor:
+    linear = source_to_view_px[:, :, :2]  # (N, 2, 2), view pixels per source pixel
+    cut_out_over_output_side = _determinant(linear).abs().rsqrt()  # (N,)
+    return undo_view(projection, matrix, "upstream", translation_scale=cut_out_over_output_side)
+
+
+def _as_points(projection: Tensor) -> Tensor:
+    return projection.reshape(len(projection), -1, 2)
+
+
+def _range(points: Tensor, kind: Range) -> Tensor:
+    dims = (1,) if kind == "axis" else (1, 2)
+    return points.amax(dims, keepdim=True) - points.amin(dims, keepdim=True)
+
+
+# Written out, because torch.linalg.inv waits for the GPU and autocast would run a product of matrices in 16 bits.
+
+
+def _map(linear: Tensor, points: Tensor) -> Tensor:
+    """(N, 2, 2) on (N, m, 2)."""
+    x, y = points[..., 0], points[..., 1]  # (N, m)
+    rows = [linear[:, i, 0, None] * x + linear[:, i, 1, None] * y for i in range(2)]
+    return torch.stack(rows, dim=-1)
+
+
+def _determinant(linear: Tensor) -> Tensor:
+    return linear[:, 0, 0] * linear[:, 1, 1] - linear[:, 0, 1] * linear[:, 1, 0]
+
+
+def _inverse(linear: Tensor) -> Tensor:
+    (a, b), (c, d) = linear[:, 0].unbind(1), linear[:, 1].unbind(1)
+    adjugate = torch.stack([d, -b, -c, a], dim=1).view(-1, 2, 2)
+    return adjugate / _determinant(linear)[:, None, None]
+
+
+def _nearest_rotation(linear: Tensor) -> Tensor:
+    angle_rad = torch.atan2(linear[:, 1, 0] - linear[:, 0, 1], linear[:, 0, 0] + linear[:, 1, 1])  # (N,)
+    cos, sin = angle_rad.cos(), angle_rad.sin()
+    return torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2)

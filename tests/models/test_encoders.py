@@ -1,0 +1,115 @@
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from pydantic import ValidationError
+
+from errors import UserError
+from models.encoders import Encoder, EncoderConfig, build_encoder
+
+
+def save_resnet18(path: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torchvision.models.resnet18(weights=None).state_dict()
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file(state, path)
+    else:
+        torch.save({"state_dict": state} if "nested" in path.name else state, path)
+    return state
+
+
+@pytest.mark.parametrize("file", ["plain.pth", "nested.pth", "plain.safetensors"])
+def test_reads_torchvision_files_and_gives_them_back(file: str, tmp_path: Path) -> None:
+    state = save_resnet18(tmp_path / file)
+    encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
+    exported = encoder.torchvision_state_dict()
+    assert list(exported) == [name for name in state if not name.startswith("fc.")]
+    assert all(torch.equal(exported[name], state[name]) for name in exported)
+    resnet = torchvision.models.resnet18(weights=None)
+    assert resnet.load_state_dict(exported, strict=False).missing_keys == ["fc.weight", "fc.bias"]
+
+
+def test_features_are_torchvisions_pooled_ones() -> None:
+    encoder = build_encoder(EncoderConfig("resnet18", "random")).eval()
+    assert encoder.feature_dim == 512
+    resnet = torchvision.models.resnet18(weights=None).eval()
+    resnet.load_state_dict(encoder.torchvision_state_dict(), strict=False)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert encoder(image).shape == (2, 512)
+        assert torch.equal(resnet.fc(encoder(image)), resnet(image))
+
+
+def test_every_encoder_has_its_dimension() -> None:
+    for name, dim in {"resnet34": 512, "resnet50": 2048, "resnet101": 2048, "resnet152": 2048}.items():
+        with torch.device("meta"):  # shapes without the memory and the time
+            assert Encoder(name).feature_dim == dim
+
+
+def test_files_without_batch_counters_are_read(tmp_path: Path) -> None:
+    state = save_resnet18(tmp_path / "new.pth")
+    torch.save({k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}, tmp_path / "old.pth")
+    build_encoder(EncoderConfig("resnet18", str(tmp_path / "old.pth")))
+
+
+def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
+    state = save_resnet18(tmp_path / "good.pth")
+    (tmp_path / "garbage.pth").write_bytes(b"<html>not found</html>")
+    (tmp_path / "garbage.safetensors").write_bytes(b"<html>not found</html>")
+    (tmp_path / "empty.pth").touch()
+    (tmp_path / "truncated.pth").write_bytes((tmp_path / "good.pth").read_bytes()[:100_000])
+    torch.save([1, 2], tmp_path / "list.pth")
+    torch.save({"epoch": 3}, tmp_path / "no_state.pth")
+    torch.save(torchvision.models.resnet18(weights=None), tmp_path / "module.pth")  # code, not tensors
+    torch.save({f"encoder.{name}": value for name, value in state.items()}, tmp_path / "renamed.pth")
+    for file, message in {
+        "absent.pth": "is no file",
+        ".": "is no file",
+        "garbage.pth": "cannot be read",
+        "garbage.safetensors": "cannot be read",
+        "empty.pth": "cannot be read",
+        "truncated.pth": "cannot be read",
+        "list.pth": "holds no state dict",
+        "no_state.pth": "holds no state dict",
+        "module.pth": "cannot be read",
+        "renamed.pth": "conv1.weight is missing and",
+    }.items():
+        with pytest.raises(UserError, match=message) as caught:
+            build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
+        assert "\n" not in str(caught.value)
+        assert file in str(caught.value)
+    with pytest.raises(UserError, match=r"does not fit encoder.name = 'resnet34': layer1.2.conv1.weight is missing"):
+        build_encoder(EncoderConfig("resnet34", str(tmp_path / "good.pth")))
+    torch.save({**state, "conv1.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "gray.pth")
+    with pytest.raises(UserError, match=r"conv1.weight is \(64, 1, 7, 7\) instead of \(64, 3, 7, 7\): "):
+        build_encoder(EncoderConfig("resnet18", str(tmp_path / "gray.pth")))
+
+
+def test_imagenet_weights_come_through_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torchvision.models.resnet18(weights=None).state_dict()
+    asked = []
+
+    def download(url: str, **_: object) -> dict[str, torch.Tensor]:
+        asked.append(url)
+        return dict(state)
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    encoder = build_encoder(EncoderConfig("resnet18"))
+    assert asked == [torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url]
+    assert torch.equal(encoder.resnet.conv1.weight, state["conv1.weight"])
+
+
+def test_failing_download_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(url: str, **_: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    with pytest.raises(UserError, match=r"resnet18.*cannot be downloaded .*no route to host.*\"random\".*state dict"):
+        build_encoder(EncoderConfig("resnet18"))
+
+
+def test_config_names_its_mistakes() -> None:
+    with pytest.raises(ValidationError, match="resnet18"):
+        EncoderConfig(name="resnet20")  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from models.health import health
+
+
+def both(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack([first, second])  # (2, N, D)
+
+
+def test_perfect_and_orthogonal() -> None:
+    basis = torch.eye(6, dtype=torch.float64)
+    figures = health(both(3 * basis, basis))  # lengths do not matter
+    assert figures.alignment.item() == 0
+    assert figures.uniformity.item() == pytest.approx(-4, abs=1e-12)  # every squared distance is 2
+    assert figures.positive_rank.item() == 1
+
+
+def test_collapse() -> None:
+    same = torch.ones(5, 4, dtype=torch.float64)
+    figures = health(both(same, same))
+    assert figures.alignment.item() == pytest.approx(0, abs=1e-12)
+    assert figures.uniformity.item() == pytest.approx(0, abs=1e-12)
+    assert figures.positive_rank.item() == 5  # chance
+
+
+def test_antipodes() -> None:
+    points = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    figures = health(both(points, -points))  # each positive is the antipode, as is the negative of the same view
+    assert figures.alignment.item() == 4
+    assert figures.uniformity.item() == pytest.approx(-8, abs=1e-12)
+    # The other view's negative lies on the anchor: better; the same view's negative ties with the positive.
+    assert figures.positive_rank.item() == 2.5
+
+
+def test_chance_is_the_middle_rank() -> None:
+    embeddings = torch.randn(2, 256, 64, generator=torch.Generator().manual_seed(0))
+    figures = health(embeddings)
+    assert figures.positive_rank.item() == pytest.approx(256, rel=0.1)
+    assert figures.alignment.item() == pytest.approx(2, rel=0.05)
+
+
+def test_equals_loops() -> None:
+    embeddings = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    unit = F.normalize(embeddings, dim=2)
+    z = [*unit[0], *unit[1]]
+    alignment = sum(float((a - b).square().sum()) for a, b in zip(*unit, strict=True)) / 5
+    uniformity = 0.0
+    for view in unit:
+        pairs = [math.exp(-2 * float((view[i] - view[j]).square().sum())) for i in range(5) for j in range(i)]
+        uniformity += math.log(sum(pairs) / len(pairs)) / 2
+    ranks = []
+    for i in range(10):
+        positive = float(z[i] @ z[(i + 5) % 10])
+        ranks.append(1 + sum(float(z[i] @ z[k]) > positive for k in range(10) if k not in (i, (i + 5) % 10)))
+    figures = health(embeddings)
+    assert figures.alignment.item() == pytest.approx(alignment, abs=1e-12)
+    assert figures.uniformity.item() == pytest.approx(uniformity, abs=1e-12)
+    assert figures.positive_rank.item() == pytest.approx(sum(ranks) / 10)
+
+
+def test_wrong_shape_is_named() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 1, 4\), expected \(2, N, D\)"):
+        health(torch.zeros(2, 1, 4))

@@ -1,0 +1,119 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from models.losses import nt_xent, nt_xent_rows
+
+
+def naive(first: Tensor, second: Tensor, temperature: float) -> float:
+    """Eq. 1 of the paper, anchor by anchor."""
+    z = [*first.double(), *second.double()]
+    samples = len(first)
+    total = 0.0
+    for i in range(2 * samples):
+        similarity = [float(F.cosine_similarity(z[i], other, dim=0)) / temperature for other in z]
+        denominator = sum(math.exp(s) for k, s in enumerate(similarity) if k != i)
+        total -= math.log(math.exp(similarity[(i + samples) % (2 * samples)]) / denominator)
+    return total / (2 * samples)
+
+
+def pair(samples: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    first, second = torch.randn(2, samples, dim, generator=generator, dtype=dtype)
+    return first, second
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("samples", [1, 2, 7])
+def test_equals_the_naive_double_loop(samples: int, temperature: float) -> None:
+    first, second = pair(samples, 6)
+    assert nt_xent(first, second, temperature).item() == pytest.approx(naive(first, second, temperature), abs=1e-12)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 16])
+def test_all_identical_is_the_logarithm_of_the_others(samples: int) -> None:
+    same = torch.ones(samples, 4, dtype=torch.float64)
+    assert nt_xent(same, same).item() == pytest.approx(math.log(2 * samples - 1), abs=1e-14)
+
+
+@pytest.mark.parametrize("samples", [2, 8])
+def test_orthogonal_embeddings(samples: int) -> None:
+    basis = torch.eye(2 * samples, dtype=torch.float64)
+    # All 2N orthogonal: the positive is as far as the negatives.
+    assert nt_xent(basis[:samples], basis[samples:]).item() == pytest.approx(math.log(2 * samples - 1), abs=1e-14)
+    # Perfect alignment: positives equal, negatives orthogonal.
+    aligned = math.log(1 + (2 * samples - 2) * math.exp(-1 / 0.5))
+    assert nt_xent(basis[:samples], basis[:samples]).item() == pytest.approx(aligned, abs=1e-14)
+
+
+def test_opposite_positives() -> None:
+    basis = torch.eye(4, dtype=torch.float64)
+    expected = math.log(math.exp(-2) + 6) + 2  # 2N - 2 orthogonal negatives
+    assert nt_xent(basis, -basis).item() == pytest.approx(expected, abs=1e-14)
+
+
+def test_cold_temperature_neither_overflows_nor_underflows() -> None:
+    first, second = pair(8, 4, dtype=torch.float32)
+    loss = nt_xent(first.requires_grad_(), second, temperature=1e-4)
+    (gradient,) = torch.autograd.grad(loss, first)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+def test_gradient() -> None:
+    first, second = pair(3, 4)
+    assert torch.autograd.gradcheck(nt_xent, (first.requires_grad_(), second.requires_grad_()))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 6), st.integers(2, 5), st.integers(0, 1000))
+def test_invariances(samples: int, dim: int, seed: int) -> None:
+    first, second = pair(samples, dim, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    loss = nt_xent(first, second)
+
+    order = torch.randperm(samples, generator=generator)
+    rotation, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+    length = torch.rand(samples, 1, generator=generator, dtype=torch.float64) + 0.1
+    for changed in (
+        nt_xent(second, first),
+        nt_xent(first[order], second[order]),
+        nt_xent(first @ rotation, second @ rotation),
+        nt_xent(first * length, second),
+    ):
+        torch.testing.assert_close(changed, loss, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("bounds", [[0, 7], [0, 3, 7], [0, 1, 2, 6, 7]])
+def test_shares_of_the_rows_add_up_and_so_do_their_gradients(bounds: list[int]) -> None:
+    embeddings = torch.stack(pair(7, 4)).requires_grad_()  # (2, N, D)
+    whole = nt_xent(embeddings[0], embeddings[1])
+    (gradient,) = torch.autograd.grad(whole, embeddings)
+
+    parts = [range(*ends) for ends in itertools.pairwise(bounds)]
+    shares = [nt_xent_rows(embeddings, rows) for rows in parts]
+    gradients = [torch.autograd.grad(share, embeddings)[0] for share in shares]
+    torch.testing.assert_close(torch.stack(shares).sum(), whole, atol=1e-13, rtol=0)
+    torch.testing.assert_close(torch.stack(gradients).sum(0), gradient, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_is_computed_in_float32_under_autocast(dtype: torch.dtype) -> None:
+    first, second = pair(16, 8, dtype=torch.float32)
+    first, second = first.to(dtype), second.to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nt_xent(first, second)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(naive(first, second, 0.5), abs=2e-6)
+    assert nt_xent(first.double(), second.double()).dtype == torch.float64
+
+
+def test_wrong_shapes_are_named() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 4\) and \(2, 4\), expected twice \(N, D\)"):
+        nt_xent(torch.zeros(3, 4), torch.zeros(2, 4))

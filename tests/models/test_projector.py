@@ -1,0 +1,30 @@
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from models.projector import ProjectorConfig, build_projector
+
+
+def test_is_the_authors_head() -> None:
+    head = build_projector(ProjectorConfig(), feature_dim=32)
+    assert [type(layer) for layer in head] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert {name: tuple(value.shape) for name, value in head.named_parameters()} == {
+        "0.weight": (512, 32),
+        "0.bias": (512,),
+        "1.weight": (512,),
+        "1.bias": (512,),
+        "3.weight": (128, 512),
+    }
+    assert head(torch.randn(4, 32)).shape == (4, 128)
+
+
+@pytest.mark.parametrize("dim", [127, 1, 0, -2])
+def test_a_projection_holds_whole_points(dim: int) -> None:
+    with pytest.raises(ValidationError, match=rf"dim = {dim}, expected an even number: .* points \(x, y\)"):
+        ProjectorConfig(dim=dim)
+
+
+def test_hidden_width_is_positive() -> None:
+    with pytest.raises(ValidationError, match="hidden = 0, expected at least 1"):
+        ProjectorConfig(hidden=0)
