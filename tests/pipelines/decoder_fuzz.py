@@ -1,0 +1,172 @@
+"""Damaged files against DALI's decoder, in a process of its own, since the decoder may end it.
+
+    python -m tests.pipelines.decoder_fuzz --files 4000 --seed 1
+
+Mutates good files, feeds the decoder what `check_image` lets pass and prints one line of JSON with the counts. A crash
+is this process's exit by a signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from nvidia.dali import fn
+from nvidia.dali.pipeline import Pipeline
+from nvidia.dali.types import DALIDataType, DALIImageType
+from PIL import Image
+
+from pipelines.files import BadImage, check_image
+
+BATCH = 64
+
+
+def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+    """The file that Pillow writes for a picture."""
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def smooth_picture(width: int = 72, height: int = 56, seed: int = 0) -> Image.Image:
+    """An RGB picture with gradients and a few edges."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), np.uint8)
+    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def good_files() -> dict[str, bytes]:
+    """One file of every kind that must be read, by name."""
+    picture = smooth_picture()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: rotate by 90 degrees to display
+    exif[0x010E] = "a hand"
+    sixteen_bit = Image.fromarray(np.arange(72 * 56, dtype=np.uint16).reshape(56, 72) * 16)
+    bilevel = picture.convert("1")
+    jpeg = encoded(picture, "JPEG")
+    comment = b"\xff\xfe\x00\x0a a hand "
+    return {
+        "jpeg": jpeg,
+        "jpeg 4:4:4": encoded(picture, "JPEG", subsampling=0, quality=97),
+        "jpeg progressive": encoded(picture, "JPEG", progressive=True),
+        "jpeg gray": encoded(picture.convert("L"), "JPEG"),
+        "jpeg cmyk": encoded(picture.convert("CMYK"), "JPEG"),
+        "jpeg restart markers": encoded(picture, "JPEG", restart_marker_blocks=2),
+        "jpeg exif": encoded(picture, "JPEG", exif=exif.tobytes()),
+        "jpeg icc of two segments": encoded(picture, "JPEG", icc_profile=bytes(range(256)) * 300),
+        "jpeg segments": jpeg[:2] + comment * 20 + b"\xff\xed\x00\x04ab" + jpeg[2:],
+        "jpeg fill bytes": jpeg[:2] + b"\xff\xff" + jpeg[2:],
+        "jpeg trailing bytes": jpeg + b"trailing" * 9,
+        "jpeg one colour": encoded(Image.new("RGB", (600, 800), (10, 20, 30)), "JPEG", optimize=True, quality=5),
+        "jpeg one colour progressive": encoded(Image.new("L", (600, 800), 99), "JPEG", progressive=True, quality=5),
+        "png": encoded(picture, "PNG"),
+        "png rgba": encoded(picture.convert("RGBA"), "PNG"),
+        "png gray": encoded(picture.convert("L"), "PNG"),
+        "png gray alpha": encoded(picture.convert("LA"), "PNG"),
+        "png palette": encoded(picture.convert("P"), "PNG"),
+        "png bilevel": encoded(bilevel, "PNG"),
+        "png 16 bit": encoded(sixteen_bit, "PNG"),
+        "png exif, text": encoded(picture, "PNG", exif=exif.tobytes(), dpi=(72, 72)),
+        "png trailing bytes": encoded(picture, "PNG") + b"trailing",
+        "png one colour": encoded(Image.new("1", (3000, 2000)), "PNG", compress_level=9),
+    }
+
+
+def mutated(data: bytes, rng: np.random.Generator, other: bytes) -> bytes:
+    """`data` with one to three of: bits flipped, bytes written, cut, a part removed, repeated or taken from `other`."""
+    file = bytearray(data)
+    for _ in range(rng.integers(1, 4)):
+        size = max(len(file), 2)
+        header = rng.random() < 0.6  # damage in a header is what parsers trip over
+        at = int(rng.integers(0, min(size, 700) if header else size))
+        span = int(rng.integers(1, 40))
+        match int(rng.integers(0, 8)):
+            case 0 | 1:
+                for where in rng.integers(0, min(size, 700) if header else size, rng.integers(1, 5)):
+                    if where < len(file):
+                        file[where] ^= 1 << int(rng.integers(0, 8))
+            case 2 | 3:
+                file[at : at + 1] = rng.choice(
+                    [b"\0", b"\xff", b"\x7f", b"\x80", b"\xff\xd8", b"\xff\xda", b"\xff\xc4"]
+                )
+            case 4:
+                del file[at:]
+            case 5:
+                del file[at : at + span]
+            case 6:
+                file[at:at] = file[at : at + span]
+            case 7:
+                file[at : at + span] = other[at : at + span]
+    repaired = with_png_checksums(bytes(file)) if rng.random() < 0.7 else bytes(file)
+    if repaired.startswith(b"\xff\xd8") and rng.random() < 0.5:
+        repaired += b"\xff\xd9"
+    return repaired
+
+
+def with_png_checksums(data: bytes) -> bytes:
+    """A PNG whose chunks' checksums are made right, so that damage gets past them; other files as they are."""
+    if not data.startswith(b"\x89PNG"):
+        return data
+    file = bytearray(data)
+    at = 8
+    while at + 12 <= len(file):
+        end = at + 8 + struct.unpack_from(">I", file, at)[0]
+        if end + 4 > len(file):
+            break
+        struct.pack_into(">I", file, end, zlib.crc32(file[at + 4 : end]))
+        at = end + 4
+    return bytes(file)
+
+
+def damaged_files(count: int, seed: int) -> Iterator[bytes]:
+    """`count` mutated files, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    files = list(good_files().values())
+    for _ in range(count):
+        one, other = rng.integers(0, len(files), 2)
+        yield mutated(files[one], rng, files[other])
+
+
+def decode(batch: list[bytes]) -> bool:
+    """Whether DALI decodes all of a batch; False is its clean error."""
+    arrays = [np.frombuffer(data, np.uint8) for data in batch]
+    pipeline = Pipeline(batch_size=len(batch), num_threads=2, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        files = fn.external_source(source=lambda: arrays, batch=True, dtype=DALIDataType.UINT8)
+        pipeline.set_outputs(fn.decoders.image(files, device="cpu", output_type=DALIImageType.RGB))
+    try:
+        pipeline.run()
+    except RuntimeError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Fuzz, and print the counts."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--files", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    counts = {"files": 0, "refused": 0, "batches": 0, "errors": 0}
+    passed: list[bytes] = []
+    for data in damaged_files(arguments.files, arguments.seed):
+        counts["files"] += 1
+        try:
+            check_image(data)
+        except BadImage:
+            counts["refused"] += 1
+            continue
+        passed.append(data)
+        if len(passed) == BATCH:
+            counts["batches"] += 1
+            counts["errors"] += not decode(passed)
+            passed.clear()
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+import io
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.files import MAX_PIXELS, BadImage, check_image
+from tests.pipelines.decoder_fuzz import BATCH, decode, encoded, good_files
+
+GOOD = good_files()
+JPEG = GOOD["jpeg"]
+PNG = GOOD["png"]
+SOF = JPEG.index(b"\xff\xc0")
+SOS = JPEG.index(b"\xff\xda")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_file_passes_and_decodes(name: str) -> None:
+    check_image(GOOD[name])
+    check_image(np.frombuffer(GOOD[name], np.uint8))
+    assert decode([GOOD[name]] * 2)
+
+
+def edited(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+def png_of(*chunks: tuple[bytes, bytes]) -> bytes:
+    parts = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    return PNG[:8] + b"".join(parts)
+
+
+def png_header(
+    width: int = 2, height: int = 2, depth: int = 8, colour: int = 2, interlace: int = 0
+) -> tuple[bytes, bytes]:
+    return b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
+
+
+DATA = (b"IDAT", zlib.compress(bytes(14)))
+END = (b"IEND", b"")
+
+
+def webp() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "WEBP")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty file"),
+        (bytes(900), "zero bytes"),
+        (b"<!DOCTYPE html><html>404</html>", "HTML, not an image"),
+        (b"\n <html><body>404", "HTML, not an image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "XML or SVG"),
+        (webp(), "WebP is not read"),
+        (encoded(Image.new("P", (8, 8)), "GIF"), "GIF is not read"),
+        (encoded(Image.new("RGB", (8, 8)), "BMP"), "BMP is not read"),
+        (encoded(Image.new("RGB", (8, 8)), "TIFF"), "TIFF is not read"),
+        (b"\0\0\0\x20ftypavif", "AVIF is not read"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\0" + JPEG, "unknown kind"),
+        (b"\xff\xd8", "first bytes, then damage"),
+    ],
+)
+def test_other_kinds_are_named(data: bytes, reason: str) -> None:
+    with pytest.raises(BadImage, match=reason):
+        check_image(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (JPEG[:15], "length 16 in a file of 15"),
+        (JPEG[:SOF], "cut in its header"),
+        (JPEG[: SOS + 30], "no end marker"),
+        (JPEG[:-2], "no end marker"),
+        (edited(JPEG, SOF + 2, b"\xff\xff"), "length 65535"),
+        (edited(JPEG, SOF + 2, b"\0\x01"), "of length 1 "),
+        (edited(JPEG, SOF + 1, b"\xc4"), "without a frame header"),
+        (JPEG[:SOF] + JPEG[SOF : SOF + 19] + JPEG[SOF:], "two frame headers"),
+        (edited(JPEG, SOF + 1, b"\xc3"), "lossless"),
+        (edited(JPEG, SOF + 4, b"\x0c"), "12 bits"),
+        (edited(JPEG, SOF + 5, struct.pack(">HH", 65000, 65000)), "65000 x 65000"),
+        (edited(JPEG, SOF + 5, struct.pack(">HH", 0, 64)), "64 x 0"),
+        (edited(JPEG, SOF + 5, struct.pack(">HH", 9000, 9000)), "81000000 pixels in a file of only"),
+        (edited(JPEG, SOF + 9, b"\x02"), "2 components"),
+        (edited(JPEG, SOF + 9, b"\x04"), "4 components in 17 bytes"),
+        (edited(JPEG, 20, b"\0"), "without a marker at byte 20"),
+        (edited(JPEG, 21, b"\xd9"), "marker D9 in the header, at byte 20"),
+        (PNG[:20], "length 13 in a file of 20"),
+        (PNG[:-12], "PNG cut"),
+        (PNG[:-7], "PNG cut"),
+        (edited(PNG, 60, bytes([PNG[60] ^ 1])), "wrong checksum"),
+        (png_of(DATA, END), "begin with its header"),
+        (png_of(png_header(), END), "without image data"),
+        (png_of(png_header(), png_header(), DATA, END), "PNG header of 13 bytes at byte 33"),
+        (png_of((b"IHDR", bytes(12)), DATA, END), "PNG header of 12 bytes"),
+        (png_of(png_header(depth=16, colour=3), DATA, END), "depth 16, colour type 3"),
+        (png_of(png_header(colour=5), DATA, END), "colour type 5"),
+        (png_of(png_header(interlace=2), DATA, END), "interlace 2"),
+        (png_of(png_header(width=0), DATA, END), "0 x 2"),
+        (png_of(png_header(width=65000, height=65000), DATA, END), "65000 x 65000"),
+        (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels over only"),
+    ],
+)
+def test_damage_is_named(data: bytes, reason: str) -> None:
+    with pytest.raises(BadImage, match=reason):
+        check_image(data)
+
+
+def test_limit_itself_is_read() -> None:
+    check_image(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000)), "PNG"))
+
+
+def test_checked_array_is_not_changed_and_need_not_be_contiguous() -> None:
+    spread = np.repeat(np.frombuffer(JPEG, np.uint8), 2)[::2]
+    check_image(spread)
+    assert spread.tobytes() == JPEG
+
+
+def test_what_passes_never_ends_the_process() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.pipelines.decoder_fuzz", "--files", "6000", "--seed", "7"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr[-500:]
+    counts = json.loads(result.stdout)
+    assert counts["files"] == 6000
+    assert counts["refused"] > 1000
+    assert counts["batches"] * BATCH > 1000
