@@ -33,7 +33,7 @@ $(STAMP): requirements.lock
 	@touch $@
 
 demo: $(STAMP)  ## make data, pre-train on it, show pictures and numbers (minutes, no GPU needed)
-	@$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0 --if-missing
+	@$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0
 	@$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
 
 test: lint  ## lint, types and the tests that end within minutes

@@ -1,0 +1,179 @@
+"""Command line: parses, loads the configuration, calls one function.
+
+Run as `python cli.py COMMAND`, or under `torchrun` for several processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from errors import UserError
+
+if TYPE_CHECKING:
+    from train.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OneLineErrors(click.Group):
+    """Whatever is wrong with the input ends in one line and exit code 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            super().main(*args, **{**kwargs, "standalone_mode": False})
+        except UserError as error:
+            _fail(str(error))
+        except click.ClickException as error:
+            _fail(error.format_message())
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("aborted", err=True)
+            sys.exit(130)
+        sys.exit(0)
+
+
+def _fail(message: str) -> None:
+    rank = os.environ.get("RANK", "0")
+    prefix = "error" if rank == "0" else f"rank {rank}: error"
+    click.echo(f"{prefix}: {' '.join(message.split())}", err=True)
+    sys.exit(2)
+
+
+def config_options(command: F) -> F:
+    """`-c` and `--set`, as every command with a configuration takes them."""
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key, such as optim.lr=3e-4; repeatable."
+    )(command)
+    return click.option(
+        "-c",
+        "--config",
+        "files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE.toml",
+        help="Configuration; repeatable, later files win. Without it: the paper's values.",
+    )(command)
+
+
+def _config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
+    from train.config import Config, load_config
+
+    return load_config(Config, files, overrides)
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def main() -> None:
+    """Pre-train pose encoders on unlabelled images: PeCLR on NVIDIA DALI.
+
+    A first try, in minutes and without a GPU:
+
+    \b
+      python cli.py make-data .data/hands --poses 800
+      python cli.py pretrain -c configs/demo.toml
+
+    Your own images, on a GPU:
+
+    \b
+      python cli.py pretrain -c configs/peclr_rn50.toml -c configs/rtx_11gb.toml \\
+          --set data.source=folder --set data.root=/path/to/images
+    """
+
+
+@main.command("make-data")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--poses", default=800, show_default=True, type=click.IntRange(1), help="Hands; each gives four images.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The same seed gives the same bytes.")
+@click.option("--scenes", default=40, show_default=True, type=click.IntRange(1), help="Backgrounds and lights, shared.")
+@click.option("--workers", default=None, type=click.IntRange(1), help="Processes.  [default: one per core]")
+def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None) -> None:
+    """Render hands in FreiHAND's layout to OUT, to try everything without the dataset.
+
+    Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
+    """
+    from pipelines.synthetic import make_dataset
+    from train.log import progress_bar
+
+    with progress_bar("rendering") as progress:
+        make_dataset(out, poses=poses, seed=seed, scenes=scenes, workers=workers, progress=progress)
+    click.echo(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
+
+
+@main.command()
+@config_options
+@click.option("--out", default=None, metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER.")
+@click.option(
+    "--resume",
+    type=click.Choice(["never", "auto"]),
+    default="never",
+    show_default=True,
+    help="auto: go on from the newest checkpoint in the run's folder, if there is one.",
+)
+@click.option("--print-config", is_flag=True, help="Print the resolved configuration as TOML and leave.")
+def pretrain(files: Sequence[Path], overrides: Sequence[str], out: str | None, resume: Any, print_config: bool) -> None:
+    """Pre-train an encoder on unlabelled images.
+
+    \b
+      python cli.py pretrain -c configs/demo.toml
+      python cli.py pretrain -c configs/peclr_rn50.toml --set data.root=/data/freihand --resume auto
+      torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
+
+    The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves and leaves.
+    """
+    config = _config(files, [*overrides, *([f"run.out={out}"] if out else [])])
+    if print_config:
+        from train.config import to_toml
+
+        click.echo(to_toml(config), nl=False)
+        return
+    from train.log import configure_logging
+    from train.pretrain import Interrupted
+    from train.pretrain import pretrain as run
+
+    configure_logging()
+    try:
+        folder = run(config, resume)
+    except Interrupted as stop:
+        click.echo(str(stop), err=True)
+        sys.exit(stop.exit_code)
+    if os.environ.get("RANK", "0") == "0":
+        rows = folder.read_metrics()
+        click.echo(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")
+        click.echo(f"what the network saw: {folder.views_picture}")
+        click.echo(f"how the loss fell:    {folder.loss_picture}")
+
+
+@main.command()
+@config_options
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images to show, two views each.")
+def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
+    """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
+    from train.preview import preview
+
+    preview(_config(files, overrides), out, samples=samples)
+    click.echo(f"{out}")
+
+
+@main.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+def export(source: Path, out: Path) -> None:
+    """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT as a torchvision ResNet.
+
+    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` takes it, with
+    only `fc` missing.
+    """
+    from train.export import export_encoder
+
+    name = export_encoder(source, out)
+    click.echo(f"{out}: {name}, torchvision's names, without fc")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What pre-training optimises: pixels in, projections out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from models.encoders import Encoder, EncoderConfig, build_encoder
+from models.projector import ProjectorConfig, build_projector
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Normalize(nn.Module):
+    """8-bit pixels to ImageNet's mean and deviation, which torchvision's weights expect."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+        self.register_buffer("scale", (1 / (255 * std))[:, None, None], persistent=False)
+        self.register_buffer("shift", (-mean / std)[:, None, None], persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(N, 3, S, S) uint8 -> (N, 3, S, S) in the parameters' dtype; the memory format stays."""
+        return image.to(self.scale.dtype) * self.scale + self.shift
+
+
+class ContrastiveNetwork(nn.Module):
+    """Normalisation, encoder and projection head.
+
+    Attributes:
+        encoder: what is kept after pre-training.
+        projector: the head that the loss looks through.
+    """
+
+    def __init__(self, encoder: Encoder, projector: nn.Module) -> None:
+        super().__init__()
+        self.normalize = Normalize()
+        self.encoder = encoder
+        self.projector = projector
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(N, 3, S, S) uint8 -> (N, D) projections."""
+        projection: Tensor = self.projector(self.encoder(self.normalize(image)))
+        return projection
+
+
+def build_network(encoder: EncoderConfig, projector: ProjectorConfig) -> ContrastiveNetwork:
+    """The network of a configuration, weights as it says.
+
+    Raises:
+        UserError: weights that cannot be read or do not fit.
+    """
+    built = build_encoder(encoder)
+    return ContrastiveNetwork(built, build_projector(projector, built.feature_dim))

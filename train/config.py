@@ -1,0 +1,228 @@
+"""The configuration of a run: tables composed from the components' own, layered from TOML files and `--set`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from errors import UserError
+from models.encoders import EncoderConfig
+from models.equivariance import EquivarianceConfig
+from models.losses import LossConfig
+from models.projector import ProjectorConfig
+from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.loader import PipelinesConfig
+from pipelines.sources import DataConfig
+from train.optim import OptimConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class RunConfig:
+    """Where a run lives and what it writes.
+
+    Attributes:
+        out: the run folder.
+        seed: of the order, the augmentations and the weights.
+        log_every: optimiser steps between two rows of metrics.
+        checkpoint_every: optimiser steps between two checkpoints; the last step always writes one.
+        keep: checkpoints that stay.
+        log_samples: write which samples every step saw, for audits.
+    """
+
+    out: str = "runs/pretrain"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    log_every: Annotated[int, Field(ge=1)] = 10
+    checkpoint_every: Annotated[int, Field(ge=1)] = 200
+    keep: Annotated[int, Field(ge=1)] = 3
+    log_samples: bool = False
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TrainConfig:
+    """How pre-training steps (paper, supplement, "Self-supervised pre-training").
+
+    Attributes:
+        epochs: passes over the data.
+        batch: images in one optimiser step, over all ranks; each gives two views.
+        micro_batch: images whose views pass batch norm together. It belongs to the method: neither memory nor the
+            number of ranks changes it.
+        recompute: "never" keeps all graphs, "always" embeds first and recomputes with graph, "auto" looks at the
+            memory. The gradient is the same.
+        precision: "fp32", "bf16" or "fp16" (with loss scaling) under autocast, "fp64" for exact comparisons; "auto" is
+            bf16 on GPUs that have it, fp16 on others, fp32 on CPUs.
+        device: "auto" takes a GPU if there is one.
+        compile: torch.compile the network.
+        channels_last: keep the network's tensors channels-last.
+        threads: CPU threads of torch; None leaves torch's choice.
+    """
+
+    epochs: Annotated[int, Field(ge=1)] = 100
+    batch: Annotated[int, Field(ge=2)] = 2048
+    micro_batch: Annotated[int, Field(ge=1)] = 256
+    recompute: Literal["auto", "always", "never"] = "auto"
+    precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: bool = False
+    channels_last: bool = True
+    threads: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Config:
+    """All of a pre-training run, one attribute per table of the TOML file."""
+
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    geometry: GeometryConfig = GeometryConfig()
+    colour: ColourConfig = ColourConfig()
+    pipelines: PipelinesConfig = PipelinesConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    projector: ProjectorConfig = ProjectorConfig()
+    equivariance: EquivarianceConfig = EquivarianceConfig()
+    loss: LossConfig = LossConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+
+
+FREE_ON_RESUME = (
+    "run.out",
+    "run.log_every",
+    "run.checkpoint_every",
+    "run.keep",
+    "run.log_samples",
+    "data.root",
+    "pipelines",
+    "encoder.weights",
+    "train.recompute",
+    "train.compile",
+    "train.device",
+    "train.threads",
+)
+"""Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
+
+
+def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) -> T:
+    """Layer TOML files and then `key=value` overrides, the last one winning.
+
+    Args:
+        kind: the dataclass to fill, such as `Config`.
+        files: TOML files.
+        overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string.
+
+    Raises:
+        UserError: a file that cannot be read, an unknown key, a value of the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for file in files:
+        layer = _read_toml(file)
+        _merge(values, layer)
+        origin.update((key, str(file)) for key, _ in flatten(layer))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {override}: expected table.key=value, such as --set optim.lr=3e-4")
+        *tables, leaf = key.strip().split(".")
+        layer = {leaf: _parse_value(text.strip())}
+        for table in reversed(tables):
+            layer = {table: layer}
+        _merge(values, layer)
+        origin[key.strip()] = f"--set {override}"
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise UserError(_explain(kind, error, origin)) from error
+
+
+def to_dict(config: object) -> dict[str, Any]:
+    """Plain nested tables of a config, without the keys that are None: TOML has no such value."""
+    tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
+    return tables
+
+
+def to_toml(config: object) -> str:
+    """The config as a TOML file that gives it back."""
+    return tomli_w.dumps(to_dict(config))
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
+    before, after = dict(flatten(saved)), dict(flatten(now))
+    for key in sorted(before.keys() | after.keys()):
+        free = key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
+        if not free and before.get(key) != after.get(key):
+            return f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"
+    return None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; -c expects a TOML file, such as configs/demo.toml") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not TOML: {error}") from error
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, str]) -> str:
+    """One line for the first thing that is wrong: where, what was found, what was expected."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    known = set(_known_keys(kind))
+    # A union's alternatives appear behind the key; the key is the longest known prefix.
+    key = next((".".join(path[:end]) for end in range(len(path), 0, -1) if ".".join(path[:end]) in known), None)
+    unknown = first["type"] == "unexpected_keyword_argument"
+    shown = ".".join(path) if unknown or key is None else key
+    where = origin.get(shown) or next((o for k, o in origin.items() if k.startswith(shown + ".")), None)
+    prefix = f"{where}: " if where else ""
+    if unknown:
+        matches = difflib.get_close_matches(shown, known, 1, 0.6) or [
+            k for k in sorted(known) if "." in k and k.split(".")[-1] == path[-1]
+        ]
+        table = path[0] if len(path) > 1 and path[0] in known else None
+        siblings = sorted(k for k in known if (k.startswith(f"{table}.") if table else "." not in k))
+        hint = f"did you mean {matches[0]}?" if matches else f"known are {', '.join(siblings)}"
+        return f"{prefix}unknown key {shown}: {hint}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{prefix}{shown} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        yield f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(field.default):  # every table has a default, so that it need not be written
+            yield from _known_keys(type(field.default), f"{prefix}{field.name}.")

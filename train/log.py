@@ -1,0 +1,93 @@
+"""What a run tells while it runs: a progress line, metrics.jsonl and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+from train.run_folder import RunFolder
+
+console = Console(stderr=True)
+
+
+def configure_logging() -> None:
+    """Messages go above the progress line, as one line each."""
+    handler = RichHandler(console=console, show_path=False, show_level=True, markup=False, rich_tracebacks=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="[%X]", handlers=[handler], force=True)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress line with an ETA; what it gives is to be called with what is done and what there is to do."""
+    with Progress(
+        TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console
+    ) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class RunLog:
+    """Rank 0's voice.
+
+    Args:
+        folder: where metrics.jsonl and TensorBoard's files go; rows after `first_step` are forgotten.
+        first_step: steps already taken.
+        total_steps: steps of the whole run.
+    """
+
+    def __init__(self, folder: RunFolder, *, first_step: int, total_steps: int) -> None:
+        folder.cut_metrics(first_step)
+        self._file = folder.metrics_file.open("a", buffering=1)
+        self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)  # type: ignore[no-untyped-call]
+        self._total = total_steps
+        self._progress = Progress(
+            TextColumn("pre-training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("steps", total=total_steps, completed=first_step, status="")
+
+    def __enter__(self) -> RunLog:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        self._board.close()  # type: ignore[no-untyped-call]
+        self._file.close()
+
+    def advance(self, step: int) -> None:
+        """Move the progress line."""
+        self._progress.update(self._task, completed=step)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """One row of metrics; must hold step, epoch, loss, lr, images_per_s, wait_share, eta_s."""
+        self._file.write(json.dumps(row) + "\n")
+        step = int(row["step"])
+        for name, value in row.items():
+            if name != "step":
+                self._board.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        status = (
+            f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
+            f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"
+        )
+        self._progress.update(self._task, status=status)
+        if not console.is_terminal:
+            minutes, seconds = divmod(round(row["eta_s"]), 60)
+            console.print(f"step {step}/{self._total}  {status}  ETA {minutes}:{seconds:02}", highlight=False)

@@ -1,0 +1,91 @@
+"""Pictures of a run: what the network saw, and how the loss fell."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import cv2
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from pipelines.batch import Batch
+from pipelines.index import Index
+
+FINGERS = {"thumb": range(1, 5), "index": range(5, 9), "middle": range(9, 13), "ring": range(13, 17),
+           "little": range(17, 21)}  # fmt: skip
+FINGER_COLOURS = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255), (205, 120, 255))
+
+Image = npt.NDArray[np.uint8]
+
+
+def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating]) -> None:
+    """Draw the 21 keypoints (21, 2), corner-based, as a skeleton onto `image` (H, W, 3) RGB, in place."""
+    shift = 4  # OpenCV draws at sixteenths of a pixel, whose centre it calls 0
+
+    def at(keypoint: int) -> tuple[int, int]:
+        x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
+        return int(x), int(y)
+
+    for finger, colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
+        chain = [0, *finger]
+        for start, end in itertools.pairwise(chain):
+            cv2.line(image, at(start), at(end), colour, 1, cv2.LINE_AA, shift)
+        for keypoint in finger:
+            cv2.circle(image, at(keypoint), 2 << shift, colour, cv2.FILLED, cv2.LINE_AA, shift)
+    cv2.circle(image, at(0), 2 << shift, (255, 255, 255), cv2.FILLED, cv2.LINE_AA, shift)
+
+
+def view_pictures(batch: Batch, index: Index, *, enlarge: int = 2) -> list[list[Image]]:
+    """Per sample, its views enlarged, with the keypoints that the matrices carried where the index knows them."""
+    samples = batch.samples.numpy()
+    rows = []
+    for row, sample in enumerate(samples):
+        pictures = []
+        for view in batch.views:
+            image = view.image[row].permute(1, 2, 0).cpu().numpy()
+            picture = cv2.resize(image, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
+            if index.keypoints_px is not None:
+                matrix = view.source_to_view_px[row].double().cpu().numpy()
+                keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
+                draw_hand(picture, keypoints * enlarge)
+            pictures.append(np.asarray(picture, dtype=np.uint8))
+        rows.append(pictures)
+    return rows
+
+
+def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
+    """Contact sheet: the views of each sample side by side."""
+    pairs = [np.concatenate(pictures, axis=1) for pictures in view_pictures(batch, index)[:samples]]
+    gap = 8
+    height, width, _ = pairs[0].shape
+    rows = -(-len(pairs) // columns)
+    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, np.uint8)
+    for number, pair in enumerate(pairs):
+        top, left = (gap + (number // columns) * (height + gap), gap + (number % columns) * (width + gap))
+        sheet[top : top + height, left : left + width] = pair
+    if not cv2.imwrite(str(path), sheet[..., ::-1]):
+        raise OSError(f"{path} could not be written")
+
+
+def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, start: float) -> None:
+    """Loss over the steps with its value at chance, and the rank of the positive below."""
+    steps = [row["step"] for row in rows]
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(7, 5), layout="constrained")
+        loss, rank = figure.subplots(2, 1, sharex=True)
+        loss.axhline(start, color="0.6", linestyle="--", linewidth=1)
+        loss.annotate(
+            f"chance, ln(2B - 1) = {start:.2f}", (1, start), xycoords=("axes fraction", "data"),
+            xytext=(0, 3), textcoords="offset points", ha="right", color="0.4",
+        )  # fmt: skip
+        loss.plot(steps, [row["loss"] for row in rows], color="#1f6fb4")
+        loss.set_ylabel("NT-Xent loss")
+        rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")
+        rank.set_yscale("log")
+        rank.set_ylabel("mean rank of the positive")
+        rank.set_xlabel("optimiser step")
+        figure.savefig(path, dpi=130)

@@ -1,0 +1,41 @@
+"""The views of a configuration, as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from errors import UserError
+from pipelines.loader import Loader
+from pipelines.order import EpochOrder, RankSlice
+from pipelines.sources import load_index
+from train.config import Config
+from train.pictures import save_views
+
+
+def preview(config: Config, out: Path, *, samples: int) -> None:
+    """Draw the views of the first samples that a run would see, on the CPU.
+
+    Raises:
+        UserError: the data or `out` cannot be used.
+    """
+    if out.suffix.lower() not in (".png", ".jpg"):
+        raise UserError(f"{out} is no picture's name; expected one that ends in .png or .jpg")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent} is no folder; make it first")
+    index = load_index(config.data)
+    count = min(samples, len(index))
+    order = EpochOrder(len(index), len(index), seed=config.run.seed)
+    with Loader(
+        index,
+        order,
+        RankSlice(count, 0, count),
+        config.pipelines,
+        config.geometry,
+        config.colour,
+        seed=config.run.seed,
+        device=torch.device("cpu"),
+        last_step=1,
+    ) as loader:
+        save_views(out, next(iter(loader)), index, samples=count)

@@ -1,0 +1,131 @@
+"""The folder of a run: its configuration, where it came from, its metrics and its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from errors import UserError
+from train.checkpoint import Checkpoints
+from train.config import Config, first_difference, to_dict, to_toml
+
+Resume = Literal["never", "auto"]
+
+_PACKAGES = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
+
+
+class RunFolder:
+    """One run's folder.
+
+    Args:
+        root: the folder.
+        keep: checkpoints that stay.
+    """
+
+    def __init__(self, root: Path, *, keep: int) -> None:
+        self.root = root
+        self.checkpoints = Checkpoints(root / "checkpoints", keep=keep)
+        self.config_file = root / "config.toml"
+        self.metrics_file = root / "metrics.jsonl"
+        self.views_picture = root / "views.png"
+        self.loss_picture = root / "loss.png"
+
+    def claim(self, config: Config, resume: Resume) -> Path | None:
+        """Take the folder for a run, new or resumed: the checkpoint to go on from, or None to start.
+
+        Raises:
+            UserError: the folder is in use and is not to be resumed, or belongs to another configuration.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"run.out = {self.root} is a file; expected a folder, or a path where one can be made")
+        used = self.root.exists() and any(self.root.iterdir())
+        if used and not self.config_file.exists():
+            raise UserError(
+                f"run.out = {self.root} holds files that are no run's: name another folder with --set run.out=..."
+            )
+        if used and resume == "never":
+            raise UserError(
+                f"run.out = {self.root} holds a run already: go on with it by --resume auto, or name another folder "
+                f"with --set run.out=..."
+            )
+        if used:
+            self._check_config(config)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.config_file.write_text(to_toml(config))
+            (self.root / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
+        except OSError as error:
+            raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
+        return self.checkpoints.latest()
+
+    def _check_config(self, config: Config) -> None:
+        saved = tomllib.loads(self.config_file.read_text())
+        difference = first_difference(saved, to_dict(config))
+        if difference is not None:
+            raise UserError(
+                f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
+                f"started with, or name another folder with --set run.out=..."
+            )
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, whole ones only."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the line that a kill cut off
+        return rows
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget rows after `step`: the steps that they tell of are taken again."""
+        cut_jsonl(self.metrics_file, step)
+
+
+def cut_jsonl(file: Path, step: int) -> None:
+    """Keep the whole lines of a .jsonl file whose "step" is at most `step`."""
+    if not file.exists():
+        return
+    kept = []
+    for line in file.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if row["step"] <= step:
+            kept.append(line + "\n")
+    part = file.with_suffix(".part")
+    part.write_text("".join(kept))
+    part.replace(file)
+
+
+def versions() -> dict[str, str]:
+    """What a run depends on besides its configuration."""
+    found = {"python": sys.version.split()[0], "system": platform.platform(), "commit": _commit()}
+    found |= {name: version(name) for name in _PACKAGES}
+    if torch.cuda.is_available():
+        found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
+    return found
+
+
+def _commit() -> str:
+    """The checkout's commit, marked if files differ from it."""
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here, capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return described.stdout.strip()
