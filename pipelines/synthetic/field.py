@@ -99,7 +99,8 @@ def build_hand(
     )
     for web in range(3):
         ends = [
-            joints[5 + 4 * finger] + frames[1 + finger, 0] @ np.array([0.0, 0.30 * shape.segments_m[1 + finger, 0], 0.0])
+            joints[5 + 4 * finger]
+            + frames[1 + finger, 0] @ np.array([0.0, 0.30 * shape.segments_m[1 + finger, 0], 0.0])
             for finger in (web, web + 1)
         ]
         lower = np.array([0.0, 0.0, -0.0020]) * bulk
@@ -174,13 +175,16 @@ def _bounds(parts: Floats) -> Floats:
 
 
 @kernel
-def part_distance(x: float, y: float, z: float, part: Floats) -> float:
-    """Signed distance of a point to one tapered capsule, metres."""
-    px, py, pz = x - part[0], y - part[1], z - part[2]
-    along = (px * part[3] + py * part[4] + pz * part[5]) * part[9]
-    along = min(max(along, 0.0), 1.0)
-    px, py, pz = px - along * part[3], py - along * part[4], pz - along * part[5]
-    return np.sqrt(px * px + py * py + pz * pz) - part[6] - along * part[7]
+def part_distance(x: float, y: float, z: float, parts: Floats, row: int) -> float:
+    """Signed distance of a point to one tapered capsule, metres.
+
+    It takes table and row rather than the row itself: a view of a row costs more than the arithmetic.
+    """
+    px, py, pz = x - parts[row, 0], y - parts[row, 1], z - parts[row, 2]
+    bx, by, bz = parts[row, 3], parts[row, 4], parts[row, 5]
+    along = min(max((px * bx + py * by + pz * bz) * parts[row, 9], 0.0), 1.0)
+    px, py, pz = px - along * bx, py - along * by, pz - along * bz
+    return np.sqrt(px * px + py * py + pz * pz) - parts[row, 6] - along * parts[row, 7]
 
 
 @kernel
@@ -194,31 +198,39 @@ def _join(a: float, b: float, width: float) -> float:
 def hand_distance(x: float, y: float, z: float, parts: Floats, frames: Floats, bounds: Floats) -> float:
     """Signed distance of a point to the skin, metres; far away, a lower bound of it."""
     skip = 0.02
-    arm = _join(part_distance(x, y, z, parts[10]), part_distance(x, y, z, parts[11]), 0.022)
-    palm = part_distance(x, y, z, bounds[0])
+    arm = _join(part_distance(x, y, z, parts, 10), part_distance(x, y, z, parts, 11), 0.022)
+    palm = part_distance(x, y, z, bounds, 0)
     if palm < skip:
-        palm = part_distance(x, y, z, parts[0])
-        for part in range(1, 10):
-            palm = _join(palm, part_distance(x, y, z, parts[part]), parts[part, 8])
+        # Joined in pairs, with constant widths: in one long chain each step would wait for the one before it.
+        inner = _join(part_distance(x, y, z, parts, 0), part_distance(x, y, z, parts, 1), 0.012)
+        outer = _join(part_distance(x, y, z, parts, 2), part_distance(x, y, z, parts, 3), 0.012)
+        muscles = min(part_distance(x, y, z, parts, 4), part_distance(x, y, z, parts, 5))
+        webs = min(
+            part_distance(x, y, z, parts, 7),
+            min(part_distance(x, y, z, parts, 8), part_distance(x, y, z, parts, 9)),
+        )
+        palm = _join(_join(inner, outer, 0.012), muscles, 0.012)
+        palm = _join(_join(palm, part_distance(x, y, z, parts, 6), 0.020), webs, 0.010)
     palm = _join(palm, arm, 0.018)
     nearest = palm
     for digit in range(5):
-        outside = part_distance(x, y, z, bounds[1 + digit])
+        outside = part_distance(x, y, z, bounds, 1 + digit)
         if outside > min(skip, nearest + 0.004):
             nearest = min(nearest, max(outside, 0.004))
             continue
         base = 12 + 3 * digit
-        first = part_distance(x, y, z, parts[base])
-        second = part_distance(x, y, z, parts[base + 1])
-        last = part_distance(x, y, z, parts[base + 2])
+        first = part_distance(x, y, z, parts, base)
+        second = part_distance(x, y, z, parts, base + 1)
+        last = part_distance(x, y, z, parts, base + 2)
         # The back of the last segment is flat: the nail's bed.
-        part = parts[base + 2]
-        height = (x - part[0]) * frames[base + 2, 6] + (y - part[1]) * frames[base + 2, 7]
-        height += (z - part[2]) * frames[base + 2, 8]
-        flat = height - 0.86 * (part[6] + part[7])
+        nail = base + 2
+        height = (x - parts[nail, 0]) * frames[nail, 6] + (y - parts[nail, 1]) * frames[nail, 7]
+        height += (z - parts[nail, 2]) * frames[nail, 8]
+        flat = height - 0.86 * (parts[nail, 6] + parts[nail, 7])
         last = -_join(-last, -flat, 0.003)
         chain = _join(_join(first, second, 0.005), last, 0.004)
-        nearest = min(nearest, min(chain, _join(palm, first, parts[base, 8])))
+        root = _join(palm, first, 0.012) if digit == 0 else _join(palm, first, 0.008)
+        nearest = min(nearest, min(chain, root))
     return nearest
 
 

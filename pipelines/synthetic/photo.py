@@ -72,7 +72,9 @@ def _pass_in_front(rng: np.random.Generator, front: Pixels) -> Pixels:
     if rng.random() < 0.6:
         reach = np.array([np.cos(angle), np.sin(angle)]) * SIDE_PX * 1.5
         start, end = np.array([x, y]) - reach, np.array([x, y]) + reach
-        cv2.line(mask, start.astype(int).tolist(), end.astype(int).tolist(), [1.0], int(rng.integers(8, 24)), cv2.LINE_AA)
+        cv2.line(
+            mask, start.astype(int).tolist(), end.astype(int).tolist(), [1.0], int(rng.integers(8, 24)), cv2.LINE_AA
+        )
     else:
         axes = rng.uniform(14, 36, 2).astype(int).tolist()
         cv2.ellipse(mask, [int(x), int(y)], axes, float(np.rad2deg(angle)), 0, 360, [1.0], -1, cv2.LINE_AA)

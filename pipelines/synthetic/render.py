@@ -26,9 +26,9 @@ from pipelines.synthetic.surface import Paint, cloth_at, skin_at, thing_at
 SAMPLE_COLUMNS = 13
 """Of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
 
-_TILE_PX = 8
+_TILE_PX = 4
 _NEAR_M = 0.08
-_HIT_M = 0.0002
+_HIT_M = 0.0003
 _OUTLINE_M = 0.004
 
 
@@ -194,20 +194,17 @@ def _describe(
     covered = sleeve_distance(x, y, z, sleeve)
     held = prop_distance(x, y, z, prop)
     material = 1 if hand <= min(covered, held) else (2 if covered <= held else 3)
-    # Gradient over the corners of a tetrahedron; wider than the hit tolerance, so that its noise does not show.
-    nx, ny, nz, h = 0.0, 0.0, 0.0, 0.0006
-    for corner in range(4):
-        sx = 1.0 if corner == 0 or corner == 3 else -1.0
-        sy = 1.0 if corner == 1 or corner == 3 else -1.0
-        sz = 1.0 if corner == 2 or corner == 3 else -1.0
-        px, py, pz = x + h * sx, y + h * sy, z + h * sz
+    # Forward differences share the value at the point; their step is wider than the hit tolerance, else its noise shows.
+    nx, ny, nz, h = 0.0, 0.0, 0.0, 0.0005
+    for axis in range(3):
+        px, py, pz = x + h * (axis == 0), y + h * (axis == 1), z + h * (axis == 2)
         if material == 1:
-            gap = hand_distance(px, py, pz, parts, frames, bounds)
+            slope = hand_distance(px, py, pz, parts, frames, bounds) - hand
         elif material == 2:
-            gap = sleeve_distance(px, py, pz, sleeve)
+            slope = sleeve_distance(px, py, pz, sleeve) - covered
         else:
-            gap = prop_distance(px, py, pz, prop)
-        nx, ny, nz = nx + sx * gap, ny + sy * gap, nz + sz * gap
+            slope = prop_distance(px, py, pz, prop) - held
+        nx, ny, nz = nx + slope * (axis == 0), ny + slope * (axis == 1), nz + slope * (axis == 2)
     norm = np.sqrt(nx * nx + ny * ny + nz * nz) + 1e-12
     nx, ny, nz = nx / norm, ny / norm, nz / norm
 

@@ -119,7 +119,9 @@ def _wood(rng: np.random.Generator) -> Pixels:
     return np.ascontiguousarray(boards if rng.random() < 0.5 else boards.transpose(1, 0, 2))
 
 
-def _clutter(rng: np.random.Generator, canvas: Pixels, things: int, size_px: tuple[float, float], top_px: float) -> None:
+def _clutter(
+    rng: np.random.Generator, canvas: Pixels, things: int, size_px: tuple[float, float], top_px: float
+) -> None:
     """Scatter boxes, discs, papers with print and cables, each with a soft shadow."""
     for _ in range(things):
         x, y = float(rng.uniform(0, SCENE_PX)), float(rng.uniform(top_px, SCENE_PX))
@@ -253,7 +255,13 @@ def _fabric(rng: np.random.Generator) -> Pixels:
     columns = np.sin((across[None, :] + warp) * (2 * np.pi / period))
     rows = np.sin((across[:, None] + warp) * (2 * np.pi / period))
     style = int(rng.integers(3))
-    share = (columns > 0.3) * 0.6 + (rows > 0.3) * 0.4 if style == 0 else columns > 0 if style == 1 else columns * rows > 0.4
+    share = (
+        (columns > 0.3) * 0.6 + (rows > 0.3) * 0.4
+        if style == 0
+        else columns > 0
+        if style == 1
+        else columns * rows > 0.4
+    )
     canvas = first + np.asarray(share, np.float32)[..., None] * (second - first)
     if style == 0:
         canvas = np.where((np.abs(columns) < 0.08)[..., None], third, canvas)

@@ -130,9 +130,9 @@ def skin_at(
 ) -> None:
     """Write colour (linear RGB) and gloss of the skin at a point with a unit normal to `out` (4,)."""
     nearest = 0
-    distance = part_distance(x, y, z, parts[0])
+    distance = part_distance(x, y, z, parts, 0)
     for part in range(1, parts.shape[0]):
-        here = part_distance(x, y, z, parts[part])
+        here = part_distance(x, y, z, parts, part)
         if here < distance:
             distance = here
             nearest = part
