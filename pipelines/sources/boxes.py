@@ -1,0 +1,139 @@
+"""Hand boxes from a CSV or JSON file that a user brings, as the squares that the data path works with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.index import WHOLE_IMAGE
+
+_COLUMNS = ("file", "x0", "y0", "x1", "y1")
+_log = logging.getLogger(__name__)
+
+_Row = tuple[str, object, Sequence[object]]
+"""Where a row stands, for messages; its file name; its four edges. Nothing in it is checked yet."""
+
+
+def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """The squares around rectangles: the same centre, the larger extent as side.
+
+    Args:
+        low_px: (N, 2), least x and y.
+        high_px: (N, 2), greatest x and y.
+
+    Returns:
+        (N, 3): centre x, centre y, side; pixels, corner-based.
+    """
+    side_px = (high_px - low_px).max(axis=1, keepdims=True)
+    return np.concatenate([(low_px + high_px) / 2, side_px], axis=1).astype(np.float32)
+
+
+def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Squares around the boxes of a file, in the order of `names`.
+
+    A CSV has the header `file,x0,y0,x1,y1`; a JSON is `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with the
+    CSV's columns as keys. Edges are in pixels of the image as displayed (EXIF orientation applied), corner-based.
+
+    Args:
+        file: .csv or .json.
+        names: (N,) the images, as the file calls them: relative to the source's folder, with "/".
+
+    Returns:
+        (N, 3) centre x, centre y, side; `WHOLE_IMAGE` for an image that the file does not name, which is logged once.
+
+    Raises:
+        UserError: the file is missing or unreadable, a box is no box, or its image is unknown or named twice.
+    """
+    row_of = {name: row for row, name in enumerate(names)}
+    edges_px = np.full((len(names), 4), np.nan)
+    for where, name, edges in _rows(file):
+        row = row_of.get(name.removeprefix("./")) if isinstance(name, str) else None
+        if row is None:
+            raise UserError(
+                f"{file}, {where}: there is no image {name!r}; names are relative to the source's folder, "
+                f"such as {names[0]!r}. Mend the name or remove the box."
+            )
+        if not np.isnan(edges_px[row, 0]):
+            raise UserError(f"{file}, {where}: a second box for {name!r}; an image has one hand. Remove one of them.")
+        edges_px[row] = _checked_px(edges, file, where)
+    boxes_px = squares_around(edges_px[:, :2], edges_px[:, 2:])
+    without = np.isnan(edges_px[:, 0])
+    boxes_px[without] = WHOLE_IMAGE
+    if without.any():
+        first = names[int(without.argmax())]
+        _log.warning(
+            "%s: no box for %d of %d images (%s the first); theirs is the whole image",
+            file,
+            without.sum(),
+            len(names),
+            first,
+        )
+    return boxes_px
+
+
+def _rows(file: Path) -> Iterator[_Row]:
+    if file.suffix.lower() not in (".csv", ".json"):
+        raise UserError(f"{file}: boxes come from a .csv or .json file, this is neither. Give a file of that kind.")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file of boxes. Give the path of a .csv or .json file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as UTF-8 text ({error}). Mend the file of boxes.") from error
+    return _csv_rows(file, text) if file.suffix.lower() == ".csv" else _json_rows(file, text)
+
+
+def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
+    lines = csv.reader(text.splitlines(), skipinitialspace=True)
+    header = tuple(cell.strip() for cell in next(lines, []))
+    if header != _COLUMNS:
+        raise UserError(f"{file}: line 1 is {','.join(header)!r}; expected the header {','.join(_COLUMNS)!r}. Add it.")
+    try:
+        for cells in lines:
+            if cells:
+                yield f"line {lines.line_num}", cells[0], cells[1:]
+    except csv.Error as error:
+        raise UserError(f"{file}, line {lines.line_num}: not CSV ({error}). Mend this line.") from error
+
+
+def _json_rows(file: Path, text: str) -> Iterator[_Row]:
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{file}: not JSON ({error}). Mend the file of boxes.") from error
+    if isinstance(content, dict):
+        for number, (name, edges) in enumerate(content.items(), start=1):
+            yield f"entry {number} ({name!r})", name, edges if isinstance(edges, list) else [edges]
+    elif isinstance(content, list):
+        for number, entry in enumerate(content, start=1):
+            if not isinstance(entry, dict) or not entry.keys() >= set(_COLUMNS):
+                raise UserError(
+                    f"{file}, entry {number}: expected an object with the keys {', '.join(_COLUMNS)}, "
+                    f"found {json.dumps(entry)[:80]}. Mend this entry."
+                )
+            yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]]
+    else:
+        raise UserError(
+            f'{file}: expected {{"hand.jpg": [x0, y0, x1, y1], ...}} or a list of objects, found {text[:40]!r}. '
+            "Write the boxes in one of these forms."
+        )
+
+
+def _checked_px(edges: Sequence[object], file: Path, where: str) -> npt.NDArray[np.float64]:
+    try:
+        box_px = np.array(edges, dtype=np.float64)
+    except (TypeError, ValueError):
+        box_px = np.empty(0)
+    if box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
+        raise UserError(
+            f"{file}, {where}: {list(edges)!r} is no box; expected four numbers x0, y0, x1, y1 in pixels "
+            "with x0 < x1 and y0 < y1. Mend this box."
+        )
+    return box_px

@@ -1,0 +1,208 @@
+"""FreiHAND: 32,560 training poses, each before four backgrounds, and 3,960 evaluation images, all with 3D joints.
+
+Zimmermann et al., "FreiHAND: A Dataset for Markerless Capture of Hand Pose and Shape from Single RGB Images", 2019.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.index import Index
+from pipelines.sources.boxes import read_boxes, squares_around
+
+VERSIONS: Final = ("gs", "hom", "sample", "auto")
+"""The backgrounds in the order of the files: green screen, then three ways of replacing it."""
+
+KEYPOINTS: Final = 21
+VALIDATION_FRAC: Final = 0.1
+
+_LABELS: Final = {"K": (3, 3), "xyz": (KEYPOINTS, 3), "scale": ()}
+_TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
+
+
+def load_freihand(
+    root: Path,
+    *,
+    part: Literal["training", "evaluation"] = "training",
+    split: Literal["all", "train", "val"] = "all",
+    versions: tuple[str, ...] = VERSIONS,
+    box: str = "center",
+    center_frac: float = 0.5,
+) -> Index:
+    """FreiHAND, or a smaller set in its layout.
+
+    Image v * N + i shows pose i before background v of N poses and four backgrounds; evaluation images have one each.
+    Rows are ordered by version, then pose. Labels are read where their files exist; only `box="joints"` needs them.
+
+    Keypoints are K times xyz, divided by depth, in the corner-based frame of `Index`. The dataset does not say
+    whether its K counts pixels from the first pixel's corner or from its centre; the corner is assumed, and the other
+    reading would shift them by half a pixel.
+
+    Args:
+        root: the folder that holds `training/` and `training_K.json`.
+        part: which of the two image folders.
+        split: "train" and "val" divide the training poses 90/10, always in the same way; the versions of a pose stay
+            together.
+        versions: the backgrounds to use, of `VERSIONS`; evaluation has no such choice.
+        box: "center", the square of `center_frac` of the shorter side around the image's centre, without labels;
+            "joints", the square around the projected keypoints; anything else is a file for `read_boxes`, which calls
+            an image "training/rgb/00000000.jpg".
+        center_frac: see `box`.
+
+    Returns:
+        The index, with targets K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in metres in the camera's frame, and scale_m
+        (N,) in metres, the length of the middle finger's first phalanx; each where its file exists.
+
+    Raises:
+        UserError: a folder, image or needed label file is missing, or labels do not fit the images.
+    """
+    _check_choices(part, split, versions, center_frac)
+    count = _count_images(root, part)
+    backgrounds = len(VERSIONS) if part == "training" else 1
+    labels = _read_labels(root, part, count, backgrounds)
+    if count % backgrounds:
+        raise UserError(
+            f"{root / part / 'rgb'}: {count} images; expected a multiple of {backgrounds}, one for each version of a "
+            "pose. Unpack the dataset again."
+        )
+    poses = count // backgrounds
+    chosen = _chosen_poses(poses, split)
+    offsets = [VERSIONS.index(version) * poses for version in versions] if part == "training" else [0]
+    images = np.concatenate([offset + chosen for offset in offsets])
+    if not len(images):
+        raise UserError(f"{root}: no pose of {poses} is in split {split!r}. Use split 'all', or a larger set.")
+
+    paths = [_name(part, image) for image in images.tolist()]
+    labels = {name: rows[images % poses] for name, rows in labels.items()}
+    keypoints_px = _project_px(labels["K"], labels["xyz"]) if {"K", "xyz"} <= labels.keys() else None
+    if box == "center":
+        box_px = np.tile(_center_box_px(root / paths[0], center_frac), (len(paths), 1))
+    elif box == "joints":
+        if keypoints_px is None:
+            raise UserError(
+                f"{root}: box 'joints' needs {part}_K.json and {part}_xyz.json, which are not both there. "
+                "Add them, or use box 'center', which needs no labels."
+            )
+        box_px = squares_around(keypoints_px.min(axis=1), keypoints_px.max(axis=1))
+    else:
+        if not box.lower().endswith((".csv", ".json")):
+            raise UserError(f"box {box!r}: expected 'center', 'joints' or the path of a .csv or .json file of boxes.")
+        box_px = read_boxes(Path(box), [_name(part, image) for image in range(count)])[images]
+    return Index(
+        name=f"freihand {part}",
+        root=root,
+        paths=paths,
+        box_px=box_px,
+        keypoints_px=None if keypoints_px is None else keypoints_px.astype(np.float32),
+        targets={_TARGETS[name]: rows.astype(np.float32) for name, rows in labels.items()},
+    )
+
+
+def _name(part: str, image: int) -> str:
+    return f"{part}/rgb/{image:08d}.jpg"
+
+
+def _check_choices(part: str, split: str, versions: tuple[str, ...], center_frac: float) -> None:
+    if part not in ("training", "evaluation"):
+        raise UserError(f"part {part!r} of FreiHAND: expected 'training' or 'evaluation'.")
+    if split not in ("all", "train", "val"):
+        raise UserError(f"split {split!r} of FreiHAND: expected 'all', 'train' or 'val'.")
+    if part == "evaluation" and split != "all":
+        raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
+    if not versions or len(set(versions)) < len(versions) or not set(versions) <= set(VERSIONS):
+        raise UserError(f"versions {versions!r} of FreiHAND: expected some of {VERSIONS!r}, each once.")
+    if not 0 < center_frac <= 1:
+        raise UserError(f"center_frac {center_frac!r}: expected a fraction of the image's side, above 0 and at most 1.")
+
+
+def _count_images(root: Path, part: str) -> int:
+    folder = root / part / "rgb"
+    try:
+        with os.scandir(folder) as entries:
+            names = {entry.name for entry in entries if entry.name.endswith(".jpg") and entry.name[0] != "."}
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: no such folder; expected FreiHAND's images there. Give the folder that holds '{part}', or make "
+            "a stand-in with 'python cli.py make-data'."
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed ({error.strerror}). Expected a readable folder.") from error
+    if not names:
+        raise UserError(f"{folder}: no .jpg files; expected 00000000.jpg and so on. Unpack the dataset again.")
+    for image in range(len(names)):
+        if f"{image:08d}.jpg" not in names:
+            raise UserError(
+                f"{folder}: {len(names)} .jpg files, but {image:08d}.jpg is missing; expected them to be numbered "
+                "without a gap. Unpack the dataset again."
+            )
+    return len(names)
+
+
+def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[str, npt.NDArray[np.float64]]:
+    """The label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
+    labels = {}
+    for name, shape in _LABELS.items():
+        file = root / f"{part}_{name}.json"
+        if not file.exists():
+            continue
+        try:
+            content = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
+        entries = len(content) if isinstance(content, list) else 0
+        if entries * backgrounds != images:
+            raise UserError(
+                f"{file}: labels for {entries} poses, but {root / part / 'rgb'} has {images} images; expected "
+                f"{backgrounds} for each pose, {entries * backgrounds} in all. Use labels and images of one set."
+            )
+        try:
+            rows = np.array(content, dtype=np.float64)
+        except (TypeError, ValueError):
+            rows = np.empty(0)
+        if rows.shape == (entries, 1) and not shape:
+            rows = rows[:, 0]
+        if rows.shape != (entries, *shape) or not np.isfinite(rows).all():
+            expected = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
+            raise UserError(f"{file}: expected {expected} for each pose. Unpack the dataset again.")
+        labels[name] = rows
+    return labels
+
+
+def _chosen_poses(poses: int, split: str) -> npt.NDArray[np.int64]:
+    """The poses of a split, ascending: those with the smallest hashes are the validation set."""
+    if split == "all":
+        return np.arange(poses)
+    held_out = np.zeros(poses, bool)
+    held_out[np.argsort(_hashes(poses), kind="stable")[: round(poses * VALIDATION_FRAC)]] = True
+    return np.flatnonzero(held_out if split == "val" else ~held_out)
+
+
+def _hashes(count: int) -> npt.NDArray[np.uint64]:
+    """SplitMix64 of 0 to count - 1: random order that no version of NumPy will change."""
+    bits = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    homogeneous = xyz_m @ intrinsics.transpose(0, 2, 1)  # (N, 21, 3)
+    return homogeneous[..., :2] / homogeneous[..., 2:]
+
+
+def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.float32]:
+    pixels = cv2.imread(str(first_image))
+    if pixels is None:
+        raise UserError(
+            f"{first_image}: not a readable image, and box 'center' takes the size of all images from it. Replace it."
+        )
+    height_px, width_px = pixels.shape[:2]
+    return np.array([width_px / 2, height_px / 2, center_frac * min(width_px, height_px)], np.float32)

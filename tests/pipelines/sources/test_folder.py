@@ -1,0 +1,121 @@
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.index import WHOLE_IMAGE
+from pipelines.sources.folder import load_folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "hands"
+    for name in ("b/z.PNG", "b/a.jpg", "a.JPEG", "c.jpg", "notes.txt", ".hidden.jpg", ".git/d.jpg", "b/ö 1.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return root
+
+
+PATHS = ["a.JPEG", "b/a.jpg", "b/z.PNG", "b/ö 1.jpg", "c.jpg"]
+
+
+def test_images_are_found_in_the_order_of_their_names(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    index = load_folder(root)
+    assert index.paths == PATHS
+    assert index.name == "hands"
+    assert index.path(1) == root / "b" / "a.jpg"
+    np.testing.assert_array_equal(index.box_px, np.tile(np.array(WHOLE_IMAGE, np.float32), (5, 1)))
+    assert index.box_px.dtype == np.float32
+    assert [record.message.count("whole image") for record in caplog.records] == [1]
+
+
+def test_links_are_followed_once(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "e.jpg").write_bytes(b"")
+    (root / "a_loop").symlink_to(root)
+    (root / "b" / "up").symlink_to("..")
+    for other in ("a_second_name", "z_second_name"):
+        (root / other).symlink_to(root / "b")
+    (root / "out").symlink_to(elsewhere)
+    (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    assert load_folder(root).paths == [*PATHS, "out/e.jpg"]
+
+
+@pytest.mark.parametrize("form", ["csv", "mapping", "objects"])
+def test_boxes_become_squares_around_them(root: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    edges: dict[str, list[float]] = {"c.jpg": [10, 20, 50, 30], "./b/ö 1.jpg": [0.5, 1, 2.5, 9]}
+    objects = [{"file": name, "x0": x0, "y0": y0, "x1": x1, "y1": y1} for name, (x0, y0, x1, y1) in edges.items()]
+    boxes = root / ("boxes.csv" if form == "csv" else "boxes.json")
+    if form == "csv":
+        rows = [f"{name}, {', '.join(map(str, box))}" for name, box in edges.items()]
+        boxes.write_text("\n".join(["file,x0,y0,x1,y1", *rows, ""]), encoding="utf-8-sig")
+    else:
+        boxes.write_text(json.dumps(edges if form == "mapping" else objects))
+    index = load_folder(root, boxes=boxes)
+    expected = [WHOLE_IMAGE] * 3 + [(1.5, 5, 8), (30, 25, 40)]
+    np.testing.assert_array_equal(index.box_px, np.array(expected, np.float32))
+    assert [record.message for record in caplog.records] == [
+        f"{boxes}: no box for 3 of 5 images (a.JPEG the first); theirs is the whole image"
+    ]
+
+
+def test_boxes_for_all_are_no_news(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    boxes = root / "boxes.json"
+    boxes.write_text(json.dumps({name: [0, 0, 4, 6] for name in PATHS}))
+    assert load_folder(root, boxes=boxes).box_px.tolist() == [[2, 3, 6]] * 5
+    assert not caplog.records
+
+
+HEADER = "file,x0,y0,x1,y1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("b.csv", HEADER + "c.jpg,0,0,9,9\nd.jpg,0,0,9,9\n", "line 3: there is no image 'd.jpg'.*such as 'a.JPEG'"),
+        ("b.csv", HEADER + "c.jpg,0,0,9,9\nc.jpg,0,0,9,9\n", "line 3: a second box for 'c.jpg'"),
+        ("b.csv", HEADER + "c.jpg,0,0,9\n", r"line 2: \['0', '0', '9'\] is no box"),
+        ("b.csv", HEADER + "c.jpg,0,zero,9,9\n", "line 2: .* is no box"),
+        ("b.csv", HEADER + "c.jpg,0,0,inf,9\n", "line 2: .* is no box"),
+        ("b.csv", HEADER + "c.jpg,9,0,9,9\n", "line 2: .* is no box"),
+        ("b.csv", "c.jpg,0,0,9,9\n", "expected the header 'file,x0,y0,x1,y1'"),
+        ("b.csv", "", "expected the header"),
+        ("b.csv", HEADER + '"c.jpg,0,0,9,9\n', "line 2: there is no image"),
+        ("b.json", '{"c.jpg": [0, 0, 9', "not JSON"),
+        ("b.json", "[" * 200_000, "not JSON"),
+        ("b.json", '{"c.jpg": 4}', r"entry 1 \('c.jpg'\): \[4\] is no box"),
+        ("b.json", '{"c.jpg": [0, 0, 9, null]}', "is no box"),
+        ("b.json", '[{"file": "c.jpg", "x0": 1}]', "entry 1: expected an object with the keys file, x0, y0, x1, y1"),
+        ("b.json", '[{"file": 3, "x0": 1, "y0": 1, "x1": 2, "y1": 2}]', "entry 1: there is no image 3"),
+        ("b.json", '"c.jpg"', "expected {.*found '\"c.jpg\"'"),
+        ("b.txt", "", "come from a .csv or .json file"),
+        ("missing/b.csv", None, "no such file of boxes"),
+        ("b.csv", b"\xff\xfe\x00", "cannot be read as UTF-8"),
+    ],
+)
+def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | None, message: str) -> None:
+    boxes = root / name
+    if text is not None:
+        boxes.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=message) as caught:
+        load_folder(root, boxes=boxes)
+    assert "\n" not in str(caught.value)
+    assert str(boxes) in str(caught.value)
+
+
+def test_missing_and_empty_folders_end_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: does not exist; expected a folder of \.jpg"):
+        load_folder(tmp_path / "nowhere")
+    (tmp_path / "file.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"file\.jpg: is a file; expected a folder"):
+        load_folder(tmp_path / "file.jpg")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"empty: no \.jpg, \.jpeg, \.png files in it"):
+        load_folder(tmp_path / "empty")

@@ -1,0 +1,189 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.sources.freihand import VERSIONS, load_freihand
+
+POSES = 20
+EVALUATION = 3
+WIDTH, HEIGHT = 40, 30
+K = np.array([[100.0, 0, 20], [0, 90, 15], [0, 0, 1]])
+
+
+def xyz_of(pose: int) -> np.ndarray:
+    return np.random.default_rng(pose).normal((0, 0, 0.6), 0.03, (21, 3))
+
+
+def write_part(root: Path, part: str, poses: int, images: int) -> None:
+    folder = root / part / "rgb"
+    folder.mkdir(parents=True)
+    for image in range(images):
+        cv2.imwrite(str(folder / f"{image:08d}.jpg"), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    labels = {
+        "K": [(K * [[1 + pose], [1 + pose], [1]]).tolist() for pose in range(poses)],
+        "xyz": [xyz_of(pose).tolist() for pose in range(poses)],
+        "scale": [0.02 + pose / 1000 for pose in range(poses)],
+    }
+    for name, rows in labels.items():
+        (root / f"{part}_{name}.json").write_text(json.dumps(rows))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_part(tmp_path, "training", POSES, 4 * POSES)
+    write_part(tmp_path, "evaluation", EVALUATION, EVALUATION)
+    return tmp_path
+
+
+def remove_labels(root: Path, *names: str) -> None:
+    for name in names:
+        (root / f"training_{name}.json").unlink()
+
+
+def pose_of(path: str) -> int:
+    return int(Path(path).stem) % POSES
+
+
+def test_training_part(root: Path) -> None:
+    index = load_freihand(root)
+    assert index.paths == [f"training/rgb/{image:08d}.jpg" for image in range(4 * POSES)]
+    assert index.path(7).is_file()
+    assert index.box_px.tolist() == [[20, 15, 15]] * (4 * POSES)
+    shapes = {name: rows.shape for name, rows in index.targets.items()}
+    assert shapes == {"K": (80, 3, 3), "xyz_m": (80, 21, 3), "scale_m": (80,)}
+    assert all(rows.dtype == np.float32 for rows in index.targets.values())
+    np.testing.assert_allclose(index.targets["xyz_m"][3 * POSES + 5], xyz_of(5), rtol=1e-6)
+    np.testing.assert_allclose(index.targets["scale_m"][2 * POSES + 5], 0.025, rtol=1e-6)
+    x, y, z = xyz_of(5)[9]
+    assert index.keypoints_px is not None
+    np.testing.assert_allclose(index.keypoints_px[POSES + 5, 9], [600 * x / z + 120, 540 * y / z + 90], rtol=1e-5)
+
+
+def test_evaluation_part_has_one_image_a_pose(root: Path) -> None:
+    index = load_freihand(root, part="evaluation")
+    assert index.paths == [f"evaluation/rgb/{image:08d}.jpg" for image in range(EVALUATION)]
+    (root / "evaluation_xyz.json").unlink()  # as in the first release
+    index = load_freihand(root, part="evaluation")
+    assert index.keypoints_px is None
+    assert set(index.targets) == {"K", "scale_m"}
+
+
+def test_versions_are_chosen_by_name_in_the_order_given(root: Path) -> None:
+    index = load_freihand(root, versions=("sample", "gs"))
+    assert index.paths[0] == f"training/rgb/{2 * POSES:08d}.jpg"
+    assert index.paths[POSES] == "training/rgb/00000000.jpg"
+    assert len(index) == 2 * POSES
+    np.testing.assert_array_equal(index.targets["scale_m"][:POSES], index.targets["scale_m"][POSES:])
+
+
+def test_split_is_nine_to_one_and_keeps_versions_together(root: Path) -> None:
+    train, val = load_freihand(root, split="train"), load_freihand(root, split="val")
+    assert (len(train), len(val)) == (72, 8)
+    assert sorted([*train.paths, *val.paths]) == load_freihand(root).paths
+    poses = [pose_of(path) for path in val.paths]
+    assert poses == poses[:2] * 4
+    assert not set(poses) & {pose_of(path) for path in train.paths}
+    np.testing.assert_allclose(val.targets["scale_m"], 0.02 + np.array(poses) / 1000, rtol=1e-6)
+    assert poses[:2] == [2, 4]  # golden: a published split must never move
+
+
+def test_center_box_needs_no_labels(root: Path) -> None:
+    remove_labels(root, "K", "xyz", "scale")
+    index = load_freihand(root, center_frac=1.0)
+    assert len(index) == 4 * POSES
+    assert index.box_px[-1].tolist() == [20, 15, 30]
+    assert index.keypoints_px is None
+    assert index.targets == {}
+
+
+def test_joints_box_is_the_square_around_them(root: Path) -> None:
+    index = load_freihand(root, box="joints")
+    assert index.keypoints_px is not None
+    low, high = index.keypoints_px.min(axis=1), index.keypoints_px.max(axis=1)
+    np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
+    np.testing.assert_allclose(index.box_px[:, 2], (high - low).max(axis=1), rtol=1e-4)
+
+
+def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
+    boxes = root / "boxes.json"
+    paths = load_freihand(root).paths
+    boxes.write_text(json.dumps({path: [image, 0, image + 8, 6] for image, path in enumerate(paths)}))
+    index = load_freihand(root, box=str(boxes), split="val", versions=("hom",))
+    assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
+
+
+def shorten(root: Path) -> None:
+    (root / "training_xyz.json").write_text(json.dumps([xyz_of(pose).tolist() for pose in range(POSES - 1)]))
+
+
+def rewrite(name: str, content: str) -> Any:
+    return lambda root: (root / f"training_{name}.json").write_text(content)
+
+
+def delete_images(*images: int) -> Any:
+    return lambda root: [(root / "training/rgb" / f"{image:08d}.jpg").unlink() for image in images]
+
+
+def delete_labels_and_last_image(root: Path) -> None:
+    remove_labels(root, "K", "xyz", "scale")
+    delete_images(79)(root)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shorten, r"training_xyz\.json: labels for 19 poses, but .*rgb has 80 images; expected 4 for each pose, 76"),
+        (rewrite("K", "{}"), r"training_K\.json: labels for 0 poses"),
+        (rewrite("K", "[[["), r"training_K\.json: not a readable JSON file"),
+        (rewrite("K", json.dumps([[1, 2]] * POSES)), r"training_K\.json: expected 3 x 3 finite numbers"),
+        (rewrite("scale", json.dumps([None] * POSES)), r"training_scale\.json: expected one finite number"),
+        (rewrite("scale", json.dumps([[1]] * (POSES - 1) + [[1, 2]])), r"training_scale\.json: expected one finite"),
+        (delete_images(79), "labels for 20 poses, but .* has 79 images"),
+        (delete_images(5), r"79 \.jpg files, but 00000005\.jpg is missing"),
+        (delete_labels_and_last_image, "79 images; expected a multiple of 4"),
+        (delete_images(*range(80)), r"no \.jpg files"),
+        (lambda root: (root / "training").rename(root / "train"), r"training/rgb: no such folder.*make-data"),
+        (lambda root: (root / "training/rgb/00000000.jpg").write_bytes(b"x"), r"00000000\.jpg: not a readable image"),
+    ],
+)
+def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
+    damage(root)
+    with pytest.raises(UserError, match=message) as caught:
+        load_freihand(root)
+    assert "\n" not in str(caught.value)
+    assert str(root) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"part": "test"}, "'training' or 'evaluation'"),
+        ({"split": "test"}, "'all', 'train' or 'val'"),
+        ({"part": "evaluation", "split": "val"}, "only training is split"),
+        ({"versions": ("gs", "green")}, str(VERSIONS[0])),
+        ({"versions": ("gs", "gs")}, "each once"),
+        ({"versions": ()}, "expected some of"),
+        ({"center_frac": 0}, "above 0"),
+        ({"box": "centre"}, "expected 'center', 'joints' or the path"),
+    ],
+)
+def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_freihand(root, **options)
+
+
+def test_joints_box_without_labels_names_the_files(root: Path) -> None:
+    remove_labels(root, "K")
+    with pytest.raises(UserError, match=r"training_K\.json and training_xyz\.json.*box 'center'"):
+        load_freihand(root, box="joints")
+
+
+def test_too_few_poses_to_split(tmp_path: Path) -> None:
+    write_part(tmp_path, "training", 3, 12)
+    with pytest.raises(UserError, match="no pose of 3 is in split 'val'"):
+        load_freihand(tmp_path, split="val")
