@@ -48,7 +48,11 @@ def _fail(message: str) -> None:
 def config_options(command: F) -> F:
     """`-c` and `--set`, as every command with a configuration takes them."""
     command = click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key, such as optim.lr=3e-4; repeatable."
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one key, such as optim.lr=3e-4; repeatable.",
     )(command)
     return click.option(
         "-c",
@@ -88,7 +92,7 @@ def main() -> None:
 @main.command("make-data")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--poses", default=800, show_default=True, type=click.IntRange(1), help="Hands; each gives four images.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="The same seed gives the same bytes.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Equal seeds give equal bytes.")
 @click.option("--scenes", default=40, show_default=True, type=click.IntRange(1), help="Backgrounds and lights, shared.")
 @click.option("--workers", default=None, type=click.IntRange(1), help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None) -> None:
@@ -131,8 +135,8 @@ def pretrain(files: Sequence[Path], overrides: Sequence[str], out: str | None, r
 
         click.echo(to_toml(config), nl=False)
         return
+    from train.interrupt import Interrupted
     from train.log import configure_logging
-    from train.pretrain import Interrupted
     from train.pretrain import pretrain as run
 
     configure_logging()
@@ -151,7 +155,7 @@ def pretrain(files: Sequence[Path], overrides: Sequence[str], out: str | None, r
 @main.command()
 @config_options
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images to show, two views each.")
+@click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
     from train.preview import preview

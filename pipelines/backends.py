@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 from nvidia.dali import Pipeline
+from torch.utils.dlpack import from_dlpack
 
 from pipelines import fast_cpu
 from pipelines.batch import View
@@ -58,7 +59,7 @@ class DaliViews:
         """Copy one DALI batch into its rows of the training batch."""
         for number, view in enumerate(views):
             image, augmentation, source_to_view_px = (
-                torch.from_dlpack(output.as_tensor()) for output in outputs[3 * number : 3 * number + 3]
+                from_dlpack(output.as_tensor()) for output in outputs[3 * number : 3 * number + 3]
             )
             view.image.copy_(image.permute(0, 3, 1, 2))
             view.matrix.copy_(augmentation)

@@ -171,7 +171,7 @@ def draw_view(
     if colour.shared_factor:
         uniform[:, Draw.SATURATION] = uniform[:, Draw.HUE]
     low, high = np.array([ranges[column] for column in Draw]).T
-    table = low + (high - low) * uniform[:, : len(Draw)]
+    table: npt.NDArray[np.float64] = low + (high - low) * uniform[:, : len(Draw)]
     if geometry.scale_is == "margin":
         table[:, Draw.MAGNIFICATION] = 1 / table[:, Draw.MAGNIFICATION]
     return table.astype(np.float32)

@@ -81,7 +81,7 @@ class ViewMaker:
         )
         if self._jitter == "hsv":
             hue, saturation, scale, shift = self._draws[sample, Draw.HUE : Draw.VALUE_SHIFT + 1]
-            hsv_jitter(warped, hue, saturation, scale, shift, out)
+            hsv_jitter(np.asarray(warped, dtype=np.uint8), hue, saturation, scale, shift, out)
         elif self._jitter == "linear":
             cv2.transform(warped, self._colours[sample], dst=out)
         else:

@@ -110,7 +110,7 @@ class Loader:
             index, order, geometry, colour, seed=seed, views=views, quarantine=self.quarantine, readers=threads
         )
         self._maker = make_backend(self.backend, self._graph, geometry, colour)
-        self._stream = torch.cuda.Stream(device) if self._graph.device == "gpu" else None
+        self._stream = _side_stream(device) if self._graph.device == "gpu" else None
         self._stop = threading.Event()
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(self._ahead)
         self._thread: threading.Thread | None = None
@@ -251,3 +251,8 @@ class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
 
 def _rows(view: View, start: int, stop: int) -> View:
     return View(view.image[start:stop], view.matrix[start:stop], view.source_to_view_px[start:stop])
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream

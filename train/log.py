@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from train.run_folder import RunFolder
 
-console = Console(stderr=True)
+console = Console(stderr=True, soft_wrap=True)
 
 
 def configure_logging() -> None:
@@ -46,7 +46,7 @@ class RunLog:
     def __init__(self, folder: RunFolder, *, first_step: int, total_steps: int) -> None:
         folder.cut_metrics(first_step)
         self._file = folder.metrics_file.open("a", buffering=1)
-        self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)  # type: ignore[no-untyped-call]
+        self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)
         self._total = total_steps
         self._progress = Progress(
             TextColumn("pre-training"),
@@ -69,7 +69,7 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
-        self._board.close()  # type: ignore[no-untyped-call]
+        self._board.close()
         self._file.close()
 
     def advance(self, step: int) -> None:
@@ -82,7 +82,7 @@ class RunLog:
         step = int(row["step"])
         for name, value in row.items():
             if name != "step":
-                self._board.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self._board.add_scalar(name, value, step)
         status = (
             f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
             f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"

@@ -47,12 +47,13 @@ def view_pictures(batch: Batch, index: Index, *, enlarge: int = 2) -> list[list[
         pictures = []
         for view in batch.views:
             image = view.image[row].permute(1, 2, 0).cpu().numpy()
-            picture = cv2.resize(image, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
+            resized = cv2.resize(image, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
+            picture = np.asarray(resized, dtype=np.uint8)
             if index.keypoints_px is not None:
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
                 draw_hand(picture, keypoints * enlarge)
-            pictures.append(np.asarray(picture, dtype=np.uint8))
+            pictures.append(picture)
         rows.append(pictures)
     return rows
 

@@ -38,8 +38,8 @@ class RunFolder:
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
 
-    def claim(self, config: Config, resume: Resume) -> Path | None:
-        """Take the folder for a run, new or resumed: the checkpoint to go on from, or None to start.
+    def check(self, config: Config, resume: Resume) -> Path | None:
+        """Whether the folder can be used for a run: the checkpoint to go on from, or None to start.
 
         Raises:
             UserError: the folder is in use and is not to be resumed, or belongs to another configuration.
@@ -58,13 +58,20 @@ class RunFolder:
             )
         if used:
             self._check_config(config)
+        return self.checkpoints.latest()
+
+    def claim(self, config: Config) -> None:
+        """Take the folder for a run, new or resumed.
+
+        Raises:
+            UserError: it cannot be written to.
+        """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.config_file.write_text(to_toml(config))
             (self.root / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
-        return self.checkpoints.latest()
 
     def _check_config(self, config: Config) -> None:
         saved = tomllib.loads(self.config_file.read_text())

@@ -36,7 +36,7 @@ class DataConfig:
     split: Literal["all", "train", "val"] = "all"
     versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
     box: str = "center"
-    center_frac: Annotated[float, Field(gt=0, le=1)] = 0.5
+    center_frac: Annotated[float, Field(gt=0, le=1)] = 0.6
     box_margin: Annotated[float, Field(gt=0)] = 1.5
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-import pytest
 import torch
 
 from pipelines.backends import make_backend
@@ -19,20 +18,6 @@ from pipelines.views import GraphConfig, Request
 
 Image = npt.NDArray[np.uint8]
 BACKENDS: tuple[Literal["dali", "opencv"], ...] = ("dali", "opencv")
-
-
-class MakeViews(Protocol):
-    """Runs images through a backend, as one batch."""
-
-    def __call__(
-        self,
-        backend: Literal["dali", "opencv"],
-        images: Sequence[Image],
-        box_px: FloatArray,
-        draws: Sequence[FloatArray],
-        geometry: GeometryConfig,
-        colour: ColourConfig,
-    ) -> list[View]: ...
 
 
 def encode(image: Image) -> Image:
@@ -48,7 +33,7 @@ def smooth_image(rng: np.random.Generator, height: int, width: int, sigma_px: fl
     return np.asarray((blurred - low) * (255 / (high - low)), dtype=np.uint8)
 
 
-def _make_views(
+def make_views(
     backend: Literal["dali", "opencv"],
     images: Sequence[Image],
     box_px: FloatArray,
@@ -56,6 +41,7 @@ def _make_views(
     geometry: GeometryConfig,
     colour: ColourConfig,
 ) -> list[View]:
+    """The views of some images, as one batch through a backend, one view per table of draws."""
     graph = GraphConfig(device="cpu", device_id=None, batch=len(images), threads=2, prefetch=1, views=len(draws))
     made = make_backend(backend, graph, geometry, colour)
     request = Request([encode(image) for image in images], box_px, draws)
@@ -71,8 +57,3 @@ def _make_views(
     made.write(next(Runner(made.build, iter([request]).__next__)), request, views)
     made.close()
     return views
-
-
-@pytest.fixture(scope="session")
-def make_views() -> MakeViews:
-    return _make_views

@@ -1,0 +1,54 @@
+"""Being asked to stop: save, say so, leave."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from train.distributed import World
+
+
+class Interrupted(Exception):  # noqa: N818  asked for, not an error
+    """The run was asked to stop, has saved and can be resumed."""
+
+    def __init__(self, signal_number: int, step: int, folder: Path) -> None:
+        self.exit_code = 128 + signal_number
+        name = signal.Signals(signal_number).name
+        super().__init__(f"stopped by {name} after step {step}, saved in {folder}; go on with --resume auto")
+
+
+class StopSignals:
+    """Turns SIGTERM and Ctrl-C into a wish that is granted between two steps; a second Ctrl-C is granted at once."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal_number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+    def agreed(self, world: World, *, ask: bool) -> bool:
+        """Whether to stop now. Ranks ask each other, so that all stop after the same step; that takes a message."""
+        if world.world_size == 1:
+            return self.signal_number != 0
+        if not ask:
+            return False
+        self.signal_number = int(world.max_(torch.tensor(self.signal_number, device=world.device)))
+        return self.signal_number != 0

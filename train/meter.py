@@ -1,0 +1,108 @@
+"""Measures the loop and writes down what it measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TextIO
+
+from errors import UserError
+from models.health import health
+from pipelines.batch import Batch
+from pipelines.loader import Loader
+from train.config import Config
+from train.contrastive_step import StepResult
+from train.distributed import World
+from train.log import RunLog
+from train.run_folder import RunFolder, cut_jsonl
+from train.state import TrainingState
+
+
+class Meter:
+    """Measures the loop and writes down what it measured."""
+
+    def __init__(self, config: Config, folder: RunFolder, state: TrainingState, world: World, total_steps: int) -> None:
+        self._config, self._folder, self._state, self._world = config, folder, state, world
+        self._total_steps = total_steps
+        self._log = RunLog(folder, first_step=state.steps_done, total_steps=total_steps) if world.is_main else None
+        self._samples = self._open_samples() if config.run.log_samples else None
+        self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+        self._lr = state.lr
+
+    def __enter__(self) -> Meter:
+        if self._log is not None:
+            self._log.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._log is not None:
+            self._log.__exit__(kind, error, trace)
+        if self._samples is not None:
+            self._samples.close()
+
+    def timed(self, loader: Loader) -> Iterator[Batch]:
+        """The loader's batches; the time that each was waited for counts."""
+        batches = iter(loader)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self._waited_s += time.perf_counter() - start
+            if batch is None:
+                return
+            self._lr = self._state.lr
+            yield batch
+
+    def after_step(self, batch: Batch, result: StepResult, *, log_now: bool) -> None:
+        """Count a step, and write a row of metrics if it is time: only then does anything wait for the device."""
+        self._steps += 1
+        step = self._state.steps_done
+        if self._samples is not None:
+            seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples.tolist()}
+            self._samples.write(json.dumps(seen) + "\n")
+        if self._log is not None:
+            self._log.advance(step)
+        if not log_now:
+            return
+        self.require_finite(result)
+        elapsed_s = time.perf_counter() - self._since
+        if self._log is not None:
+            figures = health(result.embeddings)
+            row = {
+                "step": step,
+                "epoch": step / (self._total_steps / self._config.train.epochs),
+                "loss": result.loss.item(),
+                "lr": self._lr,
+                "images_per_s": self._steps * self._config.train.batch / elapsed_s,
+                "wait_share": self._waited_s / elapsed_s,
+                "alignment": figures.alignment.item(),
+                "uniformity": figures.uniformity.item(),
+                "positive_rank": figures.positive_rank.item(),
+                "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
+            }
+            self._log.write(row)
+        self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+
+    def require_finite(self, result: StepResult) -> None:
+        """Stop a run whose loss is no number any more; all ranks see the same loss.
+
+        Raises:
+            UserError: with the step, the learning rate and where to go back to.
+        """
+        loss = result.loss.item()
+        if math.isfinite(loss):
+            return
+        last = self._folder.checkpoints.latest()
+        raise UserError(
+            f"the loss is {loss} at step {self._state.steps_done}, learning rate {self._lr:.3g}; the last good "
+            f"checkpoint is {last or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+        )
+
+    def _open_samples(self) -> TextIO:
+        path = self._folder.root / f"samples-rank{self._world.rank}.jsonl"
+        cut_jsonl(path, self._state.steps_done)
+        return path.open("a", buffering=1)

@@ -1,0 +1,120 @@
+"""Everything that a checkpoint holds, and the optimiser step that changes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
+
+from errors import UserError
+from models.equivariance import build_undo
+from models.network import build_network
+from pipelines.batch import Batch
+from train.checkpoint import load_checkpoint
+from train.config import Config, first_difference, to_dict
+from train.contrastive_step import ContrastiveStep, StepResult
+from train.distributed import World
+from train.optim import build_optimizer, learning_rate_factor
+
+log = logging.getLogger(__name__)
+
+Precision = tuple[torch.dtype, torch.dtype | None]
+_PRECISIONS: dict[str, Precision] = {
+    "fp64": (torch.float64, None),
+    "fp32": (torch.float32, None),
+    "bf16": (torch.float32, torch.bfloat16),
+    "fp16": (torch.float32, torch.float16),
+}
+"""Type of the parameters, and of autocast."""
+
+
+class TrainingState:
+    """Everything that a checkpoint holds, and the step that changes it."""
+
+    def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
+        train = config.train
+        self.precision = _resolve_precision(train.precision, world.device)
+        dtype, autocast_dtype = _PRECISIONS[self.precision]
+        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
+        layout = torch.channels_last if train.channels_last else torch.contiguous_format
+        self.network = build_network(encoder, config.projector).to(world.device, dtype)
+        self.network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        self.scaler = GradScaler(world.device.type, enabled=self.precision == "fp16")
+        self.optimizer = build_optimizer(config.optim, self.network.named_parameters(), train.batch)
+        warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
+        total_steps = train.epochs * steps_per_epoch
+        self.scheduler = LambdaLR(self.optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps))
+        network: nn.Module = torch.compile(self.network) if train.compile else self.network  # type: ignore[assignment]
+        self.contrastive = ContrastiveStep(
+            network,
+            build_undo(config.equivariance, config.geometry.side_px),
+            batch=train.batch,
+            micro_batch=train.micro_batch,
+            temperature=config.loss.temperature,
+            recompute=train.recompute,
+            autocast_dtype=autocast_dtype,
+            scaler=self.scaler,
+            world=world,
+        )
+        self.steps_done = 0
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return float(self.scheduler.get_last_lr()[0])
+
+    def step(self, batch: Batch) -> StepResult:
+        """One optimiser step on this rank's share of a global batch."""
+        result = self.contrastive(batch)
+        self.scaler.unscale_(self.optimizer)  # once, before LARS takes its norms
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.steps_done += 1
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values only."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": {"last_epoch": self.scheduler.last_epoch},
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def restore(self, path: Path, config: Config) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            UserError: the file is not readable, or of another run or model.
+        """
+        saved = load_checkpoint(path)
+        difference = first_difference(saved["config"], to_dict(config))
+        if difference is not None:
+            raise UserError(f"{path} is of another run: {difference}")
+        try:
+            self.network.load_state_dict(saved["network"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
+        if saved["scaler"]:
+            self.scaler.load_state_dict(saved["scaler"])
+        self.steps_done = saved["step"]
+        self.scheduler.last_epoch = self.steps_done
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+        log.info("going on after step %d, from %s", self.steps_done, path)
+
+
+def _resolve_precision(precision: str, device: torch.device) -> str:
+    if precision != "auto":
+        return precision
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
