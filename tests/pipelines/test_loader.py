@@ -1,0 +1,266 @@
+"""What the loader hands out: whole, in order, whatever lies on the disk."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from typing import Literal
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PillowImage
+
+from errors import UserError
+from pipelines.batch import Batch
+from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.feed import SUBSTITUTE_ATTEMPTS
+from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.loader import Loader, PipelinesConfig
+from pipelines.order import EpochOrder, RankSlice
+from pipelines.sources.folder import load_folder
+from tests.pipelines.harness import BACKENDS, smooth_image
+
+Backend = Literal["dali", "opencv"]
+SMALL = GeometryConfig(side_px=16)
+CPU = torch.device("cpu")
+
+
+def jpeg(image: np.ndarray, quality: int = 90) -> bytes:
+    return bytes(cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """61 small JPEG files."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for number in range(61):
+        (root / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 40, 56, 3)))
+    return load_folder(root)
+
+
+def batches(index: Index, backend: Backend = "opencv", *, batch: int = 20, rows: range | None = None,
+            dali_batch: int = 64, first: int = 0, last: int = 6) -> list[Batch]:  # fmt: skip
+    rows = range(batch) if rows is None else rows
+    with Loader(
+        index,
+        EpochOrder(len(index), len(index) // batch * batch, seed=5),
+        RankSlice(batch, rows.start, rows.stop),
+        PipelinesConfig(backend=backend, batch=dali_batch, threads=2),
+        SMALL,
+        ColourConfig(),
+        seed=5,
+        device=CPU,
+        first_step=first,
+        last_step=last,
+    ) as loader:
+        return list(loader)
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    assert torch.equal(one.positions, other.positions)
+    assert torch.equal(one.samples, other.samples)
+    for ours, theirs in zip(one.views, other.views, strict=True):
+        assert torch.equal(ours.image, theirs.image)
+        assert torch.equal(ours.matrix, theirs.matrix)
+        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_are_what_they_say(folder: Index, backend: Backend) -> None:
+    made = batches(folder, backend)
+    assert len(made) == 6
+    for step, batch in enumerate(made):
+        assert batch.positions.tolist() == list(range(20 * step, 20 * step + 20))
+        for view in batch.views:
+            assert view.image.shape == (20, 3, 16, 16)
+            assert view.image.dtype == torch.uint8
+            assert view.image.is_contiguous(memory_format=torch.channels_last)
+            assert view.matrix.shape == view.source_to_view_px.shape == (20, 2, 3)
+        assert not torch.equal(batch.views[0].matrix, batch.views[1].matrix)
+    first_epoch = torch.cat([batch.samples for batch in made[:3]])
+    assert len(first_epoch.unique()) == 60
+    assert not torch.equal(first_epoch, torch.cat([batch.samples for batch in made[3:]]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_neither_dali_batch_nor_start_nor_rank_changes_a_sample(folder: Index, backend: Backend) -> None:
+    whole = batches(folder, backend)
+    for ours, theirs in zip(whole, batches(folder, backend, dali_batch=7), strict=True):
+        assert_equal(ours, theirs)
+    for ours, theirs in zip(whole[4:], batches(folder, backend, first=4), strict=True):
+        assert_equal(ours, theirs)
+    for ours, theirs in zip(whole, batches(folder, backend, rows=range(8, 20)), strict=True):
+        assert torch.equal(ours.samples[8:], theirs.samples)
+        assert torch.equal(ours.views[1].image[8:], theirs.views[1].image)
+        assert torch.equal(ours.views[1].matrix[8:], theirs.views[1].matrix)
+
+
+def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:
+    for ours, theirs in zip(batches(folder, "dali"), batches(folder, "opencv"), strict=True):
+        assert torch.equal(ours.samples, theirs.samples)
+        for one, other in zip(ours.views, theirs.views, strict=True):
+            assert torch.equal(one.matrix, other.matrix)
+            assert torch.equal(one.source_to_view_px, other.source_to_view_px)
+            assert (one.image.float() - other.image.float()).abs().mean() < 1
+
+
+def test_a_loader_that_is_left_early_stops(folder: Index) -> None:
+    loader = Loader(
+        folder, EpochOrder(61, 60, seed=0), RankSlice(20, 0, 20), PipelinesConfig(), SMALL, ColourConfig(),
+        seed=0, device=CPU,
+    )  # fmt: skip
+    with loader:
+        next(iter(loader))
+    assert loader._thread is not None
+    assert not loader._thread.is_alive()
+    with pytest.raises(RuntimeError, match="iterated over once"):
+        next(iter(loader))
+
+
+def odd_but_good(rng: np.random.Generator, number: int) -> tuple[str, bytes]:
+    """Files that must be used: CMYK, gray, 16-bit PNG, EXIF-rotated; flat, each in a colour to be recognised."""
+    file = io.BytesIO()
+    kind = ("cmyk", "gray", "deep", "exif")[number % 4]
+    if kind == "cmyk":
+        PillowImage.new("CMYK", (48, 40), (0, 255, 255, 0)).save(file, "JPEG", quality=95)
+    elif kind == "gray":
+        PillowImage.new("L", (48, 40), 100).save(file, "JPEG", quality=95)
+    elif kind == "deep":
+        return f"deep_{number}.png", bytes(cv2.imencode(".png", np.full((40, 48, 3), 200 * 257, np.uint16))[1])
+    else:
+        image = PillowImage.new("RGB", (60, 52), (0, 0, 255))
+        exif = PillowImage.Exif()
+        exif[0x0112] = 6  # the picture stands on its side
+        image.save(file, "JPEG", exif=exif, quality=95)
+    return f"{kind}_{number}.jpg", file.getvalue()
+
+
+def broken(rng: np.random.Generator, number: int, good: bytes) -> tuple[str, bytes]:
+    """Files that must be replaced."""
+    kind = ("truncated", "garbage", "empty", "html", "huge", "scan")[number % 6]
+    if kind == "truncated":
+        data = good[: len(good) // 2]
+    elif kind == "garbage":
+        data = rng.bytes(2000)
+    elif kind == "empty":
+        data = b""
+    elif kind == "html":
+        data = b"<!DOCTYPE html><html><body>404</body></html>"
+    elif kind == "huge":
+        at = good.index(b"\xff\xc0") + 5
+        data = good[:at] + (65000).to_bytes(2, "big") * 2 + good[at + 4 :]
+    else:  # passes every check of its structure and fails to decode
+        data = UNDECODABLE
+    return f"{kind}_{number}.jpg", data
+
+
+def _undecodable() -> bytes:
+    """A JPEG with a sound structure whose Huffman table codes nothing that can be read."""
+    good = jpeg(smooth_image(np.random.default_rng(1), 64, 64, 2))
+    at = good.index(b"\xff\xc4") + 5
+    return good[:at] + bytes([255] * 16) + good[at + 16 :]
+
+
+UNDECODABLE = _undecodable()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """200 odd files among 1000 good: bad ones are named once and replaced, odd ones used, nothing else changes."""
+    rng = np.random.default_rng(0)
+    plain = [jpeg(smooth_image(rng, 40, 48, 3)) for _ in range(50)]
+    for number in range(1000):
+        (tmp_path / f"plain_{number}.jpg").write_bytes(plain[number % 50])
+    bad_names = set()
+    for number in range(100):
+        name, data = odd_but_good(rng, number)
+        (tmp_path / name).write_bytes(data)
+        name, data = broken(rng, number, plain[number % 50])
+        (tmp_path / name).write_bytes(data)
+        bad_names.add(name)
+    index = load_folder(tmp_path)
+    assert len(index) == 1200
+
+    order = EpochOrder(1200, 1200, seed=0)
+    with (
+        caplog.at_level(logging.WARNING),
+        Loader(
+            index, order, RankSlice(240, 0, 240), PipelinesConfig(backend=backend, batch=48), SMALL,
+            ColourConfig(jitter="none"), seed=0, device=CPU, last_step=10,
+        ) as loader,
+    ):  # fmt: skip
+        made = list(loader)
+
+    named = [Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)]
+    assert sorted(named) == sorted(bad_names)
+    assert {index.paths[sample] for sample in loader.quarantine.reasons} == bad_names
+
+    for epoch in (0, 1):
+        epoch_batches = made[5 * epoch : 5 * epoch + 5]
+        samples = torch.cat([batch.samples for batch in epoch_batches]).numpy()
+        wanted = order.samples(epoch, np.arange(1200))
+        wanted_is_bad = np.array([index.paths[sample] in bad_names for sample in wanted])
+        assert len(samples) == 1200
+        np.testing.assert_array_equal(samples[~wanted_is_bad], wanted[~wanted_is_bad])  # no other sample is lost
+        for position in np.flatnonzero(wanted_is_bad):
+            stands_in = order.substitutes(epoch, int(position), SUBSTITUTE_ATTEMPTS)
+            usable = [sample for sample in stands_in if index.paths[sample] not in bad_names]
+            assert samples[position] == usable[0]
+
+    colours = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
+    seen = dict.fromkeys(colours, 0)
+    for batch in made[:5]:
+        for row, sample in enumerate(batch.samples.tolist()):
+            kind = index.paths[sample].split("_")[0]
+            if kind in colours:
+                seen[kind] += 1
+                center = batch.views[0].image[row, :, 7:9, 7:9].flatten(1).float().mean(dim=1)
+                np.testing.assert_allclose(center, colours[kind], atol=6)
+                if kind == "exif":
+                    size_px = 1 / batch.views[0].source_to_view_px[row, :, :2].norm(dim=0) * 16
+                    magnification = batch.views[0].matrix[row, :, :2].norm(dim=0)
+                    np.testing.assert_allclose(size_px * magnification, 60, atol=1e-2)
+    assert all(count >= 25 for count in seen.values())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exif_rotated_image_is_upright(backend: Backend, tmp_path: Path) -> None:
+    """Left half red, right half blue, to be turned by 90 degrees clockwise: red ends on top."""
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, :30, 0], pixels[:, 30:, 2] = 255, 255
+    exif = PillowImage.Exif()
+    exif[0x0112] = 6
+    PillowImage.fromarray(pixels).save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    still = GeometryConfig(side_px=32, rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
+    with Loader(
+        load_folder(tmp_path), EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), PipelinesConfig(backend=backend), still,
+        ColourConfig(jitter="none"), seed=0, device=CPU, last_step=1,
+    ) as loader:  # fmt: skip
+        (batch,) = loader
+    image = batch.views[0].image[0].float()
+    top, bottom, left = image[:, 4, 16], image[:, 27, 16], image[:, 16, 1]
+    assert top[0] > 200
+    assert top[2] < 50
+    assert bottom[2] > 200
+    assert bottom[0] < 50
+    assert left.max() < 20  # 40 wide and 60 high: beside it lies the fill
+
+
+def test_a_source_of_bad_files_only_is_one_clear_error(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.jpg").write_bytes(b"")
+    index = Index("folder", tmp_path, [f"{n}.jpg" for n in range(8)], np.array([WHOLE_IMAGE] * 8, np.float32))
+    with pytest.raises(UserError, match="cannot be used"):
+        batches(index, batch=4)
+
+
+def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = Index("folder", folder.root, [*folder.paths[:-1], "gone.jpg"], folder.box_px)
+    with caplog.at_level(logging.WARNING):
+        batches(index, last=3)
+    assert len(caplog.records) <= 1
+    assert all("No such file" in record.getMessage() for record in caplog.records)
