@@ -1,0 +1,70 @@
+"""Batch norm's running statistics under micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from train.distributed import World
+
+
+@contextmanager
+def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> Iterator[Callable[[], None]]:
+    """A stretch of any number of forward passes, after which each running statistic has moved once.
+
+    Yields a function to call after each forward pass that counts. At the end the buffers move from where they were,
+    with their module's momentum, towards the mean of the statistics of these passes over all ranks, and
+    `num_batches_tracked` grows by one. After an exception they are as before. Modules in eval mode are left alone.
+
+    Momentum is 1 meanwhile, so that after a pass the buffers hold the statistics of that pass alone: nothing hooks into
+    the forward pass, which may be compiled, and nothing waits for the GPU.
+
+    Args:
+        network: its batch norms must not have momentum None, a cumulative mean.
+        world: the ranks to average over.
+        micro_batches: passes that count, over all ranks.
+
+    Raises:
+        ValueError: a module has momentum None.
+    """
+    modules = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+    momenta: list[float] = []
+    for module in modules:
+        if module.momentum is None:
+            raise ValueError(f"{module} has momentum None, expected a number")
+        momenta.append(module.momentum)
+    means = [m.running_mean for m in modules if m.running_mean is not None]
+    variances = [m.running_var for m in modules if m.running_var is not None]
+    counters = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
+    if not modules:
+        yield lambda: None
+        return
+
+    buffers = means + variances
+    before = [buffer.clone() for buffer in buffers]
+    counters_before = [counter.clone() for counter in counters]
+    sums = [torch.zeros_like(buffer) for buffer in buffers]
+
+    def restore() -> None:
+        torch._foreach_copy_(buffers, before)
+        torch._foreach_copy_(counters, counters_before)
+
+    try:
+        for module in modules:
+            module.momentum = 1.0
+        yield lambda: torch._foreach_add_(sums, buffers)
+        world.sum_in_buckets_(sums)
+        torch._foreach_div_(sums, micro_batches)
+        restore()
+        torch._foreach_lerp_(buffers, sums, momenta * 2)
+        torch._foreach_add_(counters, 1)
+    except BaseException:
+        restore()
+        raise
+    finally:
+        for module, momentum in zip(modules, momenta, strict=True):
+            module.momentum = momentum

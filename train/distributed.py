@@ -1,0 +1,167 @@
+"""Ranks: who computes what, and the few collectives that training needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those of the run; the default is a run of one process on the CPU.
+
+    With a single process every collective returns at once, so callers need not tell the cases apart.
+
+    Attributes:
+        rank: 0 <= rank < world_size.
+        world_size: processes of the run.
+        local_rank: rank among the processes of this machine.
+        device: where this process computes.
+        local_world_size: processes of the run on this machine, which share its memory.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    local_world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process logs and saves."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Waits until all ranks are here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sums over ranks in place; gives the same bits to all."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM)
+        return tensor
+
+    def max_(self, tensor: Tensor) -> Tensor:
+        """Maximum over ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
+    def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
+        """Joins the ranks' shares, which may differ in size, in global order.
+
+        Args:
+            local: this rank's rows, len(share) of them along `dim`.
+            share: their places; those of all ranks partition range(total).
+            total: rows of all ranks.
+            dim: the dimension of the rows.
+
+        Returns:
+            `local` with `total` rows along `dim`, the same on all ranks; without gradient.
+        """
+        if self.world_size == 1:
+            return local.detach()
+        shape = list(local.shape)
+        shape[dim] = total
+        everything = local.new_zeros(shape)
+        everything.narrow(dim, share.start, len(share)).copy_(local.detach())
+        return self.sum_(everything)  # exact: every number but one of each sum is zero
+
+    def sum_in_buckets_(self, tensors: list[Tensor], bucket_bytes: int = 32 * 2**20) -> None:
+        """Sums each tensor over ranks in place, in few collectives: tensors are packed until a bucket is full.
+
+        All ranks must pass tensors of the same shapes and dtypes in the same order.
+        """
+        if self.world_size == 1:
+            return
+        bucket: list[Tensor] = []
+        for index, tensor in enumerate(tensors):
+            bucket.append(tensor)
+            following = tensors[index + 1] if index + 1 < len(tensors) else None
+            size = sum(t.numel() * t.element_size() for t in bucket)
+            if following is None or following.dtype != tensor.dtype or size >= bucket_bytes:
+                flat = self.sum_(torch.cat([t.reshape(-1) for t in bucket]))
+                parts = torch.split(flat, [t.numel() for t in bucket])
+                torch._foreach_copy_(bucket, [part.view(t.shape) for part, t in zip(parts, bucket, strict=True)])
+                bucket = []
+
+
+def init_distributed(device: str = "auto") -> World:
+    """Joins the run that `torchrun` described in the environment, or makes a run of one process without it.
+
+    Gloo on CPUs, NCCL on GPUs, one GPU per process.
+
+    Args:
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+
+    Raises:
+        UserError: no GPU although asked for, or more processes than GPUs on this machine.
+    """
+    environment = {
+        name: int(os.environ.get(name, default))
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
+    }
+    rank, world_size, local_rank, local_world_size = environment.values()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError('device = "cuda", but torch sees no GPU here: set device = "cpu" or "auto", or see nvidia-smi.')
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if on_gpu and local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"{local_world_size} processes on this machine, but torch sees {torch.cuda.device_count()} GPUs: "
+            "start torchrun with --nproc-per-node of at most that number."
+        )
+    place = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(place)
+    if world_size > 1:
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
+    return World(rank, world_size, local_rank, place, local_world_size)
+
+
+def shutdown() -> None:
+    """Leaves the run; without effect if there is none to leave."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) -> range:
+    """The positions of a global batch that a rank computes.
+
+    Whole micro-batches of consecutive positions, as evenly spread as possible: the first ranks hold one more where the
+    number does not divide. What one micro-batch holds depends on neither rank nor world size, and neither
+    does what batch norm sees.
+
+    Args:
+        batch: source images per optimiser step, over all ranks.
+        micro_batch: source images that go through the network together, both views of each.
+        rank: 0 <= rank < world_size.
+        world_size: number of ranks.
+
+    Returns:
+        A range of positions within 0..batch-1, never empty.
+
+    Raises:
+        UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
+    """
+    if batch % micro_batch:
+        raise UserError(
+            f"batch = {batch} is not a multiple of micro_batch = {micro_batch}: batch norm sees whole micro-batches, "
+            "so change one of the two."
+        )
+    micro_batches = batch // micro_batch
+    if micro_batches < world_size:
+        raise UserError(
+            f"batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the {world_size} "
+            "ranks: start fewer processes, or set a smaller micro_batch (which changes what batch norm sees)."
+        )
+    each, more = divmod(micro_batches, world_size)
+    start = rank * each + min(rank, more)
+    stop = start + each + (rank < more)
+    return range(start * micro_batch, stop * micro_batch)
