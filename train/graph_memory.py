@@ -34,6 +34,8 @@ def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: 
             blocks[storage.data_ptr()] = storage.nbytes()
         return saved
 
+    # A compiled network would compile the hook as well, for every shape.
+    note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         result = forward()
     return result, sum(blocks.values())

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from errors import UserError
+from train.distributed import World, init_distributed, micro_batch_share, shutdown
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.data())
+def test_shares_are_whole_consecutive_and_even(micro_batches: int, micro_batch: int, data: st.DataObject) -> None:
+    world_size = data.draw(st.integers(1, micro_batches))
+    batch = micro_batches * micro_batch
+    shares = [micro_batch_share(batch, micro_batch, rank, world_size) for rank in range(world_size)]
+    assert [position for share in shares for position in share] == list(range(batch))
+    sizes = [len(share) for share in shares]
+    assert all(size % micro_batch == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= micro_batch
+
+
+def test_uneven_shares() -> None:
+    assert [micro_batch_share(10, 2, rank, 3) for rank in range(3)] == [range(0, 4), range(4, 8), range(8, 10)]
+
+
+def test_impossible_shares_say_what_to_change() -> None:
+    with pytest.raises(UserError, match=r"batch = 10 is not a multiple of micro_batch = 4"):
+        micro_batch_share(10, 4, 0, 1)
+    with pytest.raises(UserError, match=r"batch = 64 is not a multiple of micro_batch = 256"):
+        micro_batch_share(64, 256, 0, 1)
+    with pytest.raises(UserError, match=r"holds 2 micro-batches of 4 images, fewer than the 3 ranks"):
+        micro_batch_share(8, 4, 0, 3)
+
+
+def test_without_torchrun_it_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    world = init_distributed("cpu")
+    assert world == World()
+    assert world.is_main
+    world.barrier()
+    rows = torch.arange(6.0).view(3, 2)
+    assert torch.equal(world.gather_rows(rows, range(3), 3), rows)
+    assert torch.equal(world.sum_(rows.clone()), rows)
+    world.sum_in_buckets_([rows])
+    assert torch.equal(rows, torch.arange(6.0).view(3, 2))
+    shutdown()
+
+
+def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    flats: list[torch.Tensor] = []
+
+    def double(self: World, flat: torch.Tensor) -> torch.Tensor:
+        flats.append(flat)
+        return flat.mul_(2)
+
+    monkeypatch.setattr(World, "sum_", double)
+    tensors = [
+        torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.arange(5.0),
+        torch.ones(3, dtype=torch.float64),
+        torch.arange(4.0),
+        torch.ones(()),
+    ]
+    expected = [2 * tensor for tensor in tensors]
+    World(world_size=2).sum_in_buckets_(tensors, bucket_bytes=16)
+    assert [flat.numel() for flat in flats] == [96, 5, 3, 4, 1]
+    flats.clear()
+    World(world_size=2).sum_in_buckets_(tensors)
+    assert [flat.numel() for flat in flats] == [101, 3, 5]
+    assert all(torch.equal(tensor, 2 * value) for tensor, value in zip(tensors, expected, strict=True))
+    assert tensors[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is said without a GPU")
+def test_missing_gpu_is_named() -> None:
+    with pytest.raises(UserError, match='device = "cuda", but torch sees no GPU'):
+        init_distributed("cuda")
