@@ -149,7 +149,8 @@ def _clutter(
                 middle = np.array([x, y]) + down * np.array([-s, c])
                 _fill(canvas, _box(middle[0], middle[1], along, 1.6, angle), paper * 0.45)
         else:
-            steps = np.cumsum(rng.normal(0, 1, (14, 2)) * 9 + rng.normal(0, 8, 2), axis=0)
+            bends = np.cumsum(rng.normal(0, 1, (40, 2)), axis=0)
+            steps = np.cumsum(bends + rng.normal(0, 2, 2), axis=0)
             cable = _fixed(steps + np.array([x, y]))
             cv2.polylines(canvas, [cable], False, colour.tolist(), int(rng.integers(2, 6)), cv2.LINE_AA, _SHIFT)
 
@@ -192,7 +193,7 @@ def _shelves(rng: np.random.Generator) -> Pixels:
         while x < SCENE_PX:
             width, height = float(rng.uniform(7, 26)), tall * float(rng.uniform(0.55, 0.92))
             if rng.random() < 0.85:
-                spine = _colour(rng, 0.1, 0.9, 0.9)
+                spine = _colour(rng, 0.1, 0.8, 0.6)
                 lean = float(rng.normal(0, 0.03))
                 _fill(canvas, _box(x + width / 2, y - height / 2, width - 1, height, lean), spine)
                 title = np.clip(spine * 0.4 if spine.mean() > 0.5 else spine + 0.4, 0, 1)
@@ -212,7 +213,7 @@ def _outdoors(rng: np.random.Generator) -> Pixels:
     canvas = np.repeat(canvas, SCENE_PX, axis=1)
     canvas += 0.12 * np.clip(_noise(rng, (3, 2), 4), 0, 1)[..., None]
     tops = rng.uniform(0.1, 0.6) * SCENE_PX + 45 * _noise(rng, (1, 5), 4)[0]
-    leaf = np.array([0.26, 0.42, 0.16]) * rng.uniform(0.5, 1.3) + rng.normal(0, 0.04, 3)
+    leaf = np.array([0.28, 0.38, 0.19]) * rng.uniform(0.5, 1.15) + rng.normal(0, 0.04, 3)
     leaves = _noise(rng, (14, 14), 4)
     foliage = leaf * (1.0 + 0.65 * leaves[..., None])
     below = (np.arange(SCENE_PX)[:, None] > tops[None, :] + 14 * leaves)[..., None]

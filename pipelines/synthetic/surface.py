@@ -56,8 +56,8 @@ def draw_paint(rng: np.random.Generator) -> Paint:
     darkness = place / (len(_SKIN_SRGB) - 1)
     pink = to_linear(np.array([0.86, 0.63, 0.55]) - 0.10 * darkness)
     palm = back + (0.25 + 0.30 * darkness) * (pink - back)
-    nail = back + (0.35 + 0.25 * darkness) * (to_linear(np.array([0.93, 0.74, 0.70])) - back)
-    skin = np.concatenate([back, palm, nail, [rng.uniform(0.05, 0.16), rng.uniform(0.5, 1.0), rng.uniform(0.5, 1.6)]])
+    nail = back + (0.40 - 0.10 * darkness) * (to_linear(np.array([0.93, 0.74, 0.70])) - back)
+    skin = np.concatenate([back, palm, nail, [rng.uniform(0.03, 0.10), rng.uniform(0.5, 1.0), rng.uniform(0.5, 1.6)]])
     cloth = np.array([*to_linear(rng.uniform(0.05, 0.95, 3)), rng.choice([0.0, 0.0, 120.0, 220.0])])
     thing = np.array([*to_linear(rng.uniform(0.05, 0.95, 6)), rng.choice([0.0, 30.0, 70.0]), rng.uniform(0.1, 2.0)])
     return Paint(skin, cloth, thing)
@@ -145,7 +145,10 @@ def skin_at(
     dorsal = nx * frame[6] + ny * frame[7] + nz * frame[8]
     length = 1.0 / np.sqrt(part[9])
 
-    palmar = _ramp(0.15, -0.55, dorsal) if nearest < 10 or nearest >= 12 else 0.7 * _ramp(0.0, -0.8, dorsal)
+    palmar = _ramp(0.15, -0.55, dorsal)
+    if 10 <= nearest < 12:
+        # The pale skin of the palm fades out along the forearm.
+        palmar *= 1.0 - 0.75 * _ramp(-0.01, 0.07, along)
     flush = 0.0
     dark = 0.0
     nail = 0.0
