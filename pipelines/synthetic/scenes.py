@@ -42,7 +42,7 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     canvas = kinds[kind](rng)
     near = kind in (3, 4, 5)
     defocus = float(rng.uniform(0.4, 1.4) if near else rng.uniform(0.8, 3.5))
-    canvas = cv2.GaussianBlur(canvas, (0, 0), defocus)
+    canvas = _blurred(canvas, defocus)
     azimuth, height = float(rng.uniform(-np.pi, np.pi)), float(rng.uniform(0.1, 1.2))
     # Light comes from the camera's side of the hand, from above more often than from below.
     direction = np.array([np.cos(azimuth) * np.cos(height), np.sin(azimuth) * np.cos(height), -np.sin(height)])
@@ -57,8 +57,8 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     key = level * tint * (1.15 - 0.45 * softness)
     fill = level * ambience * (0.20 + 0.30 * softness)
     lighting = Light(direction, key, fill * 1.25, fill * 0.65, softness)
-    canvas = _graded(canvas, direction, tint, float(rng.uniform(0.05, 0.4)), float(rng.uniform(0.75, 1.05)))
-    return Scene(canvas, lighting, float(rng.uniform(0.35, 0.8)) if near else 0.0)
+    picture = _graded(canvas, direction, tint, float(rng.uniform(0.05, 0.4)), float(rng.uniform(0.75, 1.05)))
+    return Scene(picture, lighting, float(rng.uniform(0.35, 0.8)) if near else 0.0)
 
 
 def _graded(canvas: Pixels, direction: Floats, tint: Floats, falloff: float, level: float) -> Picture:
@@ -87,6 +87,10 @@ def _noise(rng: np.random.Generator, cells: tuple[int, int], octaves: int = 3) -
         grid = rng.uniform(-1, 1, (size[1], size[0])).astype(np.float32)
         total += cv2.resize(grid, (SCENE_PX, SCENE_PX), interpolation=cv2.INTER_CUBIC) * np.float32(0.55**octave)
     return total
+
+
+def _blurred(picture: Pixels, sigma_px: float) -> Pixels:
+    return np.asarray(cv2.GaussianBlur(picture, (0, 0), sigma_px), dtype=np.float32)
 
 
 def _fixed(points: Floats) -> NDArray[np.int32]:
@@ -128,7 +132,7 @@ def _clutter(
         width, height = rng.uniform(*size_px, 2)
         angle, colour = float(rng.uniform(0, np.pi)), _colour(rng, saturation=0.8)
         kind = int(rng.integers(4))
-        shade = cv2.GaussianBlur(_stamp(_box(x + 4, y + 5, width, height, angle)), (0, 0), 4.0)
+        shade = _blurred(_stamp(_box(x + 4, y + 5, width, height, angle)), 4.0)
         if kind < 3:
             canvas *= (1.0 - 0.45 * shade)[..., None]
         if kind == 0:

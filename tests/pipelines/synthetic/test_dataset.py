@@ -9,6 +9,7 @@ from errors import UserError
 from pipelines.synthetic import dataset, make_dataset
 from pipelines.synthetic.camera import project
 from pipelines.synthetic.dataset import Recipe, parts_of, scenes_of
+from pipelines.synthetic.scenes import Scene, draw_scene
 
 POSES, SEED, SCENES = 12, 5, 6
 
@@ -49,6 +50,13 @@ def test_annotations_have_one_entry_per_pose(made: Path, part: str, entries: int
         assert ((image > 0) & (image < 224)).all()
 
 
+def test_versions_are_numbered_as_in_freihand() -> None:
+    training, evaluation = parts_of(Recipe(poses=32560, seed=0, scenes=40))
+    assert training.image(7, 0) == "training/rgb/00000007.jpg"
+    assert training.image(7, 2) == "training/rgb/00065127.jpg"
+    assert evaluation.image(7, 0) == "evaluation/rgb/00000007.jpg"
+
+
 def test_evaluation_has_poses_of_its_own(made: Path) -> None:
     training, evaluation = (json.loads((made / f"{part}_xyz.json").read_text()) for part in ("training", "evaluation"))
     assert evaluation[0] not in training
@@ -57,7 +65,7 @@ def test_evaluation_has_poses_of_its_own(made: Path) -> None:
 def test_versions_show_one_hand_over_four_scenes(made: Path) -> None:
     for pose in range(3):
         versions = [
-            cv2.imread(str(made / f"training/rgb/{pose + POSES * version:08d}.jpg")).astype(float)
+            np.asarray(cv2.imread(str(made / f"training/rgb/{pose + POSES * version:08d}.jpg")), dtype=float)
             for version in range(4)
         ]
         corners = np.array([version[:12, :12].mean(axis=(0, 1)) for version in versions])
@@ -87,11 +95,10 @@ def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
 
 def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn: list[int] = []
-    paint = dataset.draw_scene
 
-    def counting(rng: np.random.Generator) -> dataset.Scene:
+    def counting(rng: np.random.Generator) -> Scene:
         drawn.append(1)
-        return paint(rng)
+        return draw_scene(rng)
 
     dataset._scene.cache_clear()
     monkeypatch.setattr(dataset, "draw_scene", counting)

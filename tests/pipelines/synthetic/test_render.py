@@ -4,7 +4,7 @@ from functools import cache
 import numpy as np
 
 from pipelines.synthetic.camera import SIDE_PX, project
-from pipelines.synthetic.field import PARTS, Solids, hand_distance, part_distance
+from pipelines.synthetic.field import PARTS, Solids, distance_to_skin, part_distance
 from pipelines.synthetic.hand import Hand, draw_hand, render_hand
 from pipelines.synthetic.render import Rendering, render
 from pipelines.synthetic.surface import NOTHING, OBJECT, SKIN
@@ -21,17 +21,18 @@ def rendered(seed: int) -> tuple[Hand, Rendering]:
 HANDS = 30
 
 
-def one_capsule(hand: Hand, start: np.ndarray, end: np.ndarray, radius: float) -> Solids:
-    """Every part of the hand collapsed into one tiny far one, but for the index finger's three."""
+def one_capsule(start: np.ndarray, end: np.ndarray, radius: float) -> Solids:
+    """Every part of the hand collapsed into one tiny far one, but for the index finger's first."""
     parts = np.zeros((PARTS, 10))
     parts[:, 0:3] = np.array([0.0, 0.0, 50.0])
     parts[:, 3:6] = np.array([0.0, 0.0, 1e-3])
     parts[:, 9] = 1e6
-    parts[15:18, 0:3] = start
-    parts[15:18, 3:6] = end - start
-    parts[15:18, 6] = radius
-    parts[15:18, 9] = 1 / ((end - start) ** 2).sum()
+    parts[15, 0:3] = start
+    parts[15, 3:6] = end - start
+    parts[15, 6] = radius
+    parts[15, 9] = 1 / ((end - start) ** 2).sum()
     bounds = np.repeat(parts[:1], 6, axis=0)
+    bounds[0, 3:6] = 0.0
     bounds[2] = parts[15]
     bounds[2, 6] += 0.01
     frames = np.zeros((PARTS, 9))
@@ -47,6 +48,8 @@ def test_keypoints_project_into_the_picture_around_its_centre() -> None:
         low, high = image.min(axis=0), image.max(axis=0)
         boxes.append([*(low + high) / 2, (high - low).max()])
         assert (hand.xyz_m[:, 2] > 0.15).all()
+        # A reflection would make it a left hand.
+        assert abs(np.linalg.det(hand.view.rotation) - 1) < 1e-9
         assert 400 * 0.99 < hand.view.intrinsics[0, 0] < 600 * 1.01
     centre_x, centre_y, side = np.array(boxes).T
     assert np.mean(inside) > 0.99
@@ -84,13 +87,12 @@ def test_the_surface_over_a_keypoint_is_at_most_a_fingers_thickness_in_front_of_
 def test_a_fingertip_ends_where_its_keypoint_is() -> None:
     for seed in range(HANDS):
         hand, _ = rendered(seed)
-        parts, frames, bounds = hand.solids.parts, hand.solids.frames, hand.solids.bounds
         for digit in range(5):
             tip, joint = hand.xyz_m[4 + 4 * digit], hand.xyz_m[3 + 4 * digit]
             along = (tip - joint) / np.linalg.norm(tip - joint)
-            assert hand_distance(*tip, parts, frames, bounds) < 0.0005
-            beyond = tip + 0.004 * along
-            assert part_distance(*beyond, parts, 14 + 3 * digit) > 0.001
+            assert distance_to_skin(hand.solids, tip) < 0.0005
+            x, y, z = tip + 0.004 * along
+            assert part_distance(x, y, z, hand.solids.parts, 14 + 3 * digit) > 0.001
 
 
 def test_pixels_are_corner_based() -> None:
@@ -98,13 +100,13 @@ def test_pixels_are_corner_based() -> None:
     intrinsics = np.array([[500.0, 0, 112], [0, 500.0, 112], [0, 0, 1]])
     target = np.array([130.3, 91.8])
     centre = np.array([*((target - 112) / 500 * 0.6), 0.6])
-    ball = one_capsule(hand, centre, centre + np.array([0, 0, 1e-5]), 0.012)
+    ball = one_capsule(centre, centre + np.array([0, 0, 1e-5]), 0.012)
     picture = render(ball, hand.paint, 1.0, intrinsics, SIDE_PX)
     coverage = np.zeros(SIDE_PX * SIDE_PX)
     np.add.at(coverage, picture.pixels, picture.samples[:, 0])
-    coverage = coverage.reshape(SIDE_PX, SIDE_PX)
+    covered = coverage.reshape(SIDE_PX, SIDE_PX)
     pixel = np.arange(SIDE_PX) + 0.5
-    found = np.array([(coverage.sum(0) * pixel).sum(), (coverage.sum(1) * pixel).sum()]) / coverage.sum()
+    found = np.array([(covered.sum(0) * pixel).sum(), (covered.sum(1) * pixel).sum()]) / coverage.sum()
     # Outlines have four samples per pixel, hence the tolerance; a frame with centres at whole numbers is off by 0.5.
     np.testing.assert_allclose(found, target, atol=0.1)
     radius_px = np.sqrt(coverage.sum() / np.pi)
@@ -123,12 +125,9 @@ def test_the_nearer_part_hides_the_farther() -> None:
             ray = np.linalg.solve(hand.view.intrinsics, np.array([column + 0.5, row + 0.5, 1.0]))
             depth = float(picture.depth_m[row, column])
             solids = hand.solids
-            at_surface = hand_distance(*(ray * depth), solids.parts, solids.frames, solids.bounds)
+            at_surface = distance_to_skin(solids, ray * depth)
             assert abs(at_surface) < 0.0011
-            before = [
-                hand_distance(*(ray * z), solids.parts, solids.frames, solids.bounds)
-                for z in np.arange(depth - 0.002, 0.1, -0.002)
-            ]
+            before = [distance_to_skin(solids, ray * z) for z in np.arange(depth - 0.002, 0.1, -0.002)]
             assert min(before) > -0.0001, "something nearer was overlooked"
 
 
@@ -162,7 +161,7 @@ def test_some_hands_hold_something_that_fills_no_part_of_the_hand() -> None:
         if held <= 4:
             assert (render_hand(hand).material == OBJECT).any()
         centre = solids.prop[1:4]
-        free = hand_distance(*centre, solids.parts, solids.frames, solids.bounds)
+        free = distance_to_skin(solids, centre)
         assert free >= 0.0099
         assert solids.prop[5:7].max() <= free + 1e-9
     assert 5 <= held <= 35

@@ -7,7 +7,7 @@ from pipelines.synthetic.skeleton import LIMITS_RAD, draw_shape, pose_hand
 
 def bone_lengths(joints: np.ndarray) -> np.ndarray:
     digits = joints[1:].reshape(5, 4, 3)
-    return np.linalg.norm(np.diff(digits, axis=1), axis=2)
+    return np.asarray(np.linalg.norm(np.diff(digits, axis=1), axis=2))
 
 
 @pytest.mark.parametrize("grasp", [False, True])
