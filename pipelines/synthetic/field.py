@@ -4,6 +4,7 @@ A digit joins the palm through its first segment only, and digits never join one
 fingertip on the palm, keep the dark line between them that real ones have.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ PARTS = DIGIT + 3 * DIGITS
 
 NO_PROP, BALL, CYLINDER, BOX = range(4)
 _FAR_M = 10.0
+_ARM_M = 0.36
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Solids:
         parts: (27, 10) per part: start, vector to its end, radius at the start, how much the radius grows to the end,
             width of the blend into the palm, inverse square of the length (1/m^2).
         frames: (27, 9) per part: side, along and dorsal axis.
-        bounds: (6, 10) capsules around the palm and around each digit, in the form of `parts`.
+        bounds: (6, 10) a box around the palm (centre and half sizes along the axes of frames[0]), then a capsule around
+            each digit in the form of `parts`.
         sleeve: (8,) cuff centre, unit axis towards the elbow, radius, 1 if worn else 0.
         prop: (16,) kind, centre, half sizes, axes as a row-major rotation.
     """
@@ -39,6 +42,12 @@ class Solids:
     bounds: Floats
     sleeve: Floats
     prop: Floats
+
+
+def arm_rotation(wrist_rad: tuple[float, float]) -> Floats:
+    """Orientation (3, 3) of the forearm in the hand frame, from flexion and sideways bend; it runs along its -y."""
+    flexion, deviation = wrist_rad
+    return rotation_z(deviation) @ rotation_x(flexion)
 
 
 def build_hand(
@@ -108,16 +117,15 @@ def build_hand(
         put(7 + web, ends[0] * 0.7 + ends[1] * 0.3 + lower, ends[0] * 0.3 + ends[1] * 0.7 + lower,
             0.0062 * bulk, 0.0062 * bulk, 0.010)  # fmt: skip
 
-    flexion, deviation = wrist_rad
-    arm = rotation_z(deviation) @ rotation_x(flexion)
+    arm = arm_rotation(wrist_rad)
     for bone, side in enumerate((-1.0, 1.0)):
         start = arm @ at(side * 0.0105, -0.004, -0.001)
         put(
             ARM + bone,
             start,
-            arm @ at(side * 0.0185, -0.25, -0.002),
+            arm @ np.array([side * 0.021 * bulk, -_ARM_M, -0.002]),
             0.0182 * bulk,
-            0.0270 * bulk,
+            0.0310 * bulk,
             0.016,
         )
     axes[ARM : ARM + 2] = arm
@@ -140,10 +148,10 @@ def build_hand(
 
     parts[:, 0:3] = parts[:, 0:3] @ rotation.T + translation_m
     parts[:, 3:6] = parts[:, 3:6] @ rotation.T + translation_m
-    bounds = _bounds(parts)
+    bounds = np.concatenate([_palm_box(parts, rotation), _prepared(_digit_bounds(parts))])
     camera_axes = rotation @ axes
     # Axes become rows: side, along, dorsal.
-    return _prepared(parts), np.ascontiguousarray(camera_axes.transpose(0, 2, 1)).reshape(PARTS, 9), _prepared(bounds)
+    return _prepared(parts), np.ascontiguousarray(camera_axes.transpose(0, 2, 1)).reshape(PARTS, 9), bounds
 
 
 def _prepared(capsules: Floats) -> Floats:
@@ -158,33 +166,39 @@ def _prepared(capsules: Floats) -> Floats:
     return prepared
 
 
-def _bounds(parts: Floats) -> Floats:
-    """Capsules around palm and digits, (6, 9), with room for what smooth joining adds."""
-    bounds = np.zeros((1 + DIGITS, 9))
-    groups = [(0, PALM_PARTS, 1, 1), *((base, base + 3, base, base + 2) for base in range(DIGIT, PARTS, 3))]
-    for row, (begin, stop, first, last) in enumerate(groups):
-        start, end = parts[first, 0:3], parts[last, 3:6]
+def _digit_bounds(parts: Floats) -> Floats:
+    """Capsules around the digits, (5, 9), with room for what smooth joining adds."""
+    bounds = np.zeros((DIGITS, 9))
+    for digit in range(DIGITS):
+        begin, stop = DIGIT + 3 * digit, DIGIT + 3 * digit + 3
+        start, end = parts[begin, 0:3], parts[stop - 1, 3:6]
         points = np.concatenate([parts[begin:stop, 0:3], parts[begin:stop, 3:6]])
         radii = np.concatenate([parts[begin:stop, 6], parts[begin:stop, 7]])
         axis = end - start
         along = np.clip((points - start) @ axis / (axis @ axis), 0.0, 1.0)
         away = np.linalg.norm(points - start - along[:, None] * axis, axis=1)
         radius = float((away + radii).max()) + 0.004
-        bounds[row] = *start, *end, radius, radius, 0.0
+        bounds[digit] = *start, *end, radius, radius, 0.0
     return bounds
+
+
+def _palm_box(parts: Floats, rotation: Floats) -> Floats:
+    """First row of Solids.bounds, (1, 10)."""
+    palm = parts[:PALM_PARTS]
+    ends = np.concatenate([palm[:, 0:3], palm[:, 3:6]]) @ rotation
+    radii = np.concatenate([palm[:, 6], palm[:, 7]])[:, None] + 0.004
+    low, high = (ends - radii).min(axis=0), (ends + radii).max(axis=0)
+    return np.array([[*(rotation @ (low + high) / 2), *((high - low) / 2), 0.0, 0.0, 0.0, 0.0]])
 
 
 @kernel
 def part_distance(x: float, y: float, z: float, parts: Floats, row: int) -> float:
-    """Signed distance of a point to one tapered capsule, metres.
-
-    It takes table and row rather than the row itself: a view of a row costs more than the arithmetic.
-    """
+    """Signed distance of a point to one tapered capsule, a row of Solids.parts, metres."""
     px, py, pz = x - parts[row, 0], y - parts[row, 1], z - parts[row, 2]
     bx, by, bz = parts[row, 3], parts[row, 4], parts[row, 5]
     along = min(max((px * bx + py * by + pz * bz) * parts[row, 9], 0.0), 1.0)
     px, py, pz = px - along * bx, py - along * by, pz - along * bz
-    return np.sqrt(px * px + py * py + pz * pz) - parts[row, 6] - along * parts[row, 7]
+    return float(math.sqrt(px * px + py * py + pz * pz) - parts[row, 6] - along * parts[row, 7])
 
 
 @kernel
@@ -195,11 +209,20 @@ def _join(a: float, b: float, width: float) -> float:
 
 
 @kernel
+def _palm_box_distance(x: float, y: float, z: float, frames: Floats, bounds: Floats) -> float:
+    px, py, pz = x - bounds[0, 0], y - bounds[0, 1], z - bounds[0, 2]
+    u = max(abs(px * frames[0, 0] + py * frames[0, 1] + pz * frames[0, 2]) - bounds[0, 3], 0.0)
+    v = max(abs(px * frames[0, 3] + py * frames[0, 4] + pz * frames[0, 5]) - bounds[0, 4], 0.0)
+    w = max(abs(px * frames[0, 6] + py * frames[0, 7] + pz * frames[0, 8]) - bounds[0, 5], 0.0)
+    return math.sqrt(u * u + v * v + w * w)
+
+
+@kernel
 def hand_distance(x: float, y: float, z: float, parts: Floats, frames: Floats, bounds: Floats) -> float:
     """Signed distance of a point to the skin, metres; far away, a lower bound of it."""
-    skip = 0.02
+    skip = 0.018
     arm = _join(part_distance(x, y, z, parts, 10), part_distance(x, y, z, parts, 11), 0.022)
-    palm = part_distance(x, y, z, bounds, 0)
+    palm = _palm_box_distance(x, y, z, frames, bounds)
     if palm < skip:
         # Joined in pairs, with constant widths: in one long chain each step would wait for the one before it.
         inner = _join(part_distance(x, y, z, parts, 0), part_distance(x, y, z, parts, 1), 0.012)
@@ -234,6 +257,12 @@ def hand_distance(x: float, y: float, z: float, parts: Floats, frames: Floats, b
     return nearest
 
 
+def distance_to_skin(solids: Solids, point_m: Floats) -> float:
+    """Signed distance of a camera-frame point (3,) to the skin, metres; far away, a lower bound of it."""
+    x, y, z = point_m.tolist()
+    return hand_distance(x, y, z, solids.parts, solids.frames, solids.bounds)
+
+
 @kernel
 def sleeve_distance(x: float, y: float, z: float, sleeve: Floats) -> float:
     """Signed distance of a point to the sleeve, metres: a pleated tube from the cuff on."""
@@ -241,9 +270,13 @@ def sleeve_distance(x: float, y: float, z: float, sleeve: Floats) -> float:
         return _FAR_M
     px, py, pz = x - sleeve[0], y - sleeve[1], z - sleeve[2]
     along = px * sleeve[3] + py * sleeve[4] + pz * sleeve[5]
-    away = np.sqrt(max(px * px + py * py + pz * pz - along * along, 0.0))
-    pleats = 0.0012 * np.sin(along * 190.0 + 9.0 * np.sin(px * 55.0 + py * 40.0))
-    return max(away - sleeve[6] - 0.08 * along - pleats, -along) * 0.9
+    away = math.sqrt(max(px * px + py * py + pz * pz - along * along, 0.0)) - sleeve[6] - 0.08 * along
+    gap = max(away, -along)
+    if gap < 0.006:
+        # Sines are dear: only where the pleats can be met.
+        pleats = 0.0012 * math.sin(along * 190.0 + 9.0 * math.sin(px * 55.0 + py * 40.0))
+        gap = max(away - pleats, -along)
+    return float(gap * 0.8)
 
 
 @kernel
@@ -254,18 +287,18 @@ def prop_distance(x: float, y: float, z: float, prop: Floats) -> float:
         return _FAR_M
     px, py, pz = x - prop[1], y - prop[2], z - prop[3]
     if kind == 1.0:
-        return np.sqrt(px * px + py * py + pz * pz) - prop[4]
+        return float(math.sqrt(px * px + py * py + pz * pz) - prop[4])
     u = abs(px * prop[7] + py * prop[8] + pz * prop[9]) - prop[4]
     v = px * prop[10] + py * prop[11] + pz * prop[12]
     w = px * prop[13] + py * prop[14] + pz * prop[15]
     rim = 0.002
     if kind == 2.0:
-        v = np.sqrt(v * v + w * w) - prop[5] + rim
+        v = math.sqrt(v * v + w * w) - prop[5] + rim
         u += rim
-        return min(max(u, v), 0.0) + np.sqrt(max(u, 0.0) ** 2 + max(v, 0.0) ** 2) - rim
+        return float(min(max(u, v), 0.0) + math.sqrt(max(u, 0.0) ** 2 + max(v, 0.0) ** 2) - rim)
     u, v, w = u + rim, abs(v) - prop[5] + rim, abs(w) - prop[6] + rim
-    corner = np.sqrt(max(u, 0.0) ** 2 + max(v, 0.0) ** 2 + max(w, 0.0) ** 2)
-    return min(max(u, max(v, w)), 0.0) + corner - rim
+    corner = math.sqrt(max(u, 0.0) ** 2 + max(v, 0.0) ** 2 + max(w, 0.0) ** 2)
+    return float(min(max(u, max(v, w)), 0.0) + corner - rim)
 
 
 @kernel

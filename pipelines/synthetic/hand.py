@@ -1,11 +1,11 @@
 """One pose of the dataset: everything about it is a pure function of (seed, pose)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelines.synthetic.camera import SIDE_PX, View, draw_view
-from pipelines.synthetic.field import Solids, build_hand
+from pipelines.synthetic.field import Solids, arm_rotation, build_hand
 from pipelines.synthetic.jit import Floats
 from pipelines.synthetic.poses import draw_pose
 from pipelines.synthetic.props import draw_prop, draw_sleeve
@@ -14,6 +14,7 @@ from pipelines.synthetic.skeleton import HandShape, draw_shape
 from pipelines.synthetic.surface import Paint, draw_paint
 
 _HOLDING = 0.15
+_STEEPEST_ARM = 0.8
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,37 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     holding = bool(rng.random() < _HOLDING)
     angles, skeleton = draw_pose(rng, shape, grasp=holding)
     view = draw_view(rng, skeleton.joints_m)
-    wrist = float(np.clip(rng.normal(0.05, 0.25), -0.8, 0.8)), float(np.clip(rng.normal(0.0, 0.12), -0.35, 0.3))
+    wrist = _draw_wrist(rng, view.rotation)
     parts, frames, bounds = build_hand(shape, skeleton, view.rotation, view.translation_m, wrist)
     sleeve = draw_sleeve(rng, parts)
-    prop = np.zeros(16)
+    solids = Solids(parts, frames, bounds, sleeve, np.zeros(16))
     if holding:
-        prop = draw_prop(rng, parts, frames, bounds, view.rotation, view.translation_m)
+        solids = replace(solids, prop=draw_prop(rng, solids, view.rotation, view.translation_m))
     return Hand(
         shape=shape,
         angles_rad=angles,
         view=view,
         xyz_m=skeleton.joints_m @ view.rotation.T + view.translation_m,
-        solids=Solids(parts, frames, bounds, sleeve, prop),
+        solids=solids,
         paint=draw_paint(rng),
     )
+
+
+def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:
+    """Flexion and sideways bend of the wrist, radians.
+
+    Where the forearm would point at the camera or away from it, the wrist bends the other way: the picture would
+    otherwise show little but an elbow, or the end of the modelled arm.
+    """
+    flexion = float(np.clip(rng.normal(0.05, 0.25), -0.8, 0.8))
+    deviation = float(np.clip(rng.normal(0.0, 0.12), -0.35, 0.3))
+
+    def steepness(bend: float) -> float:
+        return abs(float((rotation @ arm_rotation((bend, deviation)))[2, 1]))
+
+    if steepness(flexion) > _STEEPEST_ARM:
+        flexion = min((flexion, -flexion), key=steepness)
+    return flexion, deviation
 
 
 def render_hand(hand: Hand) -> Rendering:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.synthetic.jit import Floats, Pixels, kernel
 from pipelines.synthetic.render import Rendering
@@ -75,7 +76,7 @@ def _in_light(x: float, y: float, z: float, depth_m: Pixels, lens: Floats, to_li
 
 @kernel
 def _accumulate(
-    pixels: Floats,
+    pixels: NDArray[np.int64],
     samples: Pixels,
     depth_m: Pixels,
     lens: Floats,

@@ -35,14 +35,14 @@ def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Float
     if rng.random() < _OCCLUDED:
         front = _pass_in_front(rng, front)
     if rng.random() < _MOVING:
-        front = cv2.filter2D(front, -1, _motion_kernel(rng))
+        front = np.asarray(cv2.filter2D(front, -1, _motion_kernel(rng)), dtype=np.float32)
     if scene.wall > 0:
         picture *= (1.0 - scene.wall * _cast_shadow(front[..., 3], scene.light.direction))[..., None]
     picture *= 1.0 - front[..., 3:]
     picture += front[..., :3]
     picture *= np.float32(2.0 ** rng.normal(0.0, 0.2))
-    picture = cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85)))
-    return _develop(rng, picture)
+    blurred = cv2.GaussianBlur(picture, (5, 5), float(rng.uniform(0.35, 0.85)))
+    return _develop(rng, np.asarray(blurred, dtype=np.float32))
 
 
 def _background(rng: np.random.Generator, scene: Scene) -> Pixels:
@@ -52,7 +52,7 @@ def _background(rng: np.random.Generator, scene: Scene) -> Pixels:
     left, top = rng.uniform(0, max(SCENE_PX - span, 0.0), 2)
     matrix = np.array([[zoom, 0.0, -left * zoom], [0.0, zoom, -top * zoom]])
     crop = cv2.warpAffine(scene.picture, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REFLECT_101)
-    return _LINEAR[crop]
+    return np.asarray(_LINEAR[crop])
 
 
 def _cast_shadow(coverage: Pixels, to_light: Floats) -> Pixels:
@@ -78,9 +78,12 @@ def _pass_in_front(rng: np.random.Generator, front: Pixels) -> Pixels:
     else:
         axes = rng.uniform(14, 36, 2).astype(int).tolist()
         cv2.ellipse(mask, [int(x), int(y)], axes, float(np.rad2deg(angle)), 0, 360, [1.0], -1, cv2.LINE_AA)
-    mask = cv2.GaussianBlur(mask, (0, 0), float(rng.uniform(0.8, 2.5)))
+    mask = np.asarray(cv2.GaussianBlur(mask, (0, 0), float(rng.uniform(0.8, 2.5))), dtype=np.float32)
     colour = to_linear(rng.uniform(0.05, 0.9, 3)).astype(np.float32)
-    lit = np.float32(0.6) + np.float32(0.4) * np.linspace(1, 0, SIDE_PX, dtype=np.float32)[:, None, None]
+    # Round things are darker towards their edges, and below.
+    depth = cv2.GaussianBlur(mask, (0, 0), 7.0)
+    relief = depth - np.roll(depth, 6, axis=0) * np.float32(0.6)
+    lit = (np.float32(0.25) + np.float32(1.1) * np.clip(relief, 0.0, 0.7))[..., None]
     hidden = front * (1 - mask[..., None])
     hidden[..., :3] += mask[..., None] * colour * lit
     hidden[..., 3] += mask
@@ -95,7 +98,7 @@ def _motion_kernel(rng: np.random.Generator) -> Pixels:
     start, end = (np.round((5.0 + sign * reach) * 16).astype(int).tolist() for sign in (-1, 1))
     cv2.line(streak, start, end, [1.0], 1, cv2.LINE_AA, 4)
     streak += streak[::-1, ::-1]
-    return streak / streak.sum()
+    return np.asarray(streak / streak.sum())
 
 
 def _develop(rng: np.random.Generator, linear: Pixels) -> bytes:

@@ -116,7 +116,7 @@ def _loosening(rng: np.random.Generator) -> Floats:
 
 @kernel
 def _dot(p: Floats, q: Floats) -> float:
-    return p[0] * q[0] + p[1] * q[1] + p[2] * q[2]
+    return float(p[0] * q[0] + p[1] * q[1] + p[2] * q[2])
 
 
 @kernel

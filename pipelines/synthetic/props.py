@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipelines.synthetic.field import ARM, BALL, BOX, CYLINDER, hand_distance
+from pipelines.synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, distance_to_skin
 from pipelines.synthetic.jit import Floats
 from pipelines.synthetic.skeleton import rotation_x, rotation_y, rotation_z
 
@@ -25,16 +25,12 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
     return sleeve
 
 
-def draw_prop(
-    rng: np.random.Generator, parts: Floats, frames: Floats, bounds: Floats, rotation: Floats, wrist_m: Floats
-) -> Floats:
+def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m: Floats) -> Floats:
     """A ball, cylinder or box in the hand (see Solids.prop), or none where the fingers leave no room.
 
     Args:
         rng: source of the draw.
-        parts: as in Solids.
-        frames: as in Solids.
-        bounds: as in Solids.
+        bare: the hand without an object.
         rotation: (3, 3) hand frame to camera frame.
         wrist_m: (3,) the wrist in the camera frame.
     """
@@ -49,7 +45,7 @@ def draw_prop(
         centre = rotation @ np.array([0.003, y_m, -depth_m]) + wrist_m
         stations = (0.0,) if kind == BALL else (-0.030, -0.015, 0.0, 0.015, 0.030)
         points = [centre + station * axes[:, 0] for station in stations]
-        return min(hand_distance(*point, parts, frames, bounds) for point in points), centre
+        return min(distance_to_skin(bare, point) for point in points), centre
 
     # The largest object that touches palm and fingers: climb out of the palm until the room stops growing.
     places = [room(depth, y) for y in (0.062, 0.074, 0.086, 0.098) for depth in np.arange(0.018, 0.066, 0.004)]

@@ -194,7 +194,7 @@ def _describe(
     covered = sleeve_distance(x, y, z, sleeve)
     held = prop_distance(x, y, z, prop)
     material = 1 if hand <= min(covered, held) else (2 if covered <= held else 3)
-    # Forward differences share the value at the point; their step is wider than the hit tolerance, else its noise shows.
+    # Forward differences share the value at the point; their step is wider than the hit tolerance, or its noise shows.
     nx, ny, nz, h = 0.0, 0.0, 0.0, 0.0005
     for axis in range(3):
         px, py, pz = x + h * (axis == 0), y + h * (axis == 1), z + h * (axis == 2)

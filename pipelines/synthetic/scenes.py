@@ -42,7 +42,7 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     canvas = kinds[kind](rng)
     near = kind in (3, 4, 5)
     defocus = float(rng.uniform(0.4, 1.4) if near else rng.uniform(0.8, 3.5))
-    canvas = cv2.GaussianBlur(canvas, (0, 0), defocus)
+    canvas = _blurred(canvas, defocus)
     azimuth, height = float(rng.uniform(-np.pi, np.pi)), float(rng.uniform(0.1, 1.2))
     # Light comes from the camera's side of the hand, from above more often than from below.
     direction = np.array([np.cos(azimuth) * np.cos(height), np.sin(azimuth) * np.cos(height), -np.sin(height)])
@@ -57,8 +57,8 @@ def draw_scene(rng: np.random.Generator) -> Scene:
     key = level * tint * (1.15 - 0.45 * softness)
     fill = level * ambience * (0.20 + 0.30 * softness)
     lighting = Light(direction, key, fill * 1.25, fill * 0.65, softness)
-    canvas = _graded(canvas, direction, tint, float(rng.uniform(0.05, 0.4)), float(rng.uniform(0.75, 1.05)))
-    return Scene(canvas, lighting, float(rng.uniform(0.35, 0.8)) if near else 0.0)
+    picture = _graded(canvas, direction, tint, float(rng.uniform(0.05, 0.4)), float(rng.uniform(0.75, 1.05)))
+    return Scene(picture, lighting, float(rng.uniform(0.35, 0.8)) if near else 0.0)
 
 
 def _graded(canvas: Pixels, direction: Floats, tint: Floats, falloff: float, level: float) -> Picture:
@@ -87,6 +87,10 @@ def _noise(rng: np.random.Generator, cells: tuple[int, int], octaves: int = 3) -
         grid = rng.uniform(-1, 1, (size[1], size[0])).astype(np.float32)
         total += cv2.resize(grid, (SCENE_PX, SCENE_PX), interpolation=cv2.INTER_CUBIC) * np.float32(0.55**octave)
     return total
+
+
+def _blurred(picture: Pixels, sigma_px: float) -> Pixels:
+    return np.asarray(cv2.GaussianBlur(picture, (0, 0), sigma_px), dtype=np.float32)
 
 
 def _fixed(points: Floats) -> NDArray[np.int32]:
@@ -128,7 +132,7 @@ def _clutter(
         width, height = rng.uniform(*size_px, 2)
         angle, colour = float(rng.uniform(0, np.pi)), _colour(rng, saturation=0.8)
         kind = int(rng.integers(4))
-        shade = cv2.GaussianBlur(_stamp(_box(x + 4, y + 5, width, height, angle)), (0, 0), 4.0)
+        shade = _blurred(_stamp(_box(x + 4, y + 5, width, height, angle)), 4.0)
         if kind < 3:
             canvas *= (1.0 - 0.45 * shade)[..., None]
         if kind == 0:
@@ -149,7 +153,8 @@ def _clutter(
                 middle = np.array([x, y]) + down * np.array([-s, c])
                 _fill(canvas, _box(middle[0], middle[1], along, 1.6, angle), paper * 0.45)
         else:
-            steps = np.cumsum(rng.normal(0, 1, (14, 2)) * 9 + rng.normal(0, 8, 2), axis=0)
+            bends = np.cumsum(rng.normal(0, 1, (40, 2)), axis=0)
+            steps = np.cumsum(bends + rng.normal(0, 2, 2), axis=0)
             cable = _fixed(steps + np.array([x, y]))
             cv2.polylines(canvas, [cable], False, colour.tolist(), int(rng.integers(2, 6)), cv2.LINE_AA, _SHIFT)
 
@@ -192,7 +197,7 @@ def _shelves(rng: np.random.Generator) -> Pixels:
         while x < SCENE_PX:
             width, height = float(rng.uniform(7, 26)), tall * float(rng.uniform(0.55, 0.92))
             if rng.random() < 0.85:
-                spine = _colour(rng, 0.1, 0.9, 0.9)
+                spine = _colour(rng, 0.1, 0.8, 0.6)
                 lean = float(rng.normal(0, 0.03))
                 _fill(canvas, _box(x + width / 2, y - height / 2, width - 1, height, lean), spine)
                 title = np.clip(spine * 0.4 if spine.mean() > 0.5 else spine + 0.4, 0, 1)
@@ -212,7 +217,7 @@ def _outdoors(rng: np.random.Generator) -> Pixels:
     canvas = np.repeat(canvas, SCENE_PX, axis=1)
     canvas += 0.12 * np.clip(_noise(rng, (3, 2), 4), 0, 1)[..., None]
     tops = rng.uniform(0.1, 0.6) * SCENE_PX + 45 * _noise(rng, (1, 5), 4)[0]
-    leaf = np.array([0.26, 0.42, 0.16]) * rng.uniform(0.5, 1.3) + rng.normal(0, 0.04, 3)
+    leaf = np.array([0.28, 0.38, 0.19]) * rng.uniform(0.5, 1.15) + rng.normal(0, 0.04, 3)
     leaves = _noise(rng, (14, 14), 4)
     foliage = leaf * (1.0 + 0.65 * leaves[..., None])
     below = (np.arange(SCENE_PX)[:, None] > tops[None, :] + 14 * leaves)[..., None]

@@ -1,5 +1,6 @@
 """What the surface is made of at a point: skin of palm and back, creases, knuckles, nails, cloth, object paint."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,8 +57,8 @@ def draw_paint(rng: np.random.Generator) -> Paint:
     darkness = place / (len(_SKIN_SRGB) - 1)
     pink = to_linear(np.array([0.86, 0.63, 0.55]) - 0.10 * darkness)
     palm = back + (0.25 + 0.30 * darkness) * (pink - back)
-    nail = back + (0.35 + 0.25 * darkness) * (to_linear(np.array([0.93, 0.74, 0.70])) - back)
-    skin = np.concatenate([back, palm, nail, [rng.uniform(0.05, 0.16), rng.uniform(0.5, 1.0), rng.uniform(0.5, 1.6)]])
+    nail = back + (0.40 - 0.10 * darkness) * (to_linear(np.array([0.93, 0.74, 0.70])) - back)
+    skin = np.concatenate([back, palm, nail, [rng.uniform(0.03, 0.10), rng.uniform(0.5, 1.0), rng.uniform(0.5, 1.6)]])
     cloth = np.array([*to_linear(rng.uniform(0.05, 0.95, 3)), rng.choice([0.0, 0.0, 120.0, 220.0])])
     thing = np.array([*to_linear(rng.uniform(0.05, 0.95, 6)), rng.choice([0.0, 30.0, 70.0]), rng.uniform(0.1, 2.0)])
     return Paint(skin, cloth, thing)
@@ -74,7 +75,7 @@ def _lattice(i: int, j: int, k: int) -> float:
 @kernel
 def _mottling(x: float, y: float, z: float) -> float:
     """Smooth noise in [-1, 1] with features of unit size."""
-    i, j, k = int(np.floor(x)), int(np.floor(y)), int(np.floor(z))
+    i, j, k = math.floor(x), math.floor(y), math.floor(z)
     u, v, w = x - i, y - j, z - k
     u, v, w = u * u * (3 - 2 * u), v * v * (3 - 2 * v), w * w * (3 - 2 * w)
     low = (_lattice(i, j, k) * (1 - u) + _lattice(i + 1, j, k) * u) * (1 - v)
@@ -93,7 +94,7 @@ def _ramp(low: float, high: float, value: float) -> float:
 
 @kernel
 def _line(distance: float, width: float) -> float:
-    return np.exp(-distance * distance / (width * width))
+    return math.exp(-distance * distance / (width * width))
 
 
 @kernel
@@ -101,7 +102,7 @@ def _stroke(x: float, y: float, ax: float, ay: float, bx: float, by: float) -> f
     """Distance in the plane from a point to a segment."""
     ux, uy = bx - ax, by - ay
     t = min(max(((x - ax) * ux + (y - ay) * uy) / (ux * ux + uy * uy), 0.0), 1.0)
-    return np.sqrt((x - ax - t * ux) ** 2 + (y - ay - t * uy) ** 2)
+    return math.sqrt((x - ax - t * ux) ** 2 + (y - ay - t * uy) ** 2)
 
 
 @kernel
@@ -143,9 +144,12 @@ def skin_at(
     along = px * frame[3] + py * frame[4] + pz * frame[5]
     height = px * frame[6] + py * frame[7] + pz * frame[8]
     dorsal = nx * frame[6] + ny * frame[7] + nz * frame[8]
-    length = 1.0 / np.sqrt(part[9])
+    length = 1.0 / math.sqrt(part[9])
 
-    palmar = _ramp(0.15, -0.55, dorsal) if nearest < 10 or nearest >= 12 else 0.7 * _ramp(0.0, -0.8, dorsal)
+    palmar = _ramp(0.15, -0.55, dorsal)
+    if 10 <= nearest < 12:
+        # The pale skin of the palm fades out along the forearm.
+        palmar *= 1.0 - 0.75 * _ramp(-0.01, 0.07, along)
     flush = 0.0
     dark = 0.0
     nail = 0.0
@@ -160,12 +164,12 @@ def skin_at(
             if segment > 0:
                 dark += 0.55 * inner * _line(start, 0.0011)
                 flush += 0.5 * outer * _line(start, 0.006)
-                ripple = 0.5 + 0.5 * np.cos(along * 4200.0)
+                ripple = 0.5 + 0.5 * math.cos(along * 4200.0)
                 dark += 0.30 * outer * ripple * _line(start, 0.0040)
             if segment < 2:
                 dark += 0.45 * inner * _line(end - 0.0008, 0.0011)
                 flush += 0.5 * outer * _line(end, 0.006)
-                dark += 0.30 * outer * (0.5 + 0.5 * np.cos((along - length) * 4200.0)) * _line(end, 0.0040)
+                dark += 0.30 * outer * (0.5 + 0.5 * math.cos((along - length) * 4200.0)) * _line(end, 0.0040)
             if segment == 0:
                 flush += 0.6 * outer * _line(start, 0.009)
         if segment == 2:
@@ -209,7 +213,7 @@ def cloth_at(x: float, y: float, z: float, sleeve: Floats, cloth: Floats, out: F
     along = (x - sleeve[0]) * sleeve[3] + (y - sleeve[1]) * sleeve[4] + (z - sleeve[2]) * sleeve[5]
     tone = 1.0 + 0.12 * _mottling(x * 900.0, y * 900.0, z * 900.0) - 0.3 * _line(along - 0.012, 0.0012)
     if cloth[3] > 0.0:
-        tone *= 0.72 + 0.28 * _ramp(-0.3, 0.3, np.sin(along * cloth[3]))
+        tone *= 0.72 + 0.28 * _ramp(-0.3, 0.3, math.sin(along * cloth[3]))
     for channel in range(3):
         out[channel] = cloth[channel] * tone
     out[3] = 0.05
@@ -221,7 +225,7 @@ def thing_at(x: float, y: float, z: float, prop: Floats, thing: Floats, out: Flo
     along = (x - prop[1]) * prop[7] + (y - prop[2]) * prop[8] + (z - prop[3]) * prop[9]
     share = 0.0
     if thing[6] > 0.0:
-        share = _ramp(-0.1, 0.1, np.sin(along * thing[6] * 6.283))
+        share = _ramp(-0.1, 0.1, math.sin(along * thing[6] * 6.283))
     tone = 1.0 + 0.06 * _mottling(x * 200.0, y * 200.0, z * 200.0)
     for channel in range(3):
         out[channel] = (thing[channel] + share * (thing[3 + channel] - thing[channel])) * tone
