@@ -84,7 +84,7 @@ class TrainingState:
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": {"last_epoch": self.scheduler.last_epoch},
+            "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
 
@@ -106,9 +106,7 @@ class TrainingState:
         if saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
-        self.scheduler.last_epoch = self.steps_done
-        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
+        self.scheduler.load_state_dict(saved["scheduler"])
         log.info("going on after step %d, from %s", self.steps_done, path)
 
 

@@ -1,0 +1,89 @@
+"""Configuration: layers, round trip, and errors that tell what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from errors import UserError
+from train.config import Config, first_difference, load_config, to_dict, to_toml
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(*overrides: str, files: list[Path] | None = None) -> Config:
+    return load_config(Config, files or [], list(overrides))
+
+
+def test_defaults_are_the_papers() -> None:
+    config = load()
+    assert (config.train.batch, config.train.epochs, config.optim.warmup_epochs) == (2048, 100, 10)
+    assert config.geometry.rotation_deg == (-45, 45)
+    assert config.geometry.scale == (0.6, 2.0)
+    assert config.geometry.translation_frac * config.geometry.side_px == 15
+    assert config.colour.jitter == "hsv"
+    assert config.equivariance.variant == "paper"
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text("[train]\nbatch = 64\nmicro_batch = 32\n[optim]\nlr = 1e-4\n")
+    second.write_text("[train]\nbatch = 128\n")
+    config = load("optim.lr=3e-4", "run.out=somewhere/else", files=[first, second])
+    assert (config.train.batch, config.train.micro_batch) == (128, 32)
+    assert config.optim.lr == 3e-4
+    assert config.run.out == "somewhere/else"
+
+
+def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
+    config = load("train.threads=3", "geometry.fill=edge", "geometry.rotation_deg=[-90, 90]", "optim.lr=0.002")
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert load(files=[file]) == config
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
+def test_shipped_configurations_are_valid(file: Path) -> None:
+    load(files=[file])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.bach=1", "--set train.bach=1: unknown key train.bach: did you mean train.batch?"),
+        ("batch=1", "--set batch=1: unknown key batch: did you mean train.batch?"),
+        ("optimm.lr=1", "unknown key optimm"),
+        ("train.batch=many", "train.batch = 'many'"),
+        ("train.batch=1", "greater than or equal to 2"),
+        ("geometry.fill=300", "geometry.fill = 300"),
+        ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
+        ("pipelines.backend=fast", "'auto', 'dali' or 'opencv'"),
+        ("projector.dim=127", "projector.dim = 127"),
+        ("train", "expected table.key=value"),
+    ],
+)
+def test_errors_name_key_value_and_remedy(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    assert message in str(caught.value)
+
+
+def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[train]\nepoch = 3\n")
+    with pytest.raises(UserError, match=r"mine\.toml: unknown key train\.epoch: did you mean train\.epochs\?"):
+        load(files=[file])
+    file.write_text("[train\n")
+    with pytest.raises(UserError, match=r"mine\.toml is not TOML"):
+        load(files=[file])
+    with pytest.raises(UserError, match="No such file"):
+        load(files=[tmp_path / "missing.toml"])
+
+
+def test_what_a_resumed_run_may_change() -> None:
+    before = to_dict(load())
+    free = load("run.log_every=7", "pipelines.backend=dali", "train.recompute=always", "data.root=/elsewhere")
+    assert first_difference(before, to_dict(free)) is None
+    assert first_difference(before, to_dict(load("optim.lr=1e-3"))) == "optim.lr: was None, is now 0.001"
+    assert first_difference(before, to_dict(load("train.micro_batch=128"))) is not None

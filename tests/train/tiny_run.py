@@ -1,0 +1,73 @@
+"""A pre-training run that takes seconds, as a subprocess or as configuration overrides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from tests.pipelines.harness import smooth_image
+
+ROOT = Path(__file__).parents[2]
+STEPS = 12
+TINY = (
+    "data.source=folder", "geometry.side_px=32", "encoder.name=resnet18", "encoder.weights=random",
+    "projector.hidden=16", "projector.dim=8", "optim.lr=1e-3", "optim.warmup_epochs=1", "train.batch=12",
+    "train.micro_batch=4", "train.epochs=3", "train.threads=1", "pipelines.threads=1", "run.log_every=2",
+    "run.checkpoint_every=3", "run.log_samples=true", "train.device=cpu",
+)  # fmt: skip
+
+
+def write_images(root: Path, count: int = 50) -> None:
+    """Enough images for four steps an epoch, with two to spare."""
+    root.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        cv2.imwrite(str(root / f"{number:02}.jpg"), smooth_image(rng, 48, 48, 3))
+
+
+def arguments(images: Path, out: Path, *overrides: str, resume: str = "auto") -> list[str]:
+    """`pretrain` and its options."""
+    settings = [*TINY, f"data.root={images}", f"run.out={out}", *overrides]
+    return ["pretrain", "--resume", resume, *(word for setting in settings for word in ("--set", setting))]
+
+
+def start(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
+    """`python cli.py ...`, or under torchrun."""
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*launcher, "cli.py", *arguments],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for success: what the process printed."""
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    return output
+
+
+def final_weights(out: Path) -> dict[str, torch.Tensor]:
+    """The network of the newest checkpoint, which is the last step's."""
+    path = out / "checkpoints" / f"step_{STEPS:09d}.pt"
+    weights: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["network"]
+    return weights
+
+
+def samples_of_steps(out: Path) -> dict[int, list[int]]:
+    """Samples of every step in global order, over the ranks' files."""
+    rows = [json.loads(line) for file in out.glob("samples-rank*.jsonl") for line in file.read_text().splitlines()]
+    steps: dict[int, list[int]] = {}
+    for row in sorted(rows, key=lambda row: (row["step"], row["first"])):
+        steps.setdefault(row["step"], []).extend(row["samples"])
+    return steps
