@@ -1,0 +1,68 @@
+"""What our loader is compared with: other ways from the same files and boxes to the same two views.
+
+Each makes two 128 x 128 views of every image: rotation in [-45, 45] degrees, translation of up to 15/128 of the output
+side, scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle, and all run without end, so that no
+peer pays for a restart between epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bench import dali_peers, dataloader_peers
+
+Start = Callable[[Sequence[Path], npt.NDArray[np.float32], int, int], Iterator[int]]
+"""(paths (N), boxes_px (N, 3): centre x, y, side, threads or processes, images a batch) -> sizes of endless batches."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to load.
+
+    Attributes:
+        name: short, for a table.
+        description: what it does and what it hands over.
+        views: views of an image, 0 where only the source is decoded.
+        start: makes the endless iterator.
+    """
+
+    name: str
+    description: str
+    views: int
+    start: Start
+
+
+PEERS: Final = [
+    Peer(
+        "decode only (DALI)",
+        "the ceiling: DALI reads and decodes on the CPU, no views; uint8 sources of their own sizes",
+        0,
+        dali_peers.start_decode_only,
+    ),
+    Peer(
+        "OpenCV + DataLoader",
+        "the authors' way: imread, one warpAffine from source to view, exact HSV jitter by look-up tables; worker "
+        "processes fill uint8 batches in shared memory",
+        2,
+        dataloader_peers.start_opencv,
+    ),
+    Peer(
+        "torchvision v2 + DataLoader",
+        "decode_image, the box resized once, v2's affine, saturation, hue (added: v2 has no factor) and brightness; "
+        "worker processes fill uint8 batches in shared memory; black beyond the box",
+        2,
+        dataloader_peers.start_torchvision,
+    ),
+    Peer(
+        "DALI, plain",
+        "all in a DALI graph on the CPU: decode, warp_affine, fn.hsv (linear; hue added), normalised float",
+        2,
+        dali_peers.start_plain,
+    ),
+]

@@ -1,0 +1,88 @@
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bench.measure import Rate, cpu_seconds, limited_to_cores, measure
+
+
+def test_rate_is_images_over_time() -> None:
+    closed = []
+
+    def batches() -> Iterator[int]:
+        try:
+            time.sleep(0.2)  # start-up, which the warm-up takes
+            while True:
+                time.sleep(0.01)
+                yield 5
+        finally:
+            closed.append(True)
+
+    rate = measure(batches, warmup_s=0.1, repeat_s=0.1, repeats=3)
+    assert len(rate.images_per_s) == 3
+    assert 200 < rate.mean <= 500
+    assert rate.images % 5 == 0
+    assert rate.cpu_s_per_image < 0.002
+    assert closed == [True]
+
+
+def test_statistics_in_closed_form() -> None:
+    rate = Rate((1.0, 2.0, 6.0), 0.0, 9)
+    assert (rate.mean, rate.median) == (3.0, 2.0)
+    assert rate.half_interval == pytest.approx(4.303 * 7**0.5 / 3**0.5)
+    assert rate.interval == pytest.approx((3 - rate.half_interval, 3 + rate.half_interval))
+    assert Rate((1.0, 3.0), 0.0, 2).half_interval == pytest.approx(12.706)
+    assert Rate((1.0, 3.0) * 20, 0.0, 2).half_interval == pytest.approx(2.228 * (40 / 39 / 40) ** 0.5)
+
+
+def test_one_repeat_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="repeats is 1"):
+        measure(lambda: iter([1]), repeats=1)
+
+
+def test_an_iterator_that_ends_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="ended after 7 images"):
+        measure(lambda: iter([3, 4]), warmup_s=1, repeat_s=1)
+
+
+BUSY = "import time\nwhile time.process_time() < {}: pass\nprint('done', flush=True)\ninput()"
+
+
+def test_processor_time_of_children_counts_while_they_live_and_after() -> None:
+    before = cpu_seconds()
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(0.3)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "done\n"
+        assert cpu_seconds() - before >= 0.28
+        child.communicate("\n")
+    assert cpu_seconds() - before >= 0.28
+
+
+def test_cores_are_limited_for_threads_and_children_and_given_back() -> None:
+    allowed = os.sched_getaffinity(0)
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            with limited_to_cores(1):
+                assert thread.native_id is not None
+                for task in (0, thread.native_id, child.pid):
+                    assert os.sched_getaffinity(task) == {min(allowed)}
+            for task in (0, thread.native_id, child.pid):
+                assert os.sched_getaffinity(task) == allowed
+        finally:
+            stop.set()
+            thread.join()
+            child.communicate(b"\n")
+
+
+def test_more_cores_than_there_are() -> None:
+    with pytest.raises(ValueError, match="1000000 cores asked for"), limited_to_cores(1_000_000):
+        pass

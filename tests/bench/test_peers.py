@@ -1,0 +1,129 @@
+import itertools
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from bench import augmentation, dali_peers, dataloader_peers
+from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
+from bench.dataloader_peers import OpencvViews, TorchvisionViews, ViewsOfFiles, hsv_table, loader, source_to_view_px
+from bench.peers import PEERS, Peer
+from pipelines.index import WHOLE_IMAGE
+
+IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
+LEVELS = list(range(10, 250, 20))
+HEIGHT, WIDTH = 150, 200
+Boxes = npt.NDArray[np.float32]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """One gray image of each level."""
+    files = [tmp_path / f"{level}.jpg" for level in LEVELS]
+    for file, level in zip(files, LEVELS, strict=True):
+        cv2.imwrite(str(file), np.full((HEIGHT, WIDTH, 3), level, np.uint8))
+    return files
+
+
+@pytest.fixture
+def boxes_px() -> Boxes:
+    boxes_px = np.tile(np.array([100, 75, 60], np.float32), (len(LEVELS), 1))
+    boxes_px[-1] = WHOLE_IMAGE
+    return boxes_px
+
+
+def shared(tensor: Any) -> bool:
+    return bool(tensor.is_shared())
+
+
+def arrays(samples: Any) -> list[npt.NDArray[Any]]:
+    return [np.asarray(sample) for sample in samples]
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: Boxes) -> None:
+    sizes = peer.start(paths, boxes_px, 2, 5)
+    assert list(itertools.islice(sizes, 6)) == [5] * 6
+
+
+def test_every_sample_once_an_epoch() -> None:
+    samples = list(itertools.chain.from_iterable(itertools.islice(endless_batches(7, 3), 14)))
+    for epoch in range(6):
+        assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
+    assert samples[:7] != samples[7:14] or samples[:7] != samples[14:21]
+
+
+def test_draws_fill_their_ranges() -> None:
+    draws = draw(4000, np.random.default_rng(0))
+    for name, low, high in [
+        ("rotation_deg", -45, 45),
+        ("x_frac", -15 / 128, 15 / 128),
+        ("y_frac", -15 / 128, 15 / 128),
+        ("scale", 0.6, 2),
+        ("hue", 0.01, 1),
+        ("saturation", 0.01, 1),
+        ("value", 0.5, 1),
+        ("value_shift", 5 / 255, 20 / 255),
+    ]:
+        values = np.array([getattr(one, name) for one in draws])
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+
+
+@pytest.mark.parametrize("kind", [OpencvViews, TorchvisionViews])
+def test_views_of_dataloader_peers(
+    kind: type[ViewsOfFiles], paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataloader_peers, "draw", lambda count, rng: [IDENTITY] * count)
+    views = kind(paths, boxes_px).__getitems__(range(len(paths)))
+    assert views.shape == (2, len(paths), 3, VIEW_PX, VIEW_PX)
+    assert views.dtype == torch.uint8
+    assert shared(views)
+    assert views[0].is_contiguous(memory_format=torch.channels_last)
+    assert views[:, :, :, 64, 64].tolist() == [[[level] * 3 for level in LEVELS]] * 2
+    corners = views[0, :, 0, 0, 0].tolist()
+    assert corners == [*LEVELS[:-1], 0]  # only the whole image's square reaches beyond the image
+
+
+def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: Boxes) -> None:
+    views = next(iter(loader(OpencvViews(paths, boxes_px), 1, 4)))
+    assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
+    assert shared(views)
+
+
+def test_opencv_matrix_carries_the_box() -> None:
+    matrix = source_to_view_px((100, 75, 60), IDENTITY)
+    corner_based = matrix @ [100 - 30 - 0.5, 75 - 30 - 0.5, 1] + 0.5
+    np.testing.assert_allclose(corner_based, [0, 0], atol=1e-12)
+    turned = Draw(90, 0.1, 0, 2, 1, 1, 1, 0)
+    below = source_to_view_px((100, 75, 60), turned) @ [100 + 15 - 0.5, 75 - 0.5, 1] + 0.5  # the right becomes below
+    np.testing.assert_allclose(below, [64 + 12.8, 64 + 64], atol=1e-9)
+
+
+def test_hsv_table_is_the_papers_jitter() -> None:
+    table = hsv_table(Draw(0, 0, 0, 1, hue=0.5, saturation=0.25, value=0.5, value_shift=20 / 255))
+    assert table[0, 100].tolist() == [50, 25, 70]
+    assert hsv_table(Draw(0, 0, 0, 1, 1, 1, 1, 20 / 255))[0, 250, 2] == 255
+
+
+def test_dali_decodes_every_image(paths: list[Path]) -> None:
+    pipeline = dali_peers.decode_only(paths, 2, 4)
+    levels = [int(image[0, 0, 0]) for _ in range(3) for image in arrays(pipeline.run()[0])]
+    assert sorted(levels) == LEVELS
+
+
+def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
+        monkeypatch.setattr(augmentation, name, (float(value), float(value) + 1e-6))
+    pipeline = dali_peers.plain(paths, boxes_px, 2, len(paths))
+    first, second = (np.stack(arrays(views)) for views in pipeline.run())
+    assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
+    assert first.dtype == np.float32
+    red = first[:, 0] * 0.229 * 255 + 0.485 * 255
+    order = np.argsort(red[:, 64, 64])
+    np.testing.assert_allclose(red[order, 64, 64], LEVELS, atol=1.01)
+    np.testing.assert_allclose(red[order, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
