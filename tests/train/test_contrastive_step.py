@@ -387,7 +387,8 @@ def one_rank(rank: int, world_size: int, port: int, recompute: Recompute, folder
 @pytest.mark.parametrize(("world_size", "recompute"), [(2, "always"), (3, "auto")])
 def test_any_number_of_ranks_trains_the_same_function(world_size: int, recompute: Recompute, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "models.equivariance", "train.contrastive_step"])  # once for all ranks
+    # Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
+    context.set_forkserver_preload(["pytest", "train.contrastive_step", "torch.fx.experimental.symbolic_shapes"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
