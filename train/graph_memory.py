@@ -32,7 +32,7 @@ def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: 
         storage = saved.untyped_storage()
         if storage.data_ptr() not in own:
             blocks[storage.data_ptr()] = storage.nbytes()
-        return saved
+        return saved.detach()  # else a saved result and its node would keep each other alive
 
     # A compiled network would compile the hook as well, for every shape.
     note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@ import logging
 import multiprocessing
 import os
 import socket
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,6 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
@@ -244,6 +244,32 @@ def test_scaler_scales_gradients_and_not_the_loss() -> None:
     assert_same(gradients(scaled), [1024 * gradient for gradient in gradients(plain)])
 
 
+def test_recomputing_holds_one_graph_at_a_time() -> None:
+    class Saved:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    alive: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+    def pack(tensor: Tensor) -> Saved:
+        saved = Saved(tensor.detach())
+        alive.add(saved)
+        return saved
+
+    class Watched(nn.Linear):
+        def forward(self, image: Tensor) -> Tensor:
+            held_before.append(len(alive) > 0)
+            return super().forward(image.flatten(1))
+
+    expected: dict[Recompute, list[bool]] = {"never": [False, True, True], "always": [False] * 6}
+    for recompute, held in expected.items():
+        held_before: list[bool] = []
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+            run(Watched(3 * SIDE_PX**2, 4).double(), 6, 2, recompute)
+        assert held_before == held
+        assert not alive
+
+
 def test_temperature_reaches_the_loss() -> None:
     result = run(network(), 6, 2, temperature=0.1)
     torch.testing.assert_close(result.loss, nt_xent(result.embeddings[0], result.embeddings[1], 0.1))
@@ -297,6 +323,30 @@ def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
     assert halved == pytest.approx(train.graph_memory.free_bytes(World()) / 2, rel=0.2)
 
 
+def test_measured_graph_goes_when_its_result_goes() -> None:
+    tokens: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.token = nn.Module()
+            tokens.add(ctx.token)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    def forward() -> Tensor:
+        x: Tensor = Node.apply(torch.ones(3, 2, requires_grad=True))  # type: ignore[no-untyped-call]
+        return x * x.amax(1, keepdim=True).detach()  # as the range in the latent inverse: saved, but on no way back
+
+    result, _ = train.graph_memory.with_graph_bytes(nn.Identity(), forward, torch.device("cpu"))
+    assert len(tokens) == 1
+    del result
+    assert not tokens
+
+
 def test_wrong_batch_size_is_named() -> None:
     step = ContrastiveStep(network(), UNDO, batch=8, micro_batch=2, preprocess=to_double)
     with pytest.raises(ValueError, match="batch of 6 samples, but this rank's share is 8"):
@@ -337,7 +387,8 @@ def one_rank(rank: int, world_size: int, port: int, recompute: Recompute, folder
 @pytest.mark.parametrize(("world_size", "recompute"), [(2, "always"), (3, "auto")])
 def test_any_number_of_ranks_trains_the_same_function(world_size: int, recompute: Recompute, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "models.equivariance", "train.contrastive_step"])  # once for all ranks
+    # Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
+    context.set_forkserver_preload(["pytest", "train.contrastive_step", "torch.fx.experimental.symbolic_shapes"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -377,6 +428,8 @@ def test_compiled_network_is_compiled_once(recompute: Recompute) -> None:
     torch.compiler.reset()
     eager, compiled = network(), network()
     reference = run(eager, 6, 2)
+    from torch._dynamo.utils import counters  # slow to import, and the ranks import this file
+
     counters.clear()
     network_to_run = torch.compile(compiled)
     assert isinstance(network_to_run, nn.Module)
