@@ -177,7 +177,7 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
     first = out / "training/rgb/00000000.jpg"
     kept = first.stat().st_mtime_ns
     (out / "training/rgb/00000003.jpg").unlink()
-    (out / "training/rgb/00000003.jpg.part").write_bytes(b"half")
+    (out / "training/rgb/00000000.jpg.part").write_bytes(b"half")
     make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)

@@ -111,6 +111,9 @@ def test_pixels_are_corner_based() -> None:
     np.testing.assert_allclose(found, target, atol=0.1)
     radius_px = np.sqrt(coverage.sum() / np.pi)
     assert abs(radius_px - 500 * (0.012 + HIT_M) / 0.6) < 0.1
+    # Antialiased across and down.
+    for line in (covered[91], covered[:, 130]):
+        assert ((line > 0) & (line < 1)).any()
     # The nearest point of the ball.
     assert abs(picture.depth_m[91, 130] - (0.6 - 0.012 - HIT_M)) < 0.001
 
