@@ -28,7 +28,8 @@ SAMPLE_COLUMNS = 13
 
 _TILE_PX = 4
 _NEAR_M = 0.08
-_HIT_M = 0.0003
+HIT_M = 0.0003
+"""Where rays stop: what is rendered is the field's level set at this distance, a quarter of a pixel outside of it."""
 _OUTLINE_M = 0.004
 
 
@@ -88,7 +89,7 @@ def _march(
     t = start
     for _ in range(72):
         gap = scene_distance(dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop)
-        if gap < _HIT_M:
+        if gap < HIT_M:
             return t
         t += 0.95 * gap
         if t > far:

@@ -11,7 +11,8 @@ from pipelines.synthetic.camera import project
 from pipelines.synthetic.dataset import Recipe, parts_of, scenes_of
 from pipelines.synthetic.scenes import Scene, draw_scene
 
-POSES, SEED, SCENES = 12, 5, 6
+# More poses than one task takes, so that two workers share them.
+POSES, SEED, SCENES = 9, 5, 6
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,8 @@ def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path / "other", poses=1, seed=SEED + 1, scenes=SCENES, workers=1)
     one, other = contents(made), contents(tmp_path / "other")
     assert one["training/rgb/00000000.jpg"] != other["training/rgb/00000000.jpg"]
+    # Another hand, not only another photograph of it.
+    assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
 
 
 def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
     first = out / "training/rgb/00000000.jpg"
     kept = first.stat().st_mtime_ns
     (out / "training/rgb/00000003.jpg").unlink()
-    (out / "training/rgb/00000003.jpg.part").write_bytes(b"half")
+    (out / "training/rgb/00000000.jpg.part").write_bytes(b"half")
     make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)

@@ -6,7 +6,7 @@ import numpy as np
 from pipelines.synthetic.camera import SIDE_PX, project
 from pipelines.synthetic.field import PARTS, Solids, distance_to_skin, part_distance
 from pipelines.synthetic.hand import Hand, draw_hand, render_hand
-from pipelines.synthetic.render import Rendering, render
+from pipelines.synthetic.render import HIT_M, Rendering, render
 from pipelines.synthetic.surface import NOTHING, OBJECT, SKIN
 
 
@@ -110,9 +110,12 @@ def test_pixels_are_corner_based() -> None:
     # Outlines have four samples per pixel, hence the tolerance; a frame with centres at whole numbers is off by 0.5.
     np.testing.assert_allclose(found, target, atol=0.1)
     radius_px = np.sqrt(coverage.sum() / np.pi)
-    assert abs(radius_px - 500 * 0.012 / 0.6) < 0.1
+    assert abs(radius_px - 500 * (0.012 + HIT_M) / 0.6) < 0.1
+    # Antialiased across and down.
+    for line in (covered[91], covered[:, 130]):
+        assert ((line > 0) & (line < 1)).any()
     # The nearest point of the ball.
-    assert abs(picture.depth_m[91, 130] - (0.6 - 0.012)) < 0.001
+    assert abs(picture.depth_m[91, 130] - (0.6 - 0.012 - HIT_M)) < 0.001
 
 
 def test_the_nearer_part_hides_the_farther() -> None:
