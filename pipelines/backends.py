@@ -87,26 +87,27 @@ class FastViews:
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
         """Make the views of one DALI batch in their rows of the training batch."""
         images = [np.asarray(image) for image in outputs[0]]
-        makers = []
+        tables, outs = [], []
         for number, view in enumerate(views):
             augmentation, source_to_view_px, size_px, to_view_px = (
                 np.asarray(output.as_tensor()) for output in outputs[1 + 4 * number : 5 + 4 * number]
             )
             view.matrix.copy_(torch.from_numpy(augmentation))
             view.source_to_view_px.copy_(torch.from_numpy(source_to_view_px))
-            maker = fast_cpu.ViewMaker(
-                self._geometry,
-                self._colour,
-                draws=request.draws[number],
-                minified_size_px=size_px,
-                minified_to_view_px=to_view_px,
+            tables.append(
+                fast_cpu.ViewTable(
+                    self._colour,
+                    draws=request.draws[number],
+                    minified_size_px=size_px,
+                    minified_to_view_px=to_view_px,
+                )
             )
-            makers.append((maker, view.image.permute(0, 2, 3, 1).numpy()))
+            outs.append(view.image.permute(0, 2, 3, 1).numpy())
 
         def make(first: int) -> None:
+            maker = fast_cpu.ViewMaker(self._geometry, tables)
             for row in range(first, len(images), self._graph.threads):
-                for maker, out in makers:
-                    maker.write(row, images[row], out[row])
+                maker.write(row, images[row], [out[row] for out in outs])
 
         for _ in self._pool.map(make, range(self._graph.threads)):
             pass

@@ -57,7 +57,7 @@ class GeometryConfig:
         scale: range of the scale.
         scale_is: whether scale 2 shows the hand twice as large ("magnification") or twice the margin ("margin").
         fill: what lies outside the source image: a grey value in [0, 255], or "edge" to repeat the border.
-        antialias: low-pass before minifying; False samples the source bilinearly, as the authors' code does.
+        antialias: sample a halved source, like a mip map, where a view minifies; False always samples the source.
     """
 
     side_px: Annotated[int, Field(ge=8)] = 128

@@ -14,6 +14,7 @@ import nvidia.dali.types as types
 from nvidia.dali import fn
 
 from pipelines.draws import Draw
+from pipelines.reference import HALVE_BELOW, HALVINGS
 
 Node = Any  # DALI's DataNode carries no types
 
@@ -25,7 +26,7 @@ class ViewMatrices:
     Attributes:
         augmentation: (2, 3) u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (2, 3) source pixels -> view pixels, corner-based.
-        minified_size_px: (2,) height and width of the source after the low-pass, at most its own.
+        minified_size_px: (2,) height and width of the source after it was halved as often as the view needs.
         minified_to_view_px: (2, 3) pixels of that smaller source -> view pixels: what the warp uses.
     """
 
@@ -43,7 +44,7 @@ def compose(box_px: Node, size_px: Node, draws: Node, *, side_px: int, antialias
         size_px: (2,) height and width of the source as decoded.
         draws: (len(Draw),) the view's row of the table of draws.
         side_px: side of the output.
-        antialias: whether minified views are low-passed first; otherwise the minified source is the source.
+        antialias: whether strongly minified views sample a halved source; otherwise the minified source is the source.
     """
     height, width = size_px[0], size_px[1]
     whole = fn.cast(box_px[2] <= 0, dtype=types.FLOAT)
@@ -67,14 +68,16 @@ def compose(box_px: Node, size_px: Node, draws: Node, *, side_px: int, antialias
     if not antialias:
         return ViewMatrices(augmentation, source_to_view, size_px, source_to_view)
 
-    shrink = dali_math.min(1.0, magnification * side_px / box_side)
-    # A thousandth below the next whole pixel counts as that pixel, so that rounding cannot decide the size.
-    minified_height = dali_math.max(1.0, dali_math.ceil(height * shrink - 1e-3))
-    minified_width = dali_math.max(1.0, dali_math.ceil(width * shrink - 1e-3))
-    enlarge = fn.transforms.scale(scale=fn.stack(width / minified_width, height / minified_height))
+    shrink = magnification * side_px / box_side
+    halved_height, halved_width = height, width
+    for level in range(HALVINGS):
+        halve = fn.cast(shrink < HALVE_BELOW * 0.5**level, dtype=types.FLOAT)
+        halved_height = (1 - halve) * halved_height + halve * dali_math.ceil(halved_height / 2)
+        halved_width = (1 - halve) * halved_width + halve * dali_math.ceil(halved_width / 2)
+    enlarge = fn.transforms.scale(scale=fn.stack(width / halved_width, height / halved_height))
     return ViewMatrices(
         augmentation,
         source_to_view,
-        fn.stack(minified_height, minified_width),
+        fn.stack(halved_height, halved_width),
         fn.transforms.combine(enlarge, source_to_view),
     )

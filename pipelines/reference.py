@@ -14,6 +14,13 @@ Array = npt.NDArray[np.float64]
 Image = npt.NDArray[np.uint8]
 
 
+HALVE_BELOW = math.sqrt(0.5)
+"""A view that shows the source at less than this size samples a halved source, and so on for each halving."""
+
+HALVINGS = 6
+"""At most; a view that needs more shows an image of 64 times its side."""
+
+
 def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArray, side_px: int) -> tuple[Array, Array]:
     """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in `pipelines.batch.View`.
 
@@ -37,19 +44,23 @@ def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArra
     return augmentation, (to_pixels @ np.vstack([augmentation, [0, 0, 1]]) @ canonical)[:2]
 
 
-def minify(image: Array, shrink: float) -> Array:
-    """Triangle-filtered resize of (H, W, C) by a factor of at most 1, the support widened by the minification."""
-    for axis in (0, 1):
-        old = image.shape[axis]
-        new = max(1, math.ceil(old * shrink - 1e-3))
-        if new == old:
-            continue
-        ratio = old / new
-        centers = (np.arange(new) + 0.5) * ratio
-        distance = np.abs(np.arange(old) + 0.5 - centers[:, None]) / ratio
-        weights = np.maximum(0, 1 - distance)
-        weights /= weights.sum(axis=1, keepdims=True)
-        image = np.moveaxis(np.tensordot(weights, image, axes=(1, axis)), 0, axis)
+def halve(image: Array, shrink: float) -> Array:
+    """Halve (H, W, C) as often as a view that shows it `shrink` times as large needs; odd sizes are rounded up.
+
+    A view then samples the source at between 0.7 and 1.4 times its own pitch, as mip maps do.
+    """
+    for level in range(HALVINGS):
+        if shrink >= HALVE_BELOW * 0.5**level:
+            break
+        for axis in (0, 1):
+            old = image.shape[axis]
+            new = math.ceil(old / 2)
+            at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+            left = np.minimum(np.floor(at).astype(int), max(old - 2, 0))
+            weight = np.expand_dims(at - left, tuple(range(1, image.ndim)))
+            rows = np.moveaxis(image, axis, 0)
+            mean = (1 - weight) * rows[left] + weight * rows[np.minimum(left + 1, old - 1)]
+            image = np.moveaxis(mean, 0, axis)
     return image
 
 
@@ -111,8 +122,7 @@ def make_view(
     _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px)
     source = image.astype(np.float64)
     if geometry.antialias:
-        shrink = min(1.0, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
-        source = minify(source, shrink)
+        source = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
         enlarge = np.diag([width / source.shape[1], height / source.shape[0], 1])
         matrix_px = matrix_px @ enlarge
     warped = warp(source, matrix_px, geometry.side_px, geometry.fill)

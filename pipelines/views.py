@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines import colour as colour_nodes
 from pipelines.draws import ColourConfig, FloatArray, GeometryConfig
 from pipelines.matrices import ViewMatrices, compose
+from pipelines.reference import HALVINGS
 
 Node = Any  # DALI's DataNode carries no types
 Encoded = npt.NDArray[np.uint8]
@@ -71,12 +73,12 @@ def view_pipeline(
     """
     pipeline = _empty_pipeline(config)
     with pipeline:
-        image, matrices, draws = _decoded(config, geometry, feed)
+        image, size_px, matrices, draws = _decoded(config, geometry, feed)
         outputs = []
         for view, view_draws in zip(matrices, draws, strict=True):
             source = image
             if geometry.antialias:
-                source = fn.resize(image, size=view.minified_size_px, interp_type=types.INTERP_LINEAR, antialias=True)
+                source = _halved(image, size_px, view.minified_size_px)
             warped = fn.warp_affine(
                 source,
                 matrix=view.minified_to_view_px,
@@ -101,7 +103,7 @@ def decode_pipeline(config: GraphConfig, geometry: GeometryConfig, feed: Callabl
     """
     pipeline = _empty_pipeline(config)
     with pipeline:
-        image, matrices, _ = _decoded(config, geometry, feed)
+        image, _, matrices, _ = _decoded(config, geometry, feed)
         outputs = [image]
         for view in matrices:
             outputs += [view.augmentation, view.source_to_view_px, view.minified_size_px, view.minified_to_view_px]
@@ -131,8 +133,8 @@ def decode(encoded: Node, config: GraphConfig) -> Node:
 
 def _decoded(
     config: GraphConfig, geometry: GeometryConfig, feed: Callable[[], Request]
-) -> tuple[Node, list[ViewMatrices], Sequence[Node]]:
-    """Nodes of the decoded image, of every view's matrices and of its draws."""
+) -> tuple[Node, Node, list[ViewMatrices], Sequence[Node]]:
+    """Nodes of the decoded image, of its size, of every view's matrices and of its draws."""
 
     def source() -> tuple[Sequence[Encoded], FloatArray, *tuple[FloatArray, ...]]:
         request = feed()
@@ -153,4 +155,14 @@ def _decoded(
         compose(box_px, size_px, view_draws, side_px=geometry.side_px, antialias=geometry.antialias)
         for view_draws in draws
     ]
-    return image, matrices, draws
+    return image, size_px, matrices, draws
+
+
+def _halved(image: Node, size_px: Node, wanted_px: Node) -> Node:
+    """Halve the image, each time the mean of 2 x 2 pixels, until it has the size that is wanted."""
+    for _ in range(HALVINGS):
+        half_px = dali_math.ceil(size_px / 2)
+        halve = fn.cast(size_px > wanted_px, dtype=types.FLOAT)
+        size_px = (1 - halve) * size_px + halve * half_px
+        image = fn.resize(image, size=size_px, interp_type=types.INTERP_LINEAR, antialias=False)
+    return image

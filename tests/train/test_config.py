@@ -18,8 +18,8 @@ def load(*overrides: str, files: list[Path] | None = None) -> Config:
 
 def test_defaults_are_the_papers() -> None:
     config = load()
-    assert (config.train.batch, config.train.epochs, config.optim.warmup_epochs) == (2048, 100, 10)
-    assert config.geometry.rotation_deg == (-45, 45)
+    assert (config.train.batch, config.train.epochs, config.optim.warmup_epochs) == (2048, 100, 10.0)
+    assert config.geometry.rotation_deg == (-45.0, 45.0)
     assert config.geometry.scale == (0.6, 2.0)
     assert config.geometry.translation_frac * config.geometry.side_px == 15
     assert config.colour.jitter == "hsv"
