@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.console import Console
 
 from errors import UserError
 
@@ -162,6 +163,51 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 
     preview(_config(files, overrides), out, samples=samples)
     click.echo(f"{out}")
+
+
+@main.command("bench-loader")
+@config_options
+@click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")
+@click.option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Images in a batch.")
+@click.option("--repeats", default=7, show_default=True, type=click.IntRange(2), help="Timed repeats of each.")
+@click.option("--seconds", default=2.0, show_default=True, help="Least length of a repeat.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
+def bench_loader(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    cores: int | None,
+    batch: int,
+    repeats: int,
+    seconds: float,
+    as_json: bool,
+    record: Path | None,
+) -> None:
+    """Measure the loader beside its ceiling and beside other loaders, on the same cores in one run.
+
+    \b
+      python cli.py make-data .data/hands
+      python cli.py bench-loader
+    """
+    import json
+
+    from bench import loader
+    from pipelines.loader import available_cores
+    from train.log import configure_logging, console
+
+    configure_logging()
+    config = _config(files, overrides)
+    settings = loader.Settings(cores or available_cores(), batch, repeats, seconds)
+    with console.status("measuring"):
+        rows = loader.bench_loader(config, settings)
+    row = json.dumps(loader.as_json(rows, config, settings))
+    if as_json:
+        click.echo(row)
+    else:
+        Console().print(loader.as_table(rows, settings))
+    if record is not None:
+        with record.open("a") as file:
+            file.write(row + "\n")
 
 
 @main.command()

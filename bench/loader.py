@@ -1,0 +1,150 @@
+"""`bench-loader`: our loader beside its ceiling and beside what people use instead, in one run on the same cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from bench.hardware import describe_machine
+from bench.measure import Rate, limited_to_cores, measure
+from bench.peers import PEERS, Peer
+from errors import UserError
+from pipelines.index import Index
+from pipelines.loader import Loader, available_cores
+from pipelines.order import EpochOrder, RankSlice
+from pipelines.sources import load_index
+from train.config import Config, to_dict
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and on what to measure.
+
+    Attributes:
+        cores: that everything is limited to.
+        batch: images in a batch.
+        repeats: timed repeats of each loader.
+        repeat_s: least length of a repeat.
+        warmup_s: left out before.
+    """
+
+    cores: int
+    batch: int = 256
+    repeats: int = 7
+    repeat_s: float = 2.0
+    warmup_s: float = 4.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loader's figures."""
+
+    name: str
+    description: str
+    views: int
+    rate: Rate
+
+
+def bench_loader(config: Config, settings: Settings) -> list[Row]:
+    """Measure our loader, as configured, and every peer, one after the other.
+
+    Raises:
+        UserError: the data cannot be used, or has fewer images than a batch.
+    """
+    index = load_index(config.data)
+    if len(index) < settings.batch:
+        raise UserError(f"{index.root} has {len(index)} images, fewer than a batch of {settings.batch}")
+    if settings.cores > available_cores():
+        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+    paths = [index.path(sample) for sample in range(len(index))]
+    _read_all(paths)
+
+    def start_ours() -> Iterator[int]:
+        return _ours(index, config, settings)
+
+    rows = []
+    with limited_to_cores(settings.cores):
+        for peer in [_our_peer(config, start_ours), *PEERS]:
+            rate = measure(
+                lambda peer=peer: peer.start(paths, index.box_px, settings.cores, settings.batch),  # type: ignore[misc]
+                warmup_s=settings.warmup_s,
+                repeat_s=settings.repeat_s,
+                repeats=settings.repeats,
+            )
+            rows.append(Row(peer.name, peer.description, peer.views, rate))
+    return rows
+
+
+def as_table(rows: list[Row], settings: Settings) -> Table:
+    """Rates with their interval, and what each is of ours."""
+    ours = rows[0].rate.mean
+    table = Table(title=f"{settings.cores} cores, batches of {settings.batch}, mean of {settings.repeats} repeats")
+    table.add_column("loader")
+    for title in ("source images/s", "95 % interval", "views/s", "CPU ms/image", "ours is"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        low, high = row.rate.interval
+        table.add_row(
+            row.name,
+            f"{row.rate.mean:.0f}",
+            f"{low:.0f} to {high:.0f}",
+            f"{row.rate.mean * row.views:.0f}" if row.views else "-",
+            f"{row.rate.cpu_s_per_image * 1e3:.2f}",
+            f"{ours / row.rate.mean:.2f} x",
+        )
+    return table
+
+
+def as_json(rows: list[Row], config: Config, settings: Settings) -> dict[str, Any]:
+    """Everything that a row of bench/results/ holds."""
+    tables = to_dict(config)
+    return {
+        "bench": "loader",
+        "machine": describe_machine(),
+        "settings": {name: getattr(settings, name) for name in ("cores", "batch", "repeats", "repeat_s", "warmup_s")},
+        "config": {name: tables[name] for name in ("data", "geometry", "colour", "pipelines")},
+        "loaders": [
+            {
+                "name": row.name,
+                "images_per_s": round(row.rate.mean, 1),
+                "interval": [round(edge, 1) for edge in row.rate.interval],
+                "repeats": [round(rate, 1) for rate in row.rate.images_per_s],
+                "views_per_s": round(row.rate.mean * row.views, 1),
+                "cpu_ms_per_image": round(row.rate.cpu_s_per_image * 1e3, 3),
+                "images": row.rate.images,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _our_peer(config: Config, start: Any) -> Peer:
+    return Peer(f"this loader ({config.pipelines.backend})", "", 2, lambda paths, boxes, threads, batch: start())
+
+
+def _ours(index: Index, config: Config, settings: Settings) -> Iterator[int]:
+    length = len(index) // settings.batch * settings.batch
+    with Loader(
+        index,
+        EpochOrder(len(index), length, seed=config.run.seed),
+        RankSlice(settings.batch, 0, settings.batch),
+        config.pipelines,
+        config.geometry,
+        config.colour,
+        seed=config.run.seed,
+        device=torch.device("cpu"),
+    ) as loader:
+        for batch in loader:
+            yield len(batch)
+
+
+def _read_all(paths: list[Path]) -> None:
+    """Bring the files into the page cache, for all alike."""
+    for path in paths:
+        np.fromfile(path, np.uint8)
