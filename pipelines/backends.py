@@ -14,6 +14,7 @@ from torch.utils.dlpack import from_dlpack
 from pipelines import fast_cpu
 from pipelines.batch import View
 from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.matrices import compose
 from pipelines.runner import Outputs
 from pipelines.views import GraphConfig, Request, decode_pipeline, view_pipeline
 
@@ -82,32 +83,24 @@ class FastViews:
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
-        return decode_pipeline(self._graph, self._geometry, source)
+        return decode_pipeline(self._graph, source)
 
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
         """Make the views of one DALI batch in their rows of the training batch."""
         images = [np.asarray(image) for image in outputs[0]]
+        sizes_px = np.array([image.shape[:2] for image in images])
         tables, outs = [], []
-        for number, view in enumerate(views):
-            augmentation, source_to_view_px, size_px, to_view_px = (
-                np.asarray(output.as_tensor()) for output in outputs[1 + 4 * number : 5 + 4 * number]
-            )
-            view.matrix.copy_(torch.from_numpy(augmentation))
-            view.source_to_view_px.copy_(torch.from_numpy(source_to_view_px))
-            tables.append(
-                fast_cpu.ViewTable(
-                    self._colour,
-                    draws=request.draws[number],
-                    minified_size_px=size_px,
-                    minified_to_view_px=to_view_px,
-                )
-            )
+        for view, draws in zip(views, request.draws, strict=True):
+            matrices = compose(request.box_px, sizes_px, draws, self._geometry)
+            view.matrix.copy_(torch.from_numpy(matrices.augmentation))
+            view.source_to_view_px.copy_(torch.from_numpy(matrices.source_to_view_px))
+            tables.append(fast_cpu.ViewTable(self._colour, draws, matrices))
             outs.append(view.image.permute(0, 2, 3, 1).numpy())
 
         def make(first: int) -> None:
             maker = fast_cpu.ViewMaker(self._geometry, tables)
             for row in range(first, len(images), self._graph.threads):
-                maker.write(row, images[row], [out[row] for out in outs])
+                maker.write(row, images[row], outs)
 
         for _ in self._pool.map(make, range(self._graph.threads)):
             pass

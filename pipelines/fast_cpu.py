@@ -13,6 +13,7 @@ import numpy as np
 
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig
 from pipelines.kernels import Image, make_view, pixel_pairs
+from pipelines.matrices import ViewMatrices
 from pipelines.reference import linear_colour_matrix
 
 
@@ -45,21 +46,18 @@ def linear_matrices(draws: FloatArray) -> FloatArray:
 
 
 class ViewTable:
-    """What the views of one number are made with, for all N samples of a DALI batch.
+    """What one view is made with, for all N samples of a DALI batch.
 
     Args:
         colour: which jitter.
         draws: (N, len(Draw)) the view's table of draws.
-        minified_size_px: (N, 2) height and width of the halved source.
-        minified_to_view_px: (N, 2, 3) from its pixels to the view's, corner-based.
+        matrices: of the view.
     """
 
-    def __init__(
-        self, colour: ColourConfig, *, draws: FloatArray, minified_size_px: FloatArray, minified_to_view_px: FloatArray
-    ) -> None:
+    def __init__(self, colour: ColourConfig, draws: FloatArray, matrices: ViewMatrices) -> None:
         self.jitter = colour.jitter
-        self.sizes_px: list[tuple[int, int]] = [(int(height), int(width)) for height, width in minified_size_px]
-        self.view_to_source = view_to_source(minified_to_view_px)
+        self.sizes_px = [(height, width) for height, width in matrices.sizes_px[:, -1].astype(int).tolist()]
+        self.view_to_source = view_to_source(matrices.minified_to_view_px)
         self.colours = np.ascontiguousarray(draws[:, [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]])
         self.linear_colours = linear_matrices(draws) if self.jitter == "linear" else None
 
@@ -68,14 +66,15 @@ class ViewMaker:
     """Makes views of one image after another; each thread has its own.
 
     Args:
-        geometry: what fills the outside.
+        geometry: size of a view, and what fills the outside.
         tables: one per view.
     """
 
     def __init__(self, geometry: GeometryConfig, tables: Sequence[ViewTable]) -> None:
         self._fill = geometry.fill
         self._tables = tables
-        self._scratch = np.empty(0, np.uint8)
+        self._padded = np.empty((0, 0, 4), np.uint8)
+        self._made = np.empty((geometry.side_px, geometry.side_px), np.int32)
 
     def write(self, sample: int, image: Image, outs: Sequence[Image]) -> None:
         """Make all views of `image` (H, W, 3), the batch's row `sample`.
@@ -83,7 +82,7 @@ class ViewMaker:
         Args:
             sample: row of the batch.
             image: decoded RGB.
-            outs: per view (S, S, 3), written to.
+            outs: per view (N, S, S, 3), of which that row is written.
         """
         by_size = sorted(zip(self._tables, outs, strict=True), key=lambda pair: pair[0].sizes_px[sample], reverse=True)
         pairs = None
@@ -91,29 +90,26 @@ class ViewMaker:
             size_px = table.sizes_px[sample]
             if pairs is None or size_px != image.shape[:2]:
                 image = halve_to(image, size_px)
-                pairs = pixel_pairs(self._padded(image))
+                pairs = pixel_pairs(self._pad(image))
             height, width = size_px
-            make_view(
-                pairs, width, height, table.view_to_source[sample], table.jitter == "hsv", table.colours[sample], out
-            )
+            matrix, colour = table.view_to_source[sample], table.colours[sample]
+            make_view(pairs, width, height, matrix, table.jitter == "hsv", colour, self._made)
+            made = self._made.view(np.uint8).reshape(*self._made.shape, 4)
+            cv2.cvtColor(made, cv2.COLOR_RGBA2RGB, dst=out[sample])
             if table.linear_colours is not None:
-                cv2.transform(out, table.linear_colours[sample], dst=out)
+                cv2.transform(out[sample], table.linear_colours[sample], dst=out[sample])
 
-    def _padded(self, image: Image) -> Image:
+    def _pad(self, image: Image) -> Image:
         """The image (H, W, 3) as RGBA with a border of one pixel of fill: (H + 2, W + 2, 4), valid until the next."""
         height, width, _ = image.shape
-        count = (height + 2) * (width + 2) * 4
-        if len(self._scratch) < count:
-            self._scratch = np.empty(count, np.uint8)
-        padded = self._scratch[:count].reshape(height + 2, width + 2, 4)
-        inside = padded[1:-1, 1:-1]
-        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA, dst=inside)
+        if self._padded.shape[:2] != (height + 2, width + 2):
+            grey = 0 if self._fill == "edge" else self._fill
+            self._padded = np.full((height + 2, width + 2, 4), grey, np.uint8)
+        padded = self._padded
+        cv2.cvtColor(image, cv2.COLOR_RGB2RGBA, dst=padded[1:-1, 1:-1])
         if self._fill == "edge":
             padded[0], padded[-1] = padded[1], padded[-2]
             padded[:, 0], padded[:, -1] = padded[:, 1], padded[:, -2]
-        else:
-            padded[0] = padded[-1] = self._fill
-            padded[:, 0] = padded[:, -1] = self._fill
         return padded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +71,7 @@ class Feed:
         seed: the run's seed.
         views: views per sample.
         quarantine: grows with what turns out to be bad.
-        readers: threads that read files.
+        readers: threads that read files, each a chunk at a time.
     """
 
     def __init__(
@@ -92,6 +92,10 @@ class Feed:
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
 
+    def start(self, positions: IntArray) -> Future[Chunk]:
+        """`chunk`, by the next free reader: as many chunks are read at once as there are readers."""
+        return self._pool.submit(self.chunk, positions)
+
     def chunk(self, positions: IntArray) -> Chunk:
         """Read what stands at `positions` (N,), which are consecutive in the run's global order.
 
@@ -110,7 +114,8 @@ class Feed:
                         self._geometry, self._colour, seed=self._seed, epoch=epoch, view=view, positions=places[here]
                     )
                 )
-        read = list(self._pool.map(self._read_good, epochs.tolist(), places.tolist(), samples.tolist()))
+        places_wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), strict=True)
+        read = [self._read_good(epoch, place, sample) for epoch, place, sample in places_wanted]
         used = np.array([sample for sample, _ in read], dtype=np.int64)
         encoded = [data for _, data in read]
         request = Request(encoded, self.index.box_px[used], [np.concatenate(tables) for tables in draws])

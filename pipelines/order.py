@@ -6,6 +6,7 @@ same run.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +30,17 @@ class EpochOrder:
         self.count, self.length = count, length
         self._seed, self._shuffle = seed, shuffle
         self._permutations: dict[int, IntArray] = {}
+        self._lock = threading.Lock()  # the loader's readers ask at the same time
 
     def samples(self, epoch: int, positions: IntArray) -> IntArray:
         """Rows of the index at `positions` (N,) of `epoch`: (N,) int64."""
-        if epoch not in self._permutations:
-            # Batches cross from one epoch into the next and never go back further.
-            self._permutations = {e: p for e, p in self._permutations.items() if e == epoch - 1}
-            self._permutations[epoch] = self._permutation(epoch)
-        return self._permutations[epoch][positions]
+        with self._lock:
+            if epoch not in self._permutations:
+                # Batches cross from one epoch into the next and never go back further.
+                self._permutations = {e: p for e, p in self._permutations.items() if e == epoch - 1}
+                self._permutations[epoch] = self._permutation(epoch)
+            permutation = self._permutations[epoch]
+        return permutation[positions]
 
     def _permutation(self, epoch: int) -> IntArray:
         if not self._shuffle:

@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines import colour as colour_nodes
 from pipelines.draws import ColourConfig, FloatArray, GeometryConfig
-from pipelines.matrices import ViewMatrices, compose
+from pipelines.matrices import compose
 from pipelines.reference import HALVINGS
 
 Node = Any  # DALI's DataNode carries no types
@@ -71,17 +70,47 @@ def view_pipeline(
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, augmentation (2, 3) and source_to_view_px (2, 3)
     float32 on the CPU.
     """
+
+    def source() -> tuple[Sequence[Encoded], FloatArray, *tuple[FloatArray, ...]]:
+        request = feed()
+        return (request.encoded, request.box_px, *request.draws)
+
+    def composed(
+        boxes_px: list[FloatArray], shapes: list[npt.NDArray[np.int64]], draws: list[FloatArray]
+    ) -> tuple[list[FloatArray], ...]:
+        matrices = compose(np.stack(boxes_px), np.stack(shapes)[:, :2], np.stack(draws), geometry)
+        return (
+            list(matrices.augmentation),
+            list(matrices.source_to_view_px),
+            list(matrices.sizes_px),
+            list(matrices.minified_to_view_px),
+        )
+
     pipeline = _empty_pipeline(config)
     with pipeline:
-        image, size_px, matrices, draws = _decoded(config, geometry, feed)
+        encoded, box_px, *draws = fn.external_source(
+            source=source,
+            num_outputs=2 + config.views,
+            dtype=[types.UINT8] + [types.FLOAT] * (1 + config.views),
+            ndim=[1] * (2 + config.views),
+            batch=True,
+            no_copy=True,
+        )
+        image = decode(encoded, config)
+        # Asked of the header, not of the decoded image, so that the matrices are made on the CPU on every device.
+        shape = fn.peek_image_shape(encoded)
         outputs = []
-        for view, view_draws in zip(matrices, draws, strict=True):
-            source = image
-            if geometry.antialias:
-                source = _halved(image, size_px, view.minified_size_px)
+        for view_draws in draws:
+            augmentation, source_to_view_px, sizes_px, minified_to_view_px = fn.python_function(
+                box_px, shape, view_draws, function=composed, batch_processing=True, num_outputs=4
+            )
+            halved = image
+            for level in range(HALVINGS if geometry.antialias else 0):
+                # Without antialiasing, halving is bilinear sampling between four pixels: their mean.
+                halved = fn.resize(halved, size=sizes_px[level], interp_type=types.INTERP_LINEAR, antialias=False)
             warped = fn.warp_affine(
-                source,
-                matrix=view.minified_to_view_px,
+                halved,
+                matrix=minified_to_view_px,
                 inverse_map=False,
                 size=[geometry.side_px, geometry.side_px],
                 interp_type=types.INTERP_LINEAR,
@@ -89,36 +118,20 @@ def view_pipeline(
                 dtype=types.FLOAT,
             )
             jittered = colour_nodes.jitter(warped, colour, view_draws)
-            outputs += [fn.cast(jittered, dtype=types.UINT8), view.augmentation, view.source_to_view_px]
+            outputs += [fn.cast(jittered, dtype=types.UINT8), augmentation, source_to_view_px]
         pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline
 
 
-def decode_pipeline(config: GraphConfig, geometry: GeometryConfig, feed: Callable[[], Request]) -> Pipeline:
-    """Decode and compose, leaving the pixels to the caller.
-
-    Outputs: image (H, W, 3) uint8, then per view augmentation (2, 3), source_to_view_px (2, 3), minified_size_px (2,)
-    and minified_to_view_px (2, 3) float32, all on the CPU.
-    """
+def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipeline:
+    """Decode only. Output: image (H, W, 3) uint8 on the CPU."""
     pipeline = _empty_pipeline(config)
     with pipeline:
-        image, _, matrices, _ = _decoded(config, geometry, feed)
-        outputs = [image]
-        for view in matrices:
-            outputs += [view.augmentation, view.source_to_view_px, view.minified_size_px, view.minified_to_view_px]
-        pipeline.set_outputs(*outputs)
+        encoded = fn.external_source(source=lambda: feed().encoded, dtype=types.UINT8, ndim=1, batch=True, no_copy=True)
+        pipeline.set_outputs(decode(encoded, config))
     pipeline.build()
     return pipeline
-
-
-def _empty_pipeline(config: GraphConfig) -> Pipeline:
-    return Pipeline(
-        batch_size=config.batch,
-        num_threads=config.threads,
-        device_id=config.device_id,
-        prefetch_queue_depth=config.prefetch,
-    )
 
 
 def decode(encoded: Node, config: GraphConfig) -> Node:
@@ -131,38 +144,10 @@ def decode(encoded: Node, config: GraphConfig) -> Node:
     )
 
 
-def _decoded(
-    config: GraphConfig, geometry: GeometryConfig, feed: Callable[[], Request]
-) -> tuple[Node, Node, list[ViewMatrices], Sequence[Node]]:
-    """Nodes of the decoded image, of its size, of every view's matrices and of its draws."""
-
-    def source() -> tuple[Sequence[Encoded], FloatArray, *tuple[FloatArray, ...]]:
-        request = feed()
-        return (request.encoded, request.box_px, *request.draws)
-
-    encoded, box_px, *draws = fn.external_source(
-        source=source,
-        num_outputs=2 + config.views,
-        dtype=[types.UINT8] + [types.FLOAT] * (1 + config.views),
-        ndim=[1] * (2 + config.views),
-        batch=True,
-        no_copy=True,
+def _empty_pipeline(config: GraphConfig) -> Pipeline:
+    return Pipeline(
+        batch_size=config.batch,
+        num_threads=config.threads,
+        device_id=config.device_id,
+        prefetch_queue_depth=config.prefetch,
     )
-    image = decode(encoded, config)
-    # Asked of the header, not of the decoded image, so that the matrices are made on the CPU on every device.
-    size_px = fn.cast(fn.peek_image_shape(encoded)[0:2], dtype=types.FLOAT)
-    matrices = [
-        compose(box_px, size_px, view_draws, side_px=geometry.side_px, antialias=geometry.antialias)
-        for view_draws in draws
-    ]
-    return image, size_px, matrices, draws
-
-
-def _halved(image: Node, size_px: Node, wanted_px: Node) -> Node:
-    """Halve the image, each time the mean of 2 x 2 pixels, until it has the size that is wanted."""
-    for _ in range(HALVINGS):
-        half_px = dali_math.ceil(size_px / 2)
-        halve = fn.cast(size_px > wanted_px, dtype=types.FLOAT)
-        size_px = (1 - halve) * size_px + halve * half_px
-        image = fn.resize(image, size=size_px, interp_type=types.INTERP_LINEAR, antialias=False)
-    return image
