@@ -31,6 +31,11 @@ class OneLineErrors(click.Group):
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except UserError as error:
             _fail(str(error))
+        except click.exceptions.NoArgsIsHelpError as request:
+            click.echo(request.format_message())
+        except click.UsageError as error:
+            words = error.ctx.command_path.split()[1:] if error.ctx is not None else []
+            _fail(f"{error.format_message()} See '{' '.join(['python cli.py', *words, '--help'])}'.")
         except click.ClickException as error:
             _fail(error.format_message())
         except (click.Abort, KeyboardInterrupt):
@@ -130,10 +135,10 @@ def pretrain(files: Sequence[Path], overrides: Sequence[str], out: str | None, r
 
     The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves and leaves.
     """
-    config = _config(files, [*overrides, *([f"run.out={out}"] if out else [])])
-    if print_config:
-        from train.config import to_toml
+    from train.config import as_toml, to_toml
 
+    config = _config(files, [*overrides, *([f"run.out={as_toml(out)}"] if out else [])])
+    if print_config:
         click.echo(to_toml(config), nl=False)
         return
     from train.interrupt import Interrupted

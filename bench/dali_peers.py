@@ -71,7 +71,7 @@ def _names(paths: Sequence[Path]) -> list[npt.NDArray[np.uint8]]:
 
 
 def _decoded(path: Any) -> Any:
-    data = fn.io.file.read(path)  # type: ignore[attr-defined]
+    data = fn.io.file.read(path)
     return fn.decoders.image(data, device="cpu", output_type=DALIImageType.RGB)
 
 

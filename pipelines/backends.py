@@ -59,12 +59,11 @@ class DaliViews:
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
         """Copy one DALI batch into its rows of the training batch."""
         for number, view in enumerate(views):
-            image, augmentation, source_to_view_px = (
-                from_dlpack(output.as_tensor()) for output in outputs[3 * number : 3 * number + 3]
-            )
-            view.image.copy_(image.permute(0, 3, 1, 2))
-            view.matrix.copy_(augmentation)
-            view.source_to_view_px.copy_(source_to_view_px)
+            image, augmentation, source_to_view_px = outputs[3 * number : 3 * number + 3]
+            view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
+            # By NumPy: beside a GPU, DALI may pin what lies on the CPU, and torch takes no pinned memory by DLPack.
+            view.matrix.copy_(torch.from_numpy(np.asarray(augmentation.as_tensor())))
+            view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
         if self._graph.device == "gpu":
             # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
             torch.cuda.current_stream().synchronize()

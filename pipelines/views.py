@@ -141,6 +141,7 @@ def decode(encoded: Node, config: GraphConfig) -> Node:
         device="mixed" if config.device == "gpu" else "cpu",
         output_type=types.RGB,
         hw_decoder_load=config.hw_decoder_load,
+        jpeg_fancy_upsampling=True,  # as the CPU's decoder does always, so that both see the same colours
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,14 +131,18 @@ def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) 
         origin.update((key, str(file)) for key, _ in flatten(layer))
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not key.strip():
+        if not equals or not all(key.strip().split(".")):
             raise UserError(f"--set {override}: expected table.key=value, such as --set optim.lr=3e-4")
         *tables, leaf = key.strip().split(".")
         layer = {leaf: _parse_value(text.strip())}
         for table in reversed(tables):
             layer = {table: layer}
         _merge(values, layer)
-        origin[key.strip()] = f"--set {override}"
+        origin.update((name, f"--set {override}") for name in (key.strip(), *dict(flatten(layer))))
+    for key, value in flatten(values):
+        numbers = value if isinstance(value, list) else [value]
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+            raise UserError(f"{origin[key]}: {key} = {value!r}: expected finite numbers, so give others")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -153,6 +158,11 @@ def to_dict(config: object) -> dict[str, Any]:
 def to_toml(config: object) -> str:
     """The config as a TOML file that gives it back."""
     return tomli_w.dumps(to_dict(config))
+
+
+def as_toml(value: Any) -> str:
+    """A value in TOML's spelling, as `--set` takes it."""
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip()
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

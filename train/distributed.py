@@ -93,22 +93,17 @@ class World:
                 bucket = []
 
 
-def init_distributed(device: str = "auto") -> World:
-    """Joins the run that `torchrun` described in the environment, or makes a run of one process without it.
-
-    Gloo on CPUs, NCCL on GPUs, one GPU per process.
+def described_world(device: str = "auto") -> World:
+    """The run that `torchrun` described in the environment, or a run of one process without it; nobody waits yet.
 
     Args:
         device: "cpu", "cuda", or "auto" for a GPU if there is one.
 
     Raises:
-        UserError: no GPU although asked for, or more processes than GPUs on this machine.
+        UserError: no GPU although asked for, more processes than GPUs on this machine, or an odd environment.
     """
-    environment = {
-        name: int(os.environ.get(name, default))
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
-    }
-    rank, world_size, local_rank, local_world_size = environment.values()
+    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    rank, world_size, local_rank, local_world_size = (_from_environment(*item) for item in names.items())
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError('device = "cuda", but torch sees no GPU here: set device = "cpu" or "auto", or see nvidia-smi.')
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
@@ -118,11 +113,33 @@ def init_distributed(device: str = "auto") -> World:
             "start torchrun with --nproc-per-node of at most that number."
         )
     place = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(place)
-    if world_size > 1:
-        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
     return World(rank, world_size, local_rank, place, local_world_size)
+
+
+def join(world: World) -> None:
+    """Meets the other ranks, over Gloo on CPUs and NCCL on GPUs, one GPU per process.
+
+    Raises:
+        UserError: the environment does not say where to meet them.
+    """
+    on_gpu = world.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(world.device)
+    if world.world_size > 1:
+        try:
+            dist.init_process_group("nccl" if on_gpu else "gloo", device_id=world.device if on_gpu else None)
+        except ValueError as error:  # a variable is missing
+            raise UserError(
+                f"WORLD_SIZE = {world.world_size} in the environment, but the ranks cannot meet ({error}): "
+                "start them with torchrun, or unset WORLD_SIZE for a run of one process."
+            ) from error
+
+
+def _from_environment(name: str, default: str) -> int:
+    value = os.environ.get(name, default)
+    if not value.isdecimal():
+        raise UserError(f"{name} = {value!r} in the environment: expected a number, as torchrun sets it. Unset it.")
+    return int(value)
 
 
 def shutdown() -> None:

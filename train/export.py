@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -43,6 +44,6 @@ def export_encoder(source: Path, out: Path) -> str:
             save_file(state, out, metadata={"format": "pt", "encoder": saved["config"]["encoder"]["name"]})
         else:
             torch.save(state, out)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{out} cannot be written: {error}") from error
     return str(saved["config"]["encoder"]["name"])

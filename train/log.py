@@ -26,12 +26,24 @@ def configure_logging() -> None:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress line with an ETA; what it gives is to be called with what is done and what there is to do."""
-    with Progress(
+    """A progress line with an ETA; what it gives is to be called with what is done and what there is to do.
+
+    The line appears with the first call, so that work that cannot begin says nothing but its error.
+    """
+    progress = Progress(
         TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console
-    ) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    )
+    task = progress.add_task(title, total=None)
+
+    def advance(done: int, total: int) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 class RunLog:

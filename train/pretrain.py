@@ -16,7 +16,7 @@ from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources import load_index
 from train.config import Config, to_dict
-from train.distributed import World, init_distributed, shutdown
+from train.distributed import World, described_world, join, micro_batch_share, shutdown
 from train.interrupt import Interrupted, StopSignals
 from train.meter import Meter
 from train.pictures import save_loss, save_views
@@ -36,14 +36,16 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
         UserError: the input cannot be used, or the loss stopped being a number.
         Interrupted: SIGTERM or Ctrl-C came; the state is saved.
     """
-    world = init_distributed(config.train.device)
+    world = described_world(config.train.device)
+    share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
+    join(world)  # only now, so that no rank waits for others that the check above has sent away
     try:
-        return _pretrain(config, resume, world)
+        return _pretrain(config, resume, world, share)
     finally:
         shutdown()
 
 
-def _pretrain(config: Config, resume: Resume, world: World) -> RunFolder:
+def _pretrain(config: Config, resume: Resume, world: World, share: range) -> RunFolder:
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     torch.manual_seed(config.run.seed)
@@ -64,7 +66,6 @@ def _pretrain(config: Config, resume: Resume, world: World) -> RunFolder:
     if world.is_main:
         folder.claim(config)  # only now: a run that could not start leaves nothing behind
 
-    share = state.contrastive.share
     loader = Loader(
         index,
         order,
@@ -80,8 +81,9 @@ def _pretrain(config: Config, resume: Resume, world: World) -> RunFolder:
     )
     if world.is_main:
         log.info(
-            "%d images, %d steps per epoch, %s backend on %s, %s inside LARS, %s",
+            "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s inside LARS, %s",
             len(index),
+            (index.box_px[:, 2] == 0).sum(),
             steps_per_epoch,
             loader.backend,
             world.device,

@@ -74,7 +74,13 @@ class RunFolder:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
 
     def _check_config(self, config: Config) -> None:
-        saved = tomllib.loads(self.config_file.read_text())
+        try:
+            saved = tomllib.loads(self.config_file.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.config_file} cannot be read ({error}): expected the configuration of the run to go on with. "
+                f"Restore it, or name another folder with --set run.out=..."
+            ) from error
         difference = first_difference(saved, to_dict(config))
         if difference is not None:
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from pipelines.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
 _ENDINGS = (".jpg", ".jpeg", ".png")
-_log = logging.getLogger(__name__)
 
 
 def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
@@ -34,11 +32,8 @@ def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
     paths = sorted(_images_under(root))
     if not paths:
         raise UserError(f"{root}: no {', '.join(_ENDINGS)} files in it or below it. Check the path, or add images.")
-    if boxes is None:
-        _log.info("%s: no file of boxes given; the box of each of the %d images is the whole image", root, len(paths))
-        box_px = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    else:
-        box_px = read_boxes(boxes, paths)
+    whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
+    box_px = whole if boxes is None else read_boxes(boxes, paths)
     return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
 
 

@@ -172,8 +172,11 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
 
 def _begin(out: Path, recipe: Recipe) -> None:
     """Note what is being made, so that a later call can finish it, and drop half-written files."""
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / _BEGUN, _marker(recipe))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / _BEGUN, _marker(recipe))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
     for part in parts_of(recipe):
         folder = out / part.name / "rgb"
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import cv2
@@ -40,15 +40,20 @@ def make_views(
     draws: Sequence[FloatArray],
     geometry: GeometryConfig,
     colour: ColourConfig,
+    *,
+    device: Literal["cpu", "gpu"] = "cpu",
+    encode: Callable[[Image], Image] = encode,
 ) -> list[View]:
     """The views of some images, as one batch through a backend, one view per table of draws."""
-    graph = GraphConfig(device="cpu", device_id=None, batch=len(images), threads=2, prefetch=1, views=len(draws))
+    device_id = 0 if device == "gpu" else None
+    graph = GraphConfig(device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws))
     made = make_backend(backend, graph, geometry, colour)
     request = Request([encode(image) for image in images], box_px, draws)
     count, side = len(images), geometry.side_px
+    pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [
         View(
-            torch.empty(count, side, side, 3, dtype=torch.uint8).permute(0, 3, 1, 2),
+            torch.empty(count, side, side, 3, dtype=torch.uint8, device=pixels).permute(0, 3, 1, 2),
             torch.empty(count, 2, 3),
             torch.empty(count, 2, 3),
         )

@@ -19,7 +19,7 @@ from models.equivariance import EquivarianceConfig, build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
 from train.contrastive_step import ContrastiveStep, StepResult
-from train.distributed import World, init_distributed, micro_batch_share, shutdown
+from train.distributed import World, described_world, join, micro_batch_share, shutdown
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8
@@ -375,7 +375,8 @@ def one_rank(rank: int, world_size: int, port: int, recompute: Recompute, folder
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    world = init_distributed("cpu")
+    world = described_world("cpu")
+    join(world)
     model = network()
     result = run(model, SAMPLES, MICRO_BATCH, recompute, world)
     world.barrier()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import UserError
-from train.distributed import World, init_distributed, micro_batch_share, shutdown
+from train.distributed import World, described_world, join, micro_batch_share, shutdown
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.data())
@@ -34,7 +34,8 @@ def test_impossible_shares_say_what_to_change() -> None:
 def test_without_torchrun_it_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    world = init_distributed("cpu")
+    world = described_world("cpu")
+    join(world)
     assert world == World()
     assert world.is_main
     world.barrier()
@@ -74,4 +75,4 @@ def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is said without a GPU")
 def test_missing_gpu_is_named() -> None:
     with pytest.raises(UserError, match='device = "cuda", but torch sees no GPU'):
-        init_distributed("cuda")
+        described_world("cuda")

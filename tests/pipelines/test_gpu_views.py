@@ -1,0 +1,202 @@
+"""The same graph on a GPU: what its nodes are, what it gives, and that the loader loses nothing there.
+
+Without a GPU only the placement of the nodes can be shown.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from nvidia.dali import Pipeline
+
+from pipelines.batch import Batch
+from pipelines.draws import ColourConfig, GeometryConfig, draw_view
+from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
+from pipelines.index import Index
+from pipelines.loader import Loader, PipelinesConfig
+from pipelines.order import EpochOrder, RankSlice
+from pipelines.sources.folder import load_folder
+from pipelines.views import GraphConfig, Request, view_pipeline
+from tests.pipelines.harness import Image, encode, make_views, smooth_image
+from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
+from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
+
+Jitter = Literal["none", "hsv", "linear"]
+SMALL = GeometryConfig(side_px=32)
+EPOCH = 60
+
+
+def as_jpeg(image: Image) -> Image:
+    """With chroma at half the resolution, as cameras write it."""
+    sampling = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, cv2.IMWRITE_JPEG_QUALITY, 95]
+    return np.asarray(cv2.imencode(".jpg", image[..., ::-1], sampling)[1])
+
+
+@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
+    jitter: Jitter, antialias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs: list[Any] = []
+    monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *nodes: outputs.extend(nodes))
+    monkeypatch.setattr(Pipeline, "build", lambda self: None)  # which would look for a GPU
+
+    def no_request() -> Request:
+        raise StopIteration
+
+    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2)
+    view_pipeline(graph, GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter), no_request)
+    assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("fill", [0, "edge"])
+def test_a_gpu_gives_what_a_cpu_gives(
+    kind: Literal["png", "jpeg"], jitter: Jitter, fill: int | Literal["edge"]
+) -> None:
+    """PNG decodes to equal pixels everywhere. JPEG may differ by a level or two, since nvJPEG rounds its inverse
+    cosine transform in its own way; both interpolate the chroma, which is asked for on the GPU."""
+    rng = np.random.default_rng(0)
+    geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
+    sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (900, 700)]
+    images = [smooth_image(rng, *size) for size in sizes]
+    boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290], [0, 0, 0], [0, 0, 0]], np.float32)
+    positions = np.arange(len(images))
+    draws = [draw_view(geometry, colour, seed=1, epoch=0, view=view, positions=positions) for view in range(2)]
+    encoder = encode if kind == "png" else as_jpeg
+
+    def views(device: Literal["cpu", "gpu"], colour: ColourConfig) -> list[Any]:
+        return make_views("dali", images, boxes, draws, geometry, colour, device=device, encode=encoder)
+
+    found = []
+    for ours, theirs, plain in zip(views("gpu", colour), views("cpu", colour), views("cpu", NO_COLOUR), strict=True):
+        assert ours.image.is_cuda
+        assert torch.equal(ours.matrix, theirs.matrix)
+        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
+        for row, size in enumerate(sizes):
+            pixels = [image[row].permute(1, 2, 0).cpu().numpy() for image in (ours.image, theirs.image, plain.image)]
+            checked = far_from_fill(ours.source_to_view_px[row].numpy(), size, geometry.side_px)
+            if jitter == "hsv":
+                checked &= ~near_hue_cut(pixels[2], margin=2.0 if kind == "png" else 6.0)
+            found.append(np.abs(pixels[0].astype(int) - pixels[1])[checked])
+    differences = np.concatenate(found)
+    assert len(differences) > 100_000
+    assert differences.mean() <= 1.0
+    assert np.percentile(differences, 99.9) <= 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """61 small JPEG files."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for number in range(61):
+        (root / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 40, 56, 3)))
+    return load_folder(root)
+
+
+def load(index: Index, device: str, *, dali_batch: int = 7, first: int = 0, last: int = 6) -> list[Batch]:
+    """Batches of 20, all kept until the last is there, so that memory that DALI takes back too early shows."""
+    with Loader(
+        index, EpochOrder(len(index), EPOCH, seed=5), RankSlice(20, 0, 20),
+        PipelinesConfig(backend="dali", batch=dali_batch, threads=2), SMALL, ColourConfig(jitter="none"),
+        seed=5, device=torch.device(device), first_step=first, last_step=last,
+    ) as loader:  # fmt: skip
+        return list(loader)
+
+
+def assert_alike(ours: Batch, theirs: Batch) -> None:
+    """Equal but for the rounding of pixels, of which each batch has many."""
+    assert torch.equal(ours.positions, theirs.positions)
+    assert torch.equal(ours.samples, theirs.samples)
+    for one, other in zip(ours.views, theirs.views, strict=True):
+        assert torch.equal(one.matrix, other.matrix)
+        assert torch.equal(one.source_to_view_px, other.source_to_view_px)
+        differences = (one.image.cpu().int() - other.image.cpu().int()).abs().float()
+        assert differences.mean() <= 1
+        assert differences.quantile(0.99) <= 6  # the border of the fill is in it
+
+
+@pytest.mark.gpu
+def test_the_loader_gives_on_a_gpu_what_it_gives_on_a_cpu(folder: Index) -> None:
+    made = load(folder, "cuda:0")
+    assert all(view.image.is_cuda and view.matrix.is_pinned() for batch in made for view in batch.views)
+    assert all(view.image.is_contiguous(memory_format=torch.channels_last) for view in made[0].views)
+    for ours, theirs in zip(made, load(folder, "cpu"), strict=True):
+        assert_alike(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_a_consumer_on_a_side_stream_sees_whole_batches(folder: Index) -> None:
+    expected = [batch.views[0].image.cpu() for batch in load(folder, "cuda:0")]
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for ours, theirs in zip(load(folder, "cuda:0"), expected, strict=True):
+            assert torch.equal((ours.views[0].image + 0).cpu(), theirs)
+
+
+@pytest.mark.gpu
+def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(folder: Index) -> None:
+    for ours, theirs in zip(load(folder, "cuda:0")[4:], load(folder, "cuda:0", first=4), strict=True):
+        assert_equal(ours, theirs)
+
+
+@pytest.mark.gpu
+def test_bad_files_are_replaced_and_no_other_sample_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    plain = [jpeg(smooth_image(rng, 40, 48, 3)) for _ in range(20)]
+    bad_names = set()
+    for number in range(120):
+        (tmp_path / f"plain_{number}.jpg").write_bytes(plain[number % 20])
+    for number in range(24):
+        name, data = odd_but_good(rng, number)
+        (tmp_path / name).write_bytes(data)
+        name, data = broken(rng, number, plain[number % 20])
+        (tmp_path / name).write_bytes(data)
+        bad_names.add(name)
+    index = load_folder(tmp_path)
+    order, quarantine = EpochOrder(168, 168, seed=0), Quarantine()
+    with (
+        caplog.at_level(logging.WARNING),
+        Loader(
+            index, order, RankSlice(56, 0, 56), PipelinesConfig(batch=14), SMALL, ColourConfig(jitter="none"),
+            seed=0, device=torch.device("cuda", 0), last_step=6, quarantine=quarantine,
+        ) as loader,
+    ):  # fmt: skip
+        made = list(loader)
+
+    named = [Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)]
+    assert sorted(named) == sorted(bad_names)
+    colours = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
+    for epoch in (0, 1):
+        batches = made[3 * epoch : 3 * epoch + 3]
+        samples = torch.cat([batch.samples for batch in batches]).tolist()
+        for position, (sample, wanted) in enumerate(zip(samples, order.samples(epoch, np.arange(168)), strict=True)):
+            stands_in = order.substitutes(epoch, position, SUBSTITUTE_ATTEMPTS).tolist()
+            usable = [choice for choice in [int(wanted), *stands_in] if index.paths[choice] not in bad_names]
+            assert sample == usable[0]
+        centers = torch.cat([batch.views[0].image[:, :, 15:17, 15:17] for batch in batches]).float().mean((2, 3)).cpu()
+        for sample, center in zip(samples, centers, strict=True):
+            kind = index.paths[sample].split("_")[0]
+            if kind in colours:
+                np.testing.assert_allclose(center, colours[kind], atol=6)
+
+
+@pytest.mark.gpu
+def test_the_fast_path_of_a_cpu_feeds_a_gpu(folder: Index) -> None:
+    """Backend "opencv" on a machine with a GPU: pixels stay in pinned memory until the step copies them."""
+    with Loader(
+        folder, EpochOrder(len(folder), EPOCH, seed=5), RankSlice(20, 0, 20), PipelinesConfig(backend="opencv"), SMALL,
+        ColourConfig(jitter="none"), seed=5, device=torch.device("cuda", 0), last_step=3,
+    ) as loader:  # fmt: skip
+        made = list(loader)
+    for ours, theirs in zip(made, load(folder, "cpu", last=3), strict=True):
+        assert ours.views[0].image.is_pinned()
+        assert_alike(ours.to(torch.device("cuda", 0)), theirs.to(torch.device("cuda", 0)))

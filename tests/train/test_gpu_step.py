@@ -1,0 +1,171 @@
+"""The training step on a GPU: what precision, layout and compilation may change, and that nothing waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import functional as F
+
+from pipelines.batch import Batch, View
+from train.config import Config, load_config
+from train.contrastive_step import StepResult
+from train.distributed import World
+from train.state import TrainingState
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda", 0)
+SIDE_PX = 64
+SETTINGS = (
+    f"geometry.side_px={SIDE_PX}", "encoder.name=resnet18", "encoder.weights=random", "train.batch=16",
+    "train.micro_batch=8", "train.epochs=2", "optim.warmup_epochs=1", "optim.lr=1e-3", "optim.backend=torch",
+    "train.precision=fp32", "train.recompute=never",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> Iterator[None]:
+    """float32 without TensorFloat32, as a reference; compiled code of other settings is forgotten."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    torch.compiler.reset()
+
+
+def state(*overrides: str) -> TrainingState:
+    """A fresh state, the same weights each time, ten steps per epoch."""
+    torch.manual_seed(0)
+    return TrainingState(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
+
+
+def batch(samples: int = 16) -> Batch:
+    """Soft colours and any similarity, on the GPU."""
+    generator = torch.Generator().manual_seed(0)
+
+    def view() -> View:
+        coarse = torch.rand(samples, 3, 8, 8, generator=generator)
+        image = (F.interpolate(coarse, size=SIDE_PX, mode="bilinear") * 255).to(torch.uint8)
+        angle_rad, scale = torch.rand(2, samples, generator=generator) + 0.5
+        cos, sin = scale * angle_rad.cos(), scale * angle_rad.sin()
+        shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
+        matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2)
+        return View(image.contiguous(memory_format=torch.channels_last), matrix, matrix)
+
+    return Batch((view(), view()), torch.arange(samples), torch.arange(samples)).to(GPU)
+
+
+def assert_close(ours: StepResult, theirs: StepResult, *, loss: float, embeddings: float) -> None:
+    """Losses within an absolute, embeddings within a relative bound on their largest number."""
+    assert math.isfinite(float(ours.loss))
+    assert abs(float(ours.loss) - float(theirs.loss)) <= loss
+    difference = (ours.embeddings - theirs.embeddings).abs().max()
+    assert float(difference) <= embeddings * float(theirs.embeddings.abs().max())
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # inductor's advice, against this test's intent
+@pytest.mark.parametrize(
+    ("override", "loss", "embeddings"),
+    [
+        ("train.precision=bf16", 0.02, 0.2),
+        ("train.precision=fp16", 0.005, 0.03),
+        ("train.channels_last=false", 1e-4, 1e-3),
+        ("train.compile=true", 1e-3, 1e-2),
+    ],
+)
+def test_what_makes_it_fast_changes_the_loss_little(override: str, loss: float, embeddings: float) -> None:
+    """Bounds are about five times what a CPU shows for the same settings: 16 bits leave 8 or 11 of mantissa."""
+    expected = state().contrastive(batch())
+    made = state(override)
+    result = made.contrastive(batch())
+    assert_close(result, expected, loss=loss, embeddings=embeddings)
+    assert result.embeddings.dtype == torch.float32
+    for parameter in made.network.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_step_does_not_wait_for_the_gpu(precision: str, recompute: str) -> None:
+    """After the first step, which measures memory and sets kernels up. fp16 has to wait: whether the scaled gradients
+    overflowed decides on the CPU if the optimiser steps."""
+    made = state(f"train.precision={precision}", f"train.recompute={recompute}")
+    seen = batch()
+    made.step(seen)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = made.step(seen)
+        with pytest.raises(RuntimeError, match="synchroniz"):  # the guard works
+            result.loss.item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert math.isfinite(float(result.loss))
+
+
+def test_pinned_batches_are_copied_without_waiting() -> None:
+    seen = batch()
+    views = tuple(
+        View(v.image.cpu().pin_memory(), v.matrix.cpu().pin_memory(), v.matrix.cpu().pin_memory()) for v in seen.views
+    )
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        copied = Batch(views, seen.samples, seen.positions).to(GPU)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(copied.views[1].image, seen.views[1].image)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # nothing was stepped yet, which is the point
+def test_a_step_that_overflows_is_skipped() -> None:
+    made = state("train.precision=fp16")
+    scaler = GradScaler("cuda", init_scale=2.0**127)
+    made.scaler = made.contrastive.scaler = scaler
+    before = [parameter.detach().clone() for parameter in made.network.parameters()]
+    made.step(batch())
+    assert all(torch.equal(old, new) for old, new in zip(before, made.network.parameters(), strict=True))
+    assert not any(made.optimizer.state.values())
+    assert scaler.get_scale() == 2.0**126
+    scaler.update(1024.0)
+    made.step(batch())
+    assert not any(torch.equal(old, new) for old, new in zip(before, made.network.parameters(), strict=True))
+    assert all(bool(parameter.isfinite().all()) for parameter in made.network.parameters())
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
+def test_recomputing_gives_the_same_embeddings(precision: str, bound: float) -> None:
+    """Within the bound: a kernel may sum in another order from call to call. Gradients follow, batch norm too."""
+    kept, again = (state(f"train.precision={precision}", f"train.recompute={how}") for how in ("never", "always"))
+    expected, result = kept.contrastive(batch()), again.contrastive(batch())
+    assert expected.recompute_difference is None
+    assert result.recompute_difference is not None
+    largest = float(expected.embeddings.abs().max())
+    assert float(result.recompute_difference) <= bound * largest
+    assert_close(result, expected, loss=bound, embeddings=bound)
+    for ours, theirs in zip(again.network.buffers(), kept.network.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
+    ours, theirs = flat_gradient(again), flat_gradient(kept)
+    assert float((ours - theirs).norm()) <= 10 * bound * float(theirs.norm())
+
+
+def flat_gradient(made: TrainingState) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in made.network.parameters() if p.grad is not None])
+
+
+def test_memory_decides_on_recomputing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the allocator counts for a graph is more than its input, and decides by what is free."""
+    made = state("train.recompute=auto")
+    made.contrastive(batch())
+    assert made.contrastive.recompute == "never"
+    monkeypatch.setattr("train.contrastive_step.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
+    short = state("train.recompute=auto")
+    short.contrastive(batch())
+    assert short.contrastive.recompute == "always"
