@@ -11,10 +11,14 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
+from errors import UserError
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig
 from pipelines.kernels import Image, make_view, pixel_pairs
 from pipelines.matrices import ViewMatrices
 from pipelines.reference import linear_colour_matrix
+
+_REACH_PX = 2**24
+"""Up to here float32 tells neighbouring pixels apart."""
 
 
 def configure_threads() -> None:
@@ -27,13 +31,27 @@ def view_to_source(minified_to_view_px: FloatArray) -> FloatArray:
 
     Args:
         minified_to_view_px: (N, 2, 3) from source to view, corner-based in both.
+
+    Raises:
+        UserError: a view shows next to nothing of its source, or is out of all bounds.
     """
-    linear = np.linalg.inv(minified_to_view_px[:, :, :2].astype(np.float64))
-    offset = -np.einsum("nij,nj->ni", linear, minified_to_view_px[:, :, 2])
-    # Corner-based to centre-based: half a pixel in the view; in the source it cancels against the border of one pixel,
-    # which leaves the other half.
-    offset += linear.sum(axis=2) / 2 + 0.5
-    return np.concatenate([linear, offset[:, :, None]], axis=2).reshape(-1, 6).astype(np.float32)
+    try:
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            linear = np.linalg.inv(minified_to_view_px[:, :, :2].astype(np.float64))
+            offset = -np.einsum("nij,nj->ni", linear, minified_to_view_px[:, :, 2])
+            # Corner-based to centre-based: half a pixel in the view; in the source it cancels against the border of one
+            # pixel, which leaves the other half.
+            offset += linear.sum(axis=2) / 2 + 0.5
+        matrices = np.concatenate([linear, offset[:, :, None]], axis=2).reshape(-1, 6)
+        bounded = bool((np.abs(matrices) < _REACH_PX).all())
+    except np.linalg.LinAlgError:  # one is singular
+        bounded = False
+    if not bounded:  # with a NaN the kernel would read anywhere in memory
+        raise UserError(
+            f"a view reaches further than {_REACH_PX} pixels from its image, or is a single point: "
+            "geometry.scale, data.box_margin or a box is out of all bounds; choose others"
+        )
+    return matrices.astype(np.float32)
 
 
 def linear_matrices(draws: FloatArray) -> FloatArray:

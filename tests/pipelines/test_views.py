@@ -9,8 +9,10 @@ import cv2
 import numpy as np
 import pytest
 
+from errors import UserError
 from pipelines import reference
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, Range, draw_view
+from pipelines.fast_cpu import view_to_source
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -174,3 +176,11 @@ def test_a_positive_angle_turns_clockwise_on_the_screen() -> None:
     np.testing.assert_allclose(augmentation @ [0.5, 0, 1], [0, 0.5], atol=1e-9)
     opencv = cv2.getRotationMatrix2D((0, 0), 90, 1.0)
     np.testing.assert_allclose(opencv @ [0.5, 0, 1], [0, -0.5], atol=1e-9)
+
+
+@pytest.mark.parametrize("number", [math.nan, 0.0, 1e-30, 1e-9])
+def test_a_view_out_of_all_bounds_is_refused_before_the_kernel(number: float) -> None:
+    matrices = np.array([[[0.5, 0, 3], [0, 0.5, 4]], [[number, 0, 3], [0, number, 4]]], np.float32)
+    assert view_to_source(matrices[:1]).shape == (1, 6)
+    with pytest.raises(UserError, match=r"geometry\.scale, data\.box_margin"):
+        view_to_source(matrices)
