@@ -78,7 +78,6 @@ class FastViews:
 
     def __init__(self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig) -> None:
         self._graph, self._geometry, self._colour = graph, geometry, colour
-        fast_cpu.configure_threads()
         self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
@@ -87,23 +86,22 @@ class FastViews:
 
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
         """Make the views of one DALI batch in their rows of the training batch."""
-        images = [np.asarray(image) for image in outputs[0]]
-        sizes_px = np.array([image.shape[:2] for image in images])
-        tables, outs = [], []
-        for view, draws in zip(views, request.draws, strict=True):
-            matrices = compose(request.box_px, sizes_px, draws, self._geometry)
-            view.matrix.copy_(torch.from_numpy(matrices.augmentation))
-            view.source_to_view_px.copy_(torch.from_numpy(matrices.source_to_view_px))
-            tables.append(fast_cpu.ViewTable(self._colour, draws, matrices))
-            outs.append(view.image.permute(0, 2, 3, 1).numpy())
-
-        def make(first: int) -> None:
-            maker = fast_cpu.ViewMaker(self._geometry, tables)
-            for row in range(first, len(images), self._graph.threads):
-                maker.write(row, images[row], outs)
-
-        for _ in self._pool.map(make, range(self._graph.threads)):
-            pass
+        sizes_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
+        matrices = [compose(request.box_px, sizes_px, draws, self._geometry) for draws in request.draws]
+        for view, made in zip(views, matrices, strict=True):
+            view.matrix.copy_(torch.from_numpy(made.augmentation))
+            view.source_to_view_px.copy_(torch.from_numpy(made.source_to_view_px))
+        fast_cpu.write_views(
+            self._pool,
+            self._graph.threads,
+            outputs[0],
+            sizes_px,
+            self._geometry,
+            self._colour,
+            list(request.draws),
+            matrices,
+            [view.image.permute(0, 2, 3, 1).numpy() for view in views],
+        )
 
     def close(self) -> None:
         """Stop the threads."""
