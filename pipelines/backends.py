@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, Protocol
 
 import numpy as np
@@ -25,8 +25,12 @@ class Backend(Protocol):
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline that takes its requests from `source` and whose outputs `write` takes."""
 
-    def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
-        """Put the views of one DALI batch into `views`, whose tensors have its number of rows."""
+    def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
+        """Put the views of one DALI batch into `views`, whose tensors have its number of rows.
+
+        Returns:
+            What to wait for before the views are read.
+        """
 
     def close(self) -> None:
         """Free what is held."""
@@ -56,7 +60,7 @@ class DaliViews:
         """The pipeline whose outputs `write` takes."""
         return view_pipeline(self._graph, self._geometry, self._colour, source)
 
-    def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
+    def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
         """Copy one DALI batch into its rows of the training batch."""
         for number, view in enumerate(views):
             image, augmentation, source_to_view_px = outputs[3 * number : 3 * number + 3]
@@ -67,6 +71,7 @@ class DaliViews:
         if self._graph.device == "gpu":
             # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
             torch.cuda.current_stream().synchronize()
+        return []
 
     def close(self) -> None:
         """Nothing is held."""
@@ -77,32 +82,30 @@ class FastViews:
 
     def __init__(self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig) -> None:
         self._graph, self._geometry, self._colour = graph, geometry, colour
-        fast_cpu.configure_threads()
         self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
         return decode_pipeline(self._graph, source)
 
-    def write(self, outputs: Outputs, request: Request, views: list[View]) -> None:
-        """Make the views of one DALI batch in their rows of the training batch."""
-        images = [np.asarray(image) for image in outputs[0]]
-        sizes_px = np.array([image.shape[:2] for image in images])
-        tables, outs = [], []
-        for view, draws in zip(views, request.draws, strict=True):
-            matrices = compose(request.box_px, sizes_px, draws, self._geometry)
-            view.matrix.copy_(torch.from_numpy(matrices.augmentation))
-            view.source_to_view_px.copy_(torch.from_numpy(matrices.source_to_view_px))
-            tables.append(fast_cpu.ViewTable(self._colour, draws, matrices))
-            outs.append(view.image.permute(0, 2, 3, 1).numpy())
-
-        def make(first: int) -> None:
-            maker = fast_cpu.ViewMaker(self._geometry, tables)
-            for row in range(first, len(images), self._graph.threads):
-                maker.write(row, images[row], outs)
-
-        for _ in self._pool.map(make, range(self._graph.threads)):
-            pass
+    def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
+        """Start to make the views of one DALI batch in their rows of the training batch."""
+        sizes_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
+        matrices = [compose(request.box_px, sizes_px, draws, self._geometry) for draws in request.draws]
+        for view, made in zip(views, matrices, strict=True):
+            view.matrix.copy_(torch.from_numpy(made.augmentation))
+            view.source_to_view_px.copy_(torch.from_numpy(made.source_to_view_px))
+        return fast_cpu.start_views(
+            self._pool,
+            self._graph.threads,
+            outputs[0],
+            sizes_px,
+            self._geometry,
+            self._colour,
+            list(request.draws),
+            matrices,
+            [view.image.permute(0, 2, 3, 1).numpy() for view in views],
+        )
 
     def close(self) -> None:
         """Stop the threads."""

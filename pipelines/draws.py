@@ -107,6 +107,13 @@ class ColourConfig:
     def _ordered(cls, value: Range) -> Range:
         return _ordered_range(value)
 
+    @field_validator("value_scale", "value_shift")
+    @classmethod
+    def _not_negative(cls, value: Range) -> Range:
+        if value[0] < 0:
+            raise ValueError(f"the value is scaled and shifted by numbers of at least 0, found {list(value)}")
+        return value
+
     @field_validator("hue", "saturation")
     @classmethod
     def _shrinking(cls, value: Range) -> Range:

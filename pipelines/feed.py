@@ -139,16 +139,16 @@ class Feed:
         """The file's bytes, or None if it is, or turns out to be, bad."""
         if sample in self.quarantine:
             return None
-        path = self.index.path(sample)
+        path = f"{self.index.root}/{self.index.paths[sample]}"
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  half the cost of Path.open
                 data = file.read()
             check_image(data)
         except OSError as error:
-            self.quarantine.add(sample, path, error.strerror or str(error))
+            self.quarantine.add(sample, Path(path), error.strerror or str(error))
             return None
         except BadImage as error:
-            self.quarantine.add(sample, path, str(error))
+            self.quarantine.add(sample, Path(path), str(error))
             return None
         return np.frombuffer(data, np.uint8)
 

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ class PipelinesConfig:
 
     Attributes:
         backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
-            OpenCV makes the views; "auto" takes "dali" on a GPU and "opencv" elsewhere.
+            a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU and "opencv" elsewhere.
         batch: samples in one DALI batch, independent of the training batch.
         threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
         prefetch: DALI batches under way at once.
@@ -41,7 +42,7 @@ class PipelinesConfig:
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
-    batch: Annotated[int, Field(ge=1)] = 64
+    batch: Annotated[int, Field(ge=1)] = 128
     threads: Annotated[int, Field(ge=1)] | None = None
     prefetch: Annotated[int, Field(ge=1)] = 2
     ahead: Annotated[int, Field(ge=1)] = 2
@@ -193,7 +194,7 @@ class Loader:
         runner = Runner(self._maker.build, next_request)
         step = self._steps[0]
         while step != self._steps[1]:
-            batch, row = self._empty_batch(step), 0
+            batch, row, unfinished = self._empty_batch(step), 0, list[Future[None]]()
             while row < len(self._rows):
                 try:
                     outputs = next(runner)
@@ -203,9 +204,12 @@ class Loader:
                 except StopIteration:
                     raise _Stopped from None
                 stop = row + len(chunk.positions)
-                self._maker.write(outputs, chunk.request, [_rows(view, row, stop) for view in batch.views])
+                started = self._maker.write(outputs, chunk.request, [_rows(view, row, stop) for view in batch.views])
+                _wait_for(unfinished)  # for the chunk before, so that the threads have the next when it is done
+                unfinished = started
                 batch.samples[row:stop] = torch.from_numpy(chunk.samples)
                 row = stop
+            _wait_for(unfinished)
             yield batch
             step += 1
 
@@ -257,6 +261,11 @@ def _empty_pixels(shape: tuple[int, ...], device: torch.device, *, pin: bool) ->
     if device.type == "cuda" or pin:
         return torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=pin)
     return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: a third of the page faults' time
+
+
+def _wait_for(work: list[Future[None]]) -> None:
+    for part in work:
+        part.result()
 
 
 def _rows(view: View, start: int, stop: int) -> View:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.draws import Draw, FloatArray, GeometryConfig
-from pipelines.reference import HALVE_BELOW, HALVINGS
+from pipelines.reference import HALVE_BELOW, MAX_HALVINGS
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,13 @@ class ViewMatrices:
     Attributes:
         augmentation: (N, 2, 3) u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (N, 2, 3) source pixels -> view pixels, corner-based.
-        sizes_px: (N, HALVINGS, 2) height and width of the source after each halving, the last one being what the warp
-            samples; a view that needs fewer repeats its last size.
-        minified_to_view_px: (N, 2, 3) pixels of that last size -> view pixels.
+        halvings: (N,) int64, how often the source is halved before the warp samples it.
+        minified_to_view_px: (N, 2, 3) pixels of the halved source -> view pixels.
     """
 
     augmentation: FloatArray
     source_to_view_px: FloatArray
-    sizes_px: FloatArray
+    halvings: npt.NDArray[np.int64]
     minified_to_view_px: FloatArray
 
 
@@ -62,12 +61,16 @@ def compose(
     center = np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
     to_view[:, :, 2] = side_px * (augmentation[:, :, 2] + 0.5) - center
 
-    sizes = np.repeat(size[:, None], HALVINGS, axis=1)  # (N, HALVINGS, 2)
+    halvings = np.zeros(len(box), np.int64)
     if geometry.antialias:
-        last = size
-        for level in range(HALVINGS):
-            needed = scale * magnification < HALVE_BELOW * 0.5**level
-            last = sizes[:, level] = np.where(needed[:, None], np.ceil(last / 2), last)
+        for level in range(MAX_HALVINGS):
+            minified = scale * magnification < HALVE_BELOW * 0.5**level
+            halvings += minified & (size.min(axis=1) >= 4 * 2**level)  # two pixels remain
     minified_to_view = to_view.copy()
-    minified_to_view[:, :, :2] *= (size / sizes[:, -1])[:, None, ::-1]  # rows of x and y, sizes of y and x
-    return ViewMatrices(*(array.astype(np.float32) for array in (augmentation, to_view, sizes, minified_to_view)))
+    minified_to_view[:, :, :2] *= 2.0 ** halvings[:, None, None]
+    return ViewMatrices(
+        augmentation.astype(np.float32),
+        to_view.astype(np.float32),
+        halvings,
+        minified_to_view.astype(np.float32),
+    )

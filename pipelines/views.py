@@ -18,7 +18,7 @@ from nvidia.dali import Pipeline, fn
 from pipelines import colour as colour_nodes
 from pipelines.draws import ColourConfig, FloatArray, GeometryConfig
 from pipelines.matrices import compose
-from pipelines.reference import HALVINGS
+from pipelines.reference import MAX_HALVINGS
 
 Node = Any  # DALI's DataNode carries no types
 Encoded = npt.NDArray[np.uint8]
@@ -78,17 +78,18 @@ def view_pipeline(
     def composed(
         boxes_px: list[FloatArray], shapes: list[npt.NDArray[np.int64]], draws: list[FloatArray]
     ) -> tuple[list[FloatArray], ...]:
-        matrices = compose(np.stack(boxes_px), np.stack(shapes)[:, :2], np.stack(draws), geometry)
+        sizes_px = np.stack(shapes)[:, :2]
+        matrices = compose(np.stack(boxes_px), sizes_px, np.stack(draws), geometry)
         return (
             list(matrices.augmentation),
             list(matrices.source_to_view_px),
-            list(matrices.sizes_px),
             list(matrices.minified_to_view_px),
+            list(_halving_sizes(sizes_px, matrices.halvings)),
         )
 
     pipeline = _empty_pipeline(config)
     with pipeline:
-        encoded, box_px, *draws = fn.external_source(
+        fed: list[Node] = fn.external_source(
             source=source,
             num_outputs=2 + config.views,
             dtype=[types.UINT8] + [types.FLOAT] * (1 + config.views),
@@ -96,18 +97,27 @@ def view_pipeline(
             batch=True,
             no_copy=True,
         )
+        encoded, box_px, *draws = fed
         image = decode(encoded, config)
         # Asked of the header, not of the decoded image, so that the matrices are made on the CPU on every device.
         shape = fn.peek_image_shape(encoded)
         outputs = []
         for view_draws in draws:
-            augmentation, source_to_view_px, sizes_px, minified_to_view_px = fn.python_function(
+            augmentation, source_to_view_px, minified_to_view_px, sizes_px = fn.python_function(
                 box_px, shape, view_draws, function=composed, batch_processing=True, num_outputs=4
             )
             halved = image
-            for level in range(HALVINGS if geometry.antialias else 0):
-                # Without antialiasing, halving is bilinear sampling between four pixels: their mean.
-                halved = fn.resize(halved, size=sizes_px[level], interp_type=types.INTERP_LINEAR, antialias=False)
+            for level in range(MAX_HALVINGS if geometry.antialias else 0):
+                # Halving by bilinear sampling in the middle of four pixels is their mean.
+                size = sizes_px[level]
+                halved = fn.resize(
+                    halved,
+                    size=size,
+                    roi_start=[0.0, 0.0],
+                    roi_end=sizes_px[MAX_HALVINGS + level],
+                    interp_type=types.INTERP_LINEAR,
+                    antialias=False,
+                )
             warped = fn.warp_affine(
                 halved,
                 matrix=minified_to_view_px,
@@ -152,3 +162,20 @@ def _empty_pipeline(config: GraphConfig) -> Pipeline:
         device_id=config.device_id,
         prefetch_queue_depth=config.prefetch,
     )
+
+
+def _halving_sizes(sizes_px: npt.NDArray[np.int64], halvings: npt.NDArray[np.int64]) -> FloatArray:
+    """What each of the graph's halvings makes of N images: (N, 2 MAX_HALVINGS, 2) heights and widths.
+
+    First the size after each, then the part of the size before that goes into it: all but an odd row or column. A
+    halving that an image does not need takes all of it and keeps its size.
+    """
+    after, taken = [], []
+    size = sizes_px
+    for level in range(MAX_HALVINGS):
+        needed = (halvings > level)[:, None]
+        half = size // 2
+        taken.append(np.where(needed, 2 * half, size))
+        size = np.where(needed, half, size)
+        after.append(size)
+    return np.stack([*after, *taken], axis=1).astype(np.float32)

@@ -59,6 +59,7 @@ def make_views(
         )
         for _ in draws
     ]
-    made.write(next(Runner(made.build, iter([request]).__next__)), request, views)
+    for work in made.write(next(Runner(made.build, iter([request]).__next__)), request, views):
+        work.result()
     made.close()
     return views
