@@ -33,7 +33,7 @@ class PipelinesConfig:
 
     Attributes:
         backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
-            a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU and "opencv" elsewhere.
+            a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU, else "opencv".
         batch: samples in one DALI batch, independent of the training batch.
         threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
         prefetch: DALI batches under way at once.

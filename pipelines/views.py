@@ -89,7 +89,7 @@ def view_pipeline(
 
     pipeline = _empty_pipeline(config)
     with pipeline:
-        fed: list[Node] = fn.external_source(
+        fed: Sequence[Node] = fn.external_source(
             source=source,
             num_outputs=2 + config.views,
             dtype=[types.UINT8] + [types.FLOAT] * (1 + config.views),
@@ -103,9 +103,10 @@ def view_pipeline(
         shape = fn.peek_image_shape(encoded)
         outputs = []
         for view_draws in draws:
-            augmentation, source_to_view_px, minified_to_view_px, sizes_px = fn.python_function(
+            nodes: Any = fn.python_function(  # typed as None, which it returns only without outputs
                 box_px, shape, view_draws, function=composed, batch_processing=True, num_outputs=4
             )
+            augmentation, source_to_view_px, minified_to_view_px, sizes_px = nodes
             halved = image
             for level in range(MAX_HALVINGS if geometry.antialias else 0):
                 # Halving by bilinear sampling in the middle of four pixels is their mean.
