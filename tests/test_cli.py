@@ -147,9 +147,12 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         pretrain("train.batch=16"),
         ["{root}/images has 12 images", "train.batch = 16", "use more images or a smaller batch"],
     ),
-    "batch of parts": (pretrain("train.micro_batch=5"), ["batch = 12", "micro_batch = 5", "change one of the two"]),
+    "batch of parts": (
+        pretrain("train.micro_batch=5"),
+        ["train.batch = 12", "train.micro_batch = 5", "change one of the two"],
+    ),
     # The machine.
-    "no GPU": (pretrain("train.device=cuda"), ['device = "cuda"', "no GPU here", 'device = "cpu"']),
+    "no GPU": (pretrain("train.device=cuda"), ['train.device = "cuda"', "no GPU here", '"cpu"']),
     "no apex": (pretrain("optim.backend=apex"), ['optim.backend = "apex"', "cannot be used", 'backend = "torch"']),
     # Weights and runs.
     "no weights": (

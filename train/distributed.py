@@ -105,7 +105,9 @@ def described_world(device: str = "auto") -> World:
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     rank, world_size, local_rank, local_world_size = (_from_environment(*item) for item in names.items())
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError('device = "cuda", but torch sees no GPU here: set device = "cpu" or "auto", or see nvidia-smi.')
+        raise UserError(
+            'train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", or see nvidia-smi.'
+        )
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if on_gpu and local_rank >= torch.cuda.device_count():
         raise UserError(
@@ -169,14 +171,14 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) 
     """
     if batch % micro_batch:
         raise UserError(
-            f"batch = {batch} is not a multiple of micro_batch = {micro_batch}: batch norm sees whole micro-batches, "
+            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole micro-batches, "
             "so change one of the two."
         )
     micro_batches = batch // micro_batch
     if micro_batches < world_size:
         raise UserError(
-            f"batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the {world_size} "
-            "ranks: start fewer processes, or set a smaller micro_batch (which changes what batch norm sees)."
+            f"train.batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
+            f"{world_size} ranks: start fewer processes, or set a smaller train.micro_batch (which changes what batch norm sees)."
         )
     each, more = divmod(micro_batches, world_size)
     start = rank * each + min(rank, more)

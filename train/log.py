@@ -19,9 +19,11 @@ console = Console(stderr=True, soft_wrap=True)
 
 
 def configure_logging() -> None:
-    """Messages go above the progress line, as one line each."""
-    handler = RichHandler(console=console, show_path=False, show_level=True, markup=False, rich_tracebacks=False)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="[%X]", handlers=[handler], force=True)
+    """Messages go above the progress line on a terminal; elsewhere each is one line, however long."""
+    handler: logging.Handler = logging.StreamHandler()
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
 
 
 @contextmanager

@@ -81,13 +81,13 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
     )
     if world.is_main:
         log.info(
-            "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s inside LARS, %s",
+            "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
             (index.box_px[:, 2] == 0).sum(),
             steps_per_epoch,
             loader.backend,
             world.device,
-            type(state.optimizer.inner).__name__,
+            state.optimizer.describe(),
             state.precision,
         )
 

@@ -23,9 +23,9 @@ def test_uneven_shares() -> None:
 
 
 def test_impossible_shares_say_what_to_change() -> None:
-    with pytest.raises(UserError, match=r"batch = 10 is not a multiple of micro_batch = 4"):
+    with pytest.raises(UserError, match=r"batch = 10 is not a multiple of train.micro_batch = 4"):
         micro_batch_share(10, 4, 0, 1)
-    with pytest.raises(UserError, match=r"batch = 64 is not a multiple of micro_batch = 256"):
+    with pytest.raises(UserError, match=r"batch = 64 is not a multiple of train.micro_batch = 256"):
         micro_batch_share(64, 256, 0, 1)
     with pytest.raises(UserError, match=r"holds 2 micro-batches of 4 images, fewer than the 3 ranks"):
         micro_batch_share(8, 4, 0, 3)
