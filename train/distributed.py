@@ -171,14 +171,15 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) 
     """
     if batch % micro_batch:
         raise UserError(
-            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole micro-batches, "
-            "so change one of the two."
+            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "
+            "micro-batches, so change one of the two."
         )
     micro_batches = batch // micro_batch
     if micro_batches < world_size:
         raise UserError(
             f"train.batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
-            f"{world_size} ranks: start fewer processes, or set a smaller train.micro_batch (which changes what batch norm sees)."
+            f"{world_size} ranks: start fewer processes, or set a smaller train.micro_batch (which changes what batch "
+            "norm sees)."
         )
     each, more = divmod(micro_batches, world_size)
     start = rank * each + min(rank, more)
