@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ def bench_loader(config: Config, settings: Settings) -> list[Row]:
     def start_ours() -> Iterator[int]:
         return _ours(index, config, settings)
 
+    gc.freeze()  # as pretraining does
     rows = []
     with limited_to_cores(settings.cores):
         for peer in [_our_peer(config, start_ours), *PEERS]:

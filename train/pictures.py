@@ -39,9 +39,10 @@ def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating]) -> None:
     cv2.circle(image, at(0), 2 << shift, (255, 255, 255), cv2.FILLED, cv2.LINE_AA, shift)
 
 
-def view_pictures(batch: Batch, index: Index, *, enlarge: int = 2) -> list[list[Image]]:
-    """Per sample, its views enlarged, with the keypoints that the matrices carried where the index knows them."""
+def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
+    """Per sample, its views enlarged to `least_side_px` or more, with the keypoints that the matrices carried where the index knows them."""
     samples = batch.samples.numpy()
+    enlarge = -(-least_side_px // batch.views[0].image.shape[-1])
     rows = []
     for row, sample in enumerate(samples):
         pictures = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from pathlib import Path
@@ -59,12 +60,13 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
     checkpoint = _where_to_go_on(folder, config, resume, world)
     state = TrainingState(config, world, steps_per_epoch, fresh=checkpoint is None)
     if checkpoint is not None:
-        state.restore(checkpoint, config)
+        state.restore(checkpoint, config, images=len(index))
     if state.steps_done >= total_steps:
         log.info("%s has finished its %d steps already", folder.root, total_steps)
         return folder
     if world.is_main:
         folder.claim(config)  # only now: a run that could not start leaves nothing behind
+    world.barrier()
 
     loader = Loader(
         index,
@@ -91,6 +93,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             state.precision,
         )
 
+    gc.freeze()  # what is here now stays: the collector need not go through it again and again
     with loader, StopSignals() as stop, Meter(config, folder, state, world, total_steps) as meter:
         for batch in meter.timed(loader):
             if world.is_main and state.steps_done == 0:
@@ -104,7 +107,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             stopping = stop.agreed(world, ask=done % config.run.log_every == 0)
             if last or stopping or done % config.run.checkpoint_every == 0:
                 meter.require_finite(result)
-                _save(folder, config, state, world)
+                _save(folder, config, state, world, images=len(index))
             if stopping and not last:
                 raise Interrupted(stop.signal_number, done, folder.root)
 
@@ -139,8 +142,15 @@ def _where_to_go_on(folder: RunFolder, config: Config, resume: Resume, world: Wo
     return checkpoint
 
 
-def _save(folder: RunFolder, config: Config, state: TrainingState, world: World) -> None:
+def _save(folder: RunFolder, config: Config, state: TrainingState, world: World, *, images: int) -> None:
+    """Write a checkpoint and the picture of the loss; weights that are no numbers are never saved."""
+    if not state.weights_are_finite():  # the same on all ranks
+        raise UserError(
+            f"weights stopped being numbers at step {state.steps_done}, learning rate {state.lr:.3g}; the last good "
+            f"checkpoint is {folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+        )
     if world.is_main:
-        folder.checkpoints.save(state.steps_done, {"config": to_dict(config), **state.state_dict()})
+        saved = {"config": to_dict(config), "images": images, **state.state_dict()}
+        folder.checkpoints.save(state.steps_done, saved)
         save_loss(folder.loss_picture, folder.read_metrics(), start=math.log(2 * config.train.batch - 1))
     world.barrier()

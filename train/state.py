@@ -88,16 +88,31 @@ class TrainingState:
             "scaler": self.scaler.state_dict(),
         }
 
-    def restore(self, path: Path, config: Config) -> None:
+    def weights_are_finite(self) -> bool:
+        """Whether every parameter and buffer is a number; waits for the device."""
+        tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
+        return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
+
+    def restore(self, path: Path, config: Config, *, images: int) -> None:
         """Go on from a checkpoint.
 
+        Args:
+            path: of the checkpoint.
+            config: of the run, which must be the checkpoint's but for what is free to change.
+            images: in the index, which must be as many as they were: the order depends on their number.
+
         Raises:
-            UserError: the file is not readable, or of another run or model.
+            UserError: the file is not readable, or of another run, data or model.
         """
         saved = load_checkpoint(path)
         difference = first_difference(saved["config"], to_dict(config))
         if difference is not None:
             raise UserError(f"{path} is of another run: {difference}")
+        if saved["images"] != images:
+            raise UserError(
+                f"{path} is of a run on {saved['images']} images, and there are {images} now: restore the data, or start "
+                f"a new run with --set run.out=..."
+            )
         try:
             self.network.load_state_dict(saved["network"])
             self.optimizer.load_state_dict(saved["optimizer"])
