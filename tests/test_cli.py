@@ -264,7 +264,7 @@ def test_too_many_ranks_are_told_before_anybody_waits(
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *a, **k: pytest.fail("waits for other ranks"))
     assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: batch = 12 holds 3 micro-batches of 4 images, fewer than the 4 ranks")
+    assert error.startswith("error: train.batch = 12 holds 3 micro-batches of 4 images, fewer than the 4 ranks")
     assert "start fewer processes" in error
     assert error.count("\n") == 1
     assert not (root / "out").exists()

@@ -110,8 +110,8 @@ class TrainingState:
             raise UserError(f"{path} is of another run: {difference}")
         if saved["images"] != images:
             raise UserError(
-                f"{path} is of a run on {saved['images']} images, and there are {images} now: restore the data, or start "
-                f"a new run with --set run.out=..."
+                f"{path} is of a run on {saved['images']} images, and there are {images} now: restore the data, or "
+                f"start a new run with --set run.out=..."
             )
         try:
             self.network.load_state_dict(saved["network"])
