@@ -40,7 +40,7 @@ def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating]) -> None:
 
 
 def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
-    """Per sample, its views enlarged to `least_side_px` or more, with the keypoints that the matrices carried, if any."""
+    """Per sample, its views enlarged to `least_side_px` or more, with the keypoints that the matrices carried."""
     samples = batch.samples.numpy()
     enlarge = -(-least_side_px // batch.views[0].image.shape[-1])
     rows = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -122,3 +123,13 @@ def test_a_loss_that_is_no_number_stops_the_run(images: Path, tmp_path: Path) ->
     assert "learning rate" in output
     assert "last good checkpoint" in output
     assert "Traceback" not in output
+
+
+def test_a_run_is_not_resumed_on_other_data(uninterrupted: Path, tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    tiny_run.write_images(more, count=51)
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    process = tiny_run.start(tiny_run.arguments(more, tmp_path / "run"))
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 2, output
+    assert "is of a run on 50 images, and there are 51 now" in output
