@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_every_loader_is_measured(tmp_path: Path) -> None:
     low, high = ours["interval"]
     assert low <= ours["images_per_s"] <= high
 
-    console = Console(width=140, record=True, file=(tmp_path / "out").open("w"))
+    console = Console(width=140, record=True, file=io.StringIO())
     console.print(as_table(rows, settings))
     assert "1.00 x" in console.export_text()
 
