@@ -16,6 +16,9 @@ import numpy.typing as npt
 MAX_PIXELS: Final = 100_000_000
 """Most pixels of an image that is decoded: 300 MB of RGB. A larger header is damage or an attack."""
 
+MIN_PIXELS: Final = 4
+"""Fewest; smaller ones show nothing, and the CPU's kernel reads eight bytes at once."""
+
 _JPEG_START: Final = b"\xff\xd8\xff"
 _JPEG_END: Final = b"\xff\xd9"
 _SOS: Final = 0xDA
@@ -163,8 +166,8 @@ def _png_raw_bytes(data: bytes, at: int) -> int:
 
 def _pixels(kind: str, width: int, height: int) -> int:
     pixels = width * height
-    if not 0 < pixels <= MAX_PIXELS:
-        raise BadImage(f"{kind} header says {width} x {height} pixels; 1 to {MAX_PIXELS} in all are read")
+    if not MIN_PIXELS <= pixels <= MAX_PIXELS:
+        raise BadImage(f"{kind} header says {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read")
     return pixels
 
 

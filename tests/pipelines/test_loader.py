@@ -264,3 +264,29 @@ def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytes
         batches(index, last=3)
     assert len(caplog.records) <= 1
     assert all("No such file" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [(2, 2), (1, 4), (1, 300), (7, 3), (3000, 40)])
+def test_extreme_sizes_are_read_within_their_memory(backend: Backend, size: tuple[int, int], tmp_path: Path) -> None:
+    """A flat grey image fills its box with grey, whatever its size; around it lies the fill."""
+    cv2.imwrite(str(tmp_path / "flat.png"), np.full((*size, 3), 200, np.uint8))
+    with Loader(
+        load_folder(tmp_path), EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), PipelinesConfig(backend=backend), SMALL,
+        ColourConfig(jitter="none"), seed=0, device=CPU, last_step=3,
+    ) as loader:  # fmt: skip
+        made = list(loader)
+    for batch in made:
+        for view in batch.views:
+            matrix = view.source_to_view_px[0].double().numpy()
+            x, y = matrix[:, :2] @ np.array([size[1] / 2, size[0] / 2]) + matrix[:, 2]
+            thickness_px = min(size) * np.sqrt(abs(np.linalg.det(matrix[:, :2])))
+            if thickness_px > 3:  # else the sampling may miss it
+                assert view.image[0, 0, int(y), int(x)] > 150  # beside its one row lies the fill
+            assert view.image.max() <= 200
+
+
+def test_images_of_less_than_four_pixels_are_refused(folder: Index, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "dot.png"), np.full((1, 3, 3), 200, np.uint8))
+    with pytest.raises(UserError, match="cannot be used"):
+        batches(load_folder(tmp_path), batch=1, last=1)
