@@ -175,7 +175,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")
 @click.option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Images in a batch.")
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(2), help="Timed repeats of each.")
-@click.option("--seconds", default=2.0, show_default=True, help="Least length of a repeat.")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
 def bench_loader(

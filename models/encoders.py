@@ -116,7 +116,7 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
         LookupError,
     ) as error:
         raise UserError(
-            f"encoder.weights = {str(path)!r} cannot be read as a file of tensors only ({_one_line(error)}): "
+            f"encoder.weights = {str(path)!r} cannot be read as a file of tensors only: "
             "expected a torchvision ResNet state dict saved by torch.save or safetensors."
         ) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):

@@ -60,7 +60,7 @@ class GeometryConfig:
         antialias: sample a halved source, like a mip map, where a view minifies; False always samples the source.
     """
 
-    side_px: Annotated[int, Field(ge=8)] = 128
+    side_px: Annotated[int, Field(ge=8, le=4096)] = 128
     rotation_deg: Range = (-45.0, 45.0)
     translation_frac: Annotated[float, Field(ge=0, le=1)] = 15 / 128
     scale: Range = (0.6, 2.0)

@@ -59,7 +59,7 @@ def _pad(address: int, height: int, width: int, out: Pixels) -> None:
     for y in range(height):
         row = address + 3 * width * y
         to = out[(width + 2) * (y + 1) + 1 : (width + 2) * (y + 2) - 1]
-        inside = width if y < height - 1 else max(width - 2, 0)  # eight bytes from here lie inside the image
+        inside = max(0, min(width, (last - row) // 3 + 1))  # pixels from which eight bytes lie inside the image
         for x in range(inside):
             to[x] = I32(_load_eight(row + 3 * x) & I64(0xFFFFFF))
         for x in range(inside, width):

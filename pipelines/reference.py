@@ -44,19 +44,23 @@ def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArra
     return augmentation, (to_pixels @ np.vstack([augmentation, [0, 0, 1]]) @ canonical)[:2]
 
 
-def halve(image: Array, shrink: float) -> Array:
+def halve(image: Array, shrink: float) -> tuple[Array, int]:
     """Halve (H, W, C) as often as a view that shows it `shrink` times as large needs: each time the mean of 2 x 2.
+
+    Returns the image and how often it was halved.
 
     A view then samples the source at between 0.7 and 1.4 times its own pitch, as mip maps do. Of an odd size the last
     row or column is left out, and two pixels remain.
     """
-    for level in range(MAX_HALVINGS):
+    halvings = 0
+    while halvings < MAX_HALVINGS:
         height, width = image.shape[0] // 2, image.shape[1] // 2
-        if shrink >= HALVE_BELOW * 0.5**level or min(height, width) < 2:
+        if shrink >= HALVE_BELOW * 0.5**halvings or min(height, width) < 2:
             break
         whole = image[: 2 * height, : 2 * width]
         image = (whole[::2, ::2] + whole[1::2, ::2] + whole[::2, 1::2] + whole[1::2, 1::2]) / 4
-    return image
+        halvings += 1
+    return image, halvings
 
 
 def warp(image: Array, matrix_px: Array, side_px: int, fill: int | str) -> Array:
@@ -117,8 +121,7 @@ def make_view(
     _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px)
     source = image.astype(np.float64)
     if geometry.antialias:
-        source = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
-        times = height // source.shape[0]  # a power of two, odd sizes rounded down
-        matrix_px = matrix_px @ np.diag([times, times, 1])
+        source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
+        matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
     warped = warp(source, matrix_px, geometry.side_px, geometry.fill)
     return np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)

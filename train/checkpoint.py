@@ -60,9 +60,9 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason[:120]}): remove it to go on from an older one"
+            f"{path} is no checkpoint, or a torn one: expected a file that pre-training wrote, of which a run's folder "
+            f"holds the last few"
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path} is no pre-training checkpoint of format {FORMAT}; expected one of a run folder")

@@ -49,13 +49,13 @@ def test_pixels_agree_with_the_oracle(
 ) -> None:
     rng = np.random.default_rng(0)
     geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
-    sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45)]
+    sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (40, 1500), (23, 900)]
     images = [smooth_image(rng, *size) for size in sizes]
-    boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290], [0, 0, 0]], np.float32)
+    boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290]] + [[0, 0, 0]] * 3, np.float32)
     draws = draws_of(geometry, colour, len(images))
     (view,) = make_views(backend, images, boxes, [draws], geometry, colour)
 
-    found = []
+    found, excluded = [], 0
     for row, (image, size) in enumerate(zip(images, sizes, strict=True)):
         augmentation, to_view_px = reference.view_matrices(boxes[row], size, draws[row], geometry.side_px)
         np.testing.assert_allclose(view.matrix[row], augmentation, atol=1e-6)
@@ -63,11 +63,16 @@ def test_pixels_agree_with_the_oracle(
         expected = reference.make_view(image, boxes[row], draws[row], geometry, colour)
         difference = np.abs(expected.astype(int) - view.image[row].permute(1, 2, 0).numpy())
         checked = far_from_fill(view.source_to_view_px[row].numpy(), size, geometry.side_px)
+        if fill == "edge":  # what lies outside is the border, and nowhere is there a jump
+            checked = np.ones_like(checked)
         if jitter == "hsv":
-            checked &= ~near_hue_cut(reference.make_view(image, boxes[row], draws[row], geometry, NO_COLOUR))
+            cut = near_hue_cut(reference.make_view(image, boxes[row], draws[row], geometry, NO_COLOUR))
+            excluded += int((cut & checked).sum())
+            checked &= ~cut
         found.append(difference[checked])
     differences = np.concatenate(found)
     assert len(differences) > 100_000
+    assert excluded < 0.15 * len(differences)
     assert differences.mean() <= 1.0
     assert np.percentile(differences, 99.9) <= 6
 
@@ -152,7 +157,7 @@ def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: st
             weight = view.image[row, channel].double().numpy()
             shown = np.array([(weight.sum(0) * axis).sum(), (weight.sum(1) * axis).sum()]) / weight.sum()
             errors_px.append(np.abs(shown - expected).max())
-    assert len(errors_px) > count
+    assert len(errors_px) > 1.2 * count
     assert max(errors_px) < 0.1
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from errors import UserError
 from train.config import Config, first_difference, load_config, to_dict, to_toml
+from train.distributed import micro_batch_share
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +88,10 @@ def test_what_a_resumed_run_may_change() -> None:
     assert first_difference(before, to_dict(free)) is None
     assert first_difference(before, to_dict(load("optim.lr=1e-3"))) == "optim.lr: was None, is now 0.001"
     assert first_difference(before, to_dict(load("train.micro_batch=128"))) is not None
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_demo_runs_on_one_process_and_on_two(world_size: int) -> None:
+    train = load(files=[ROOT / "configs" / "demo.toml"]).train
+    shares = [micro_batch_share(train.batch, train.micro_batch, rank, world_size) for rank in range(world_size)]
+    assert sum(len(share) for share in shares) == train.batch
