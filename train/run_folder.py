@@ -124,7 +124,11 @@ def cut_jsonl(file: Path, step: int) -> None:
 
 def versions() -> dict[str, str]:
     """What a run depends on besides its configuration."""
-    found = {"python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}", "commit": _commit()}
+    found = {
+        "python": sys.version.split()[0],
+        "system": f"{platform.system()} {platform.machine()}",
+        "commit": _commit(),
+    }
     found |= {name: version(name) for name in _PACKAGES}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
