@@ -13,6 +13,7 @@ from errors import UserError
 from pipelines import reference
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, Range, draw_view
 from pipelines.fast_cpu import view_to_source
+from pipelines.matrices import compose
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -189,3 +190,14 @@ def test_a_view_out_of_all_bounds_is_refused_before_the_kernel(number: float) ->
     assert view_to_source(matrices[:1]).shape == (1, 6)
     with pytest.raises(UserError, match=r"geometry\.scale, data\.box_margin"):
         view_to_source(matrices)
+
+
+@pytest.mark.parametrize(("height", "halvings"), [(2, 0), (3, 0), (4, 1), (7, 1), (8, 2), (40, 4)])
+def test_halving_leaves_two_pixels(height: int, halvings: int) -> None:
+    """However small a view shows an image, in the composition and in the oracle alike."""
+    box = np.array([[0, 0, 100_000]], np.float32)
+    matrices = compose(box, np.array([[height, 5000]]), PLAIN_DRAW[None], GeometryConfig())
+    assert matrices.halvings.tolist() == [halvings]
+    halved, count = reference.halve(np.zeros((height, 5000, 3)), shrink=128 / 100_000)
+    assert count == halvings
+    assert halved.shape[0] == height // 2**halvings >= 2
