@@ -91,7 +91,7 @@ class FastViews:
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
         """Start to make the views of one DALI batch in their rows of the training batch."""
         sizes_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
-        matrices = [compose(request.box_px, sizes_px, draws, self._geometry) for draws in request.draws]
+        matrices = [compose(request.box_px, sizes_px, draws, self._geometry, request.mirror) for draws in request.draws]
         for view, made in zip(views, matrices, strict=True):
             view.matrix.copy_(torch.from_numpy(made.augmentation))
             view.source_to_view_px.copy_(torch.from_numpy(made.source_to_view_px))

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 Range: TypeAlias = tuple[float, float]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 UNIFORMS_PER_VIEW = 32
 """Uniform numbers set aside for one view of one sample; a multiple of Philox's block of four."""

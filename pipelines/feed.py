@@ -118,7 +118,8 @@ class Feed:
         read = [self._read_good(epoch, place, sample) for epoch, place, sample in places_wanted]
         used = np.array([sample for sample, _ in read], dtype=np.int64)
         encoded = [data for _, data in read]
-        request = Request(encoded, self.index.box_px[used], [np.concatenate(tables) for tables in draws])
+        mirror = None if self.index.mirror is None else self.index.mirror[used]
+        request = Request(encoded, self.index.box_px[used], [np.concatenate(tables) for tables in draws], mirror)
         return Chunk(request, positions, used)
 
     def _read_good(self, epoch: int, place: int, sample: int) -> tuple[int, Encoded]:

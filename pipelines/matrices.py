@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.draws import Draw, FloatArray, GeometryConfig
+from pipelines.draws import BoolArray, Draw, FloatArray, GeometryConfig
 from pipelines.reference import HALVE_BELOW, MAX_HALVINGS
 
 
@@ -33,7 +33,11 @@ class ViewMatrices:
 
 
 def compose(
-    box_px: FloatArray, size_px: npt.NDArray[np.integer], draws: FloatArray, geometry: GeometryConfig
+    box_px: FloatArray,
+    size_px: npt.NDArray[np.integer],
+    draws: FloatArray,
+    geometry: GeometryConfig,
+    mirror: BoolArray | None = None,
 ) -> ViewMatrices:
     """Matrices of one view of N samples.
 
@@ -42,6 +46,8 @@ def compose(
         size_px: (N, 2) height and width of the source as decoded.
         draws: (N, len(Draw)) the view's table of draws.
         geometry: side of the output, and whether to halve what is minified.
+        mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
+            augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
     """
     side_px = geometry.side_px
     size = size_px.astype(np.float64)
@@ -58,6 +64,8 @@ def compose(
     scale = side_px / box[:, 2]  # output pixels per source pixel, before the augmentation
     to_view = np.empty_like(augmentation)
     to_view[:, :, :2] = augmentation[:, :, :2] * scale[:, None, None]
+    if mirror is not None:
+        to_view[mirror, :, 0] *= -1
     center = np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
     to_view[:, :, 2] = side_px * (augmentation[:, :, 2] + 0.5) - center
 

@@ -21,7 +21,9 @@ MAX_HALVINGS = 6
 """At most; a view that needs more shows an image of 64 times its side."""
 
 
-def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArray, side_px: int) -> tuple[Array, Array]:
+def view_matrices(
+    box_px: FloatArray, size_px: tuple[int, int], draws: FloatArray, side_px: int, *, mirror: bool = False
+) -> tuple[Array, Array]:
     """Augmentation and source-to-view matrix, both (2, 3), of one sample; frames as in `pipelines.batch.View`.
 
     Args:
@@ -29,6 +31,7 @@ def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArra
         size_px: height and width of the source.
         draws: (len(Draw),) one row of the table of draws.
         side_px: side of the output.
+        mirror: the canonical view shows the box left for right; the augmentation knows nothing of it.
     """
     height, width = size_px
     x, y, side = (float(v) for v in box_px)
@@ -40,6 +43,8 @@ def view_matrices(box_px: FloatArray, size_px: tuple[int, int], draws: FloatArra
         [[cos, -sin, draws[Draw.SHIFT_X_FRAC]], [sin, cos, draws[Draw.SHIFT_Y_FRAC]]], dtype=np.float64
     )
     canonical = np.array([[1 / side, 0, -x / side], [0, 1 / side, -y / side], [0, 0, 1]])
+    if mirror:
+        canonical = np.diag([-1, 1, 1]) @ canonical
     to_pixels = np.array([[side_px, 0, side_px / 2], [0, side_px, side_px / 2], [0, 0, 1]])
     return augmentation, (to_pixels @ np.vstack([augmentation, [0, 0, 1]]) @ canonical)[:2]
 
@@ -114,11 +119,17 @@ def linear_colour_matrix(hue: float, saturation: float) -> Array:
 
 
 def make_view(
-    image: Image, box_px: FloatArray, draws: FloatArray, geometry: GeometryConfig, colour: ColourConfig
+    image: Image,
+    box_px: FloatArray,
+    draws: FloatArray,
+    geometry: GeometryConfig,
+    colour: ColourConfig,
+    *,
+    mirror: bool = False,
 ) -> Image:
     """One view (side, side, 3) uint8 of a decoded RGB image (H, W, 3)."""
     height, width, _ = image.shape
-    _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px)
+    _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px, mirror=mirror)
     source = image.astype(np.float64)
     if geometry.antialias:
         source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))

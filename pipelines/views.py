@@ -16,7 +16,7 @@ import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines import colour as colour_nodes
-from pipelines.draws import ColourConfig, FloatArray, GeometryConfig
+from pipelines.draws import BoolArray, ColourConfig, FloatArray, GeometryConfig
 from pipelines.matrices import compose
 from pipelines.reference import MAX_HALVINGS
 
@@ -32,11 +32,13 @@ class Request:
         encoded: N files as they are on disk, each (bytes,) uint8; all have passed `pipelines.files.check_image`.
         box_px: (N, 3) canonical boxes, as in `pipelines.index.Index`.
         draws: per view, the (N, len(Draw)) table of draws.
+        mirror: (N,) whose canonical view is mirrored, as in `pipelines.index.Index`; None: nobody's.
     """
 
     encoded: Sequence[Encoded]
     box_px: FloatArray
     draws: Sequence[FloatArray]
+    mirror: BoolArray | None = None
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,19 @@ def view_pipeline(
     float32 on the CPU.
     """
 
-    def source() -> tuple[Sequence[Encoded], FloatArray, *tuple[FloatArray, ...]]:
+    def source() -> tuple[Sequence[Encoded], FloatArray, BoolArray, *tuple[FloatArray, ...]]:
         request = feed()
-        return (request.encoded, request.box_px, *request.draws)
+        mirror = np.zeros(len(request.encoded), bool) if request.mirror is None else request.mirror
+        return (request.encoded, request.box_px, mirror, *request.draws)
 
     def composed(
-        boxes_px: list[FloatArray], shapes: list[npt.NDArray[np.int64]], draws: list[FloatArray]
+        boxes_px: list[FloatArray],
+        mirrors: list[BoolArray],
+        shapes: list[npt.NDArray[np.int64]],
+        draws: list[FloatArray],
     ) -> tuple[list[FloatArray], ...]:
         sizes_px = np.stack(shapes)[:, :2]
-        matrices = compose(np.stack(boxes_px), sizes_px, np.stack(draws), geometry)
+        matrices = compose(np.stack(boxes_px), sizes_px, np.stack(draws), geometry, np.stack(mirrors))
         return (
             list(matrices.augmentation),
             list(matrices.source_to_view_px),
@@ -91,20 +97,20 @@ def view_pipeline(
     with pipeline:
         fed: Sequence[Node] = fn.external_source(
             source=source,
-            num_outputs=2 + config.views,
-            dtype=[types.UINT8] + [types.FLOAT] * (1 + config.views),
-            ndim=[1] * (2 + config.views),
+            num_outputs=3 + config.views,
+            dtype=[types.UINT8, types.FLOAT, types.BOOL] + [types.FLOAT] * config.views,
+            ndim=[1, 1, 0] + [1] * config.views,
             batch=True,
             no_copy=True,
         )
-        encoded, box_px, *draws = fed
+        encoded, box_px, mirror, *draws = fed
         image = decode(encoded, config)
         # Asked of the header, not of the decoded image, so that the matrices are made on the CPU on every device.
         shape = fn.peek_image_shape(encoded)
         outputs = []
         for view_draws in draws:
             nodes: Any = fn.python_function(  # typed as None, which it returns only without outputs
-                box_px, shape, view_draws, function=composed, batch_processing=True, num_outputs=4
+                box_px, mirror, shape, view_draws, function=composed, batch_processing=True, num_outputs=4
             )
             augmentation, source_to_view_px, minified_to_view_px, sizes_px = nodes
             halved = image

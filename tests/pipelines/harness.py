@@ -12,7 +12,7 @@ import torch
 
 from pipelines.backends import make_backend
 from pipelines.batch import View
-from pipelines.draws import ColourConfig, FloatArray, GeometryConfig
+from pipelines.draws import BoolArray, ColourConfig, FloatArray, GeometryConfig
 from pipelines.runner import Runner
 from pipelines.views import GraphConfig, Request
 
@@ -41,6 +41,7 @@ def make_views(
     geometry: GeometryConfig,
     colour: ColourConfig,
     *,
+    mirror: BoolArray | None = None,
     device: Literal["cpu", "gpu"] = "cpu",
     encode: Callable[[Image], Image] = encode,
 ) -> list[View]:
@@ -48,7 +49,7 @@ def make_views(
     device_id = 0 if device == "gpu" else None
     graph = GraphConfig(device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws))
     made = make_backend(backend, graph, geometry, colour)
-    request = Request([encode(image) for image in images], box_px, draws)
+    request = Request([encode(image) for image in images], box_px, draws, mirror)
     count, side = len(images), geometry.side_px
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [

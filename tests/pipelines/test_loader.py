@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_batches_are_what_they_say(folder: Index, backend: Backend) -> None:
     first_epoch = torch.cat([batch.samples for batch in made[:3]])
     assert len(set(first_epoch.tolist())) == 60
     assert not torch.equal(first_epoch, torch.cat([batch.samples for batch in made[3:]]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sample_takes_its_mirror_along(folder: Index, backend: Backend) -> None:
+    mirror = np.arange(len(folder)) % 3 == 0
+    plain, mirrored = (
+        batches(index, backend, dali_batch=7, last=4) for index in (folder, dataclasses.replace(folder, mirror=mirror))
+    )
+    for before, after in zip(plain, mirrored, strict=True):
+        flips = torch.from_numpy(mirror)[after.samples]
+        for one, other in zip(before.views, after.views, strict=True):
+            assert torch.equal(one.matrix, other.matrix)
+            assert torch.equal(torch.linalg.det(other.source_to_view_px[:, :, :2]) < 0, flips)
+            changed = (one.image != other.image).flatten(1).any(dim=1)
+            assert torch.equal(changed, flips)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,6 +8,7 @@ from typing import Literal
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from errors import UserError
 from pipelines import reference
@@ -54,20 +55,24 @@ def test_pixels_agree_with_the_oracle(
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290]] + [[0, 0, 0]] * 3, np.float32)
     draws = draws_of(geometry, colour, len(images))
-    (view,) = make_views(backend, images, boxes, [draws], geometry, colour)
+    mirror = np.arange(len(images)) % 3 == 1
+    (view,) = make_views(backend, images, boxes, [draws], geometry, colour, mirror=mirror)
 
     found, excluded = [], 0
     for row, (image, size) in enumerate(zip(images, sizes, strict=True)):
-        augmentation, to_view_px = reference.view_matrices(boxes[row], size, draws[row], geometry.side_px)
+        mirrored = bool(mirror[row])
+        augmentation, to_view_px = reference.view_matrices(
+            boxes[row], size, draws[row], geometry.side_px, mirror=mirrored
+        )
         np.testing.assert_allclose(view.matrix[row], augmentation, atol=1e-6)
         np.testing.assert_allclose(view.source_to_view_px[row], to_view_px, atol=2e-4)
-        expected = reference.make_view(image, boxes[row], draws[row], geometry, colour)
+        expected = reference.make_view(image, boxes[row], draws[row], geometry, colour, mirror=mirrored)
         difference = np.abs(expected.astype(int) - view.image[row].permute(1, 2, 0).numpy())
         checked = far_from_fill(view.source_to_view_px[row].numpy(), size, geometry.side_px)
         if fill == "edge":  # what lies outside is the border, and nowhere is there a jump
             checked = np.ones_like(checked)
         if jitter == "hsv":
-            cut = near_hue_cut(reference.make_view(image, boxes[row], draws[row], geometry, NO_COLOUR))
+            cut = near_hue_cut(reference.make_view(image, boxes[row], draws[row], geometry, NO_COLOUR, mirror=mirrored))
             excluded += int((cut & checked).sum())
             checked &= ~cut
         found.append(difference[checked])
@@ -133,8 +138,9 @@ SWEEPS: dict[str, dict[Draw, Range]] = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: str) -> None:
+def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: str, mirrored: bool) -> None:
     rng = np.random.default_rng(3)
     count, size_px, sigma_px = 48, 224, 3.0
     geometry = GeometryConfig()
@@ -144,14 +150,16 @@ def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: st
     boxes = np.column_stack([rng.uniform(100, 124, (count, 2)), rng.uniform(120, 200, count)]).astype(np.float32)
     centers_px = rng.uniform(80, 144, (count, 3, 2))
     images = [dots_image(centers, size_px, sigma_px) for centers in centers_px]
-    (view,) = make_views(backend, images, boxes, [draws], geometry, NO_COLOUR)
+    mirror = np.full(count, mirrored)
+    (view,) = make_views(backend, images, boxes, [draws], geometry, NO_COLOUR, mirror=mirror)
 
     errors_px = []
     axis = np.arange(geometry.side_px) + 0.5
     for row in range(count):
         matrix = view.source_to_view_px[row].double().numpy()
         carried = centers_px[row] @ matrix[:, :2].T + matrix[:, 2]  # (3, 2)
-        reach = 4.5 * sigma_px * math.sqrt(np.linalg.det(matrix[:, :2])) + 3
+        orientation = -1 if mirrored else 1
+        reach = 4.5 * sigma_px * math.sqrt(orientation * np.linalg.det(matrix[:, :2])) + 3
         for channel, expected in enumerate(carried):
             if np.any(expected < reach) or np.any(expected > geometry.side_px - reach):
                 continue  # the dot is cut off
@@ -172,6 +180,40 @@ def test_the_loss_frame_and_the_pixel_frame_are_one_map() -> None:
         canonical = (point_px - CENTER_BOX[:2]) / CENTER_BOX[2]
         through_augmentation = (augmentation @ [*canonical, 1] + 0.5) * 128
         np.testing.assert_allclose(to_view_px @ [*point_px, 1], through_augmentation, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mirrored_sample_is_the_mirrored_image(backend: Backend) -> None:
+    """Flip image, box and keypoints by hand: the same view, the same keypoints in it, the same augmentation to undo."""
+    rng = np.random.default_rng(5)
+    count, height_px, width_px = 8, 160, 240
+    geometry, colour = GeometryConfig(), ColourConfig()
+    draws = draws_of(geometry, colour, count)
+    images = [smooth_image(rng, height_px, width_px) for _ in range(count)]
+    boxes = np.column_stack([rng.uniform(60, 180, count), rng.uniform(60, 100, count), rng.uniform(80, 300, count)])
+    boxes[-1] = 0  # the whole image
+    keypoints_px = rng.uniform(0, 160, (count, 21, 2))
+    flipped_boxes = np.where(boxes[:, 2:] > 0, [width_px, 0, 0] + boxes * [-1, 1, 1], 0)
+    flipped_keypoints_px = np.array([width_px, 0]) + keypoints_px * [-1, 1]
+
+    everybody = np.ones(count, bool)
+    (mirrored,) = make_views(backend, images, boxes.astype(np.float32), [draws], geometry, colour, mirror=everybody)
+    flipped = [np.ascontiguousarray(image[:, ::-1]) for image in images]
+    (by_hand,) = make_views(backend, flipped, flipped_boxes.astype(np.float32), [draws], geometry, colour)
+
+    np.testing.assert_array_equal(mirrored.matrix, by_hand.matrix)
+    assert (torch.linalg.det(mirrored.source_to_view_px[:, :, :2]) < 0).all()
+    carried, expected = (
+        np.einsum("nij,nkj->nki", matrix[:, :, :2], points) + matrix[:, None, :, 2]
+        for matrix, points in (
+            (mirrored.source_to_view_px.double().numpy(), keypoints_px),
+            (by_hand.source_to_view_px.double().numpy(), flipped_keypoints_px),
+        )
+    )
+    np.testing.assert_allclose(carried, expected, atol=1e-3)
+    differences = (mirrored.image.int() - by_hand.image.int()).abs().numpy()
+    assert differences.mean() < 0.05
+    assert np.percentile(differences, 99.9) <= 6  # as far as either is from the oracle
 
 
 def test_a_positive_angle_turns_clockwise_on_the_screen() -> None:
