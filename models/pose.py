@@ -1,0 +1,280 @@
+"""2.5D hand pose: keypoints in the view and relative depths, and the way from them to 3D.
+
+Scale-normalised means divided by the length of the reference bone (`models.hand.REFERENCE_BONE`), so depths here have
+no unit; times that length in metres they are metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
+
+Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are
+K' = A K, and K'^-1 [x', y', 1] = K^-1 [x, y, 1] whatever A is: rotation, shear and mirroring give K' off-diagonal terms
+and nothing else. Depths are measured along the optical axis of the source's camera and do not change with A. So (X, Y),
+the root's depth and the joints are exact for every invertible A, and come out in the source camera's frame, as the
+labels are. What is not exact is to read a rotated view as a picture by a rolled camera: that holds for square pixels
+and a turn about the principal point only; about the box's centre, or scaled, the view has a perspective that no such
+camera gives, and the network, which is not told K', has to average over it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from models.encoders import Encoder, EncoderConfig, build_encoder
+from models.hand import KEYPOINTS, REFERENCE_BONE
+from models.network import Normalize
+
+ROOT_DEPTH_RANGE = (4.0, 50.0)
+"""Scale-normalised root depths that the authors' code allows: 12 cm to 1.5 m for a bone of 3 cm."""
+_FLOOR = 1e-8
+"""Least a and discriminant in the authors' code."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PoseConfig:
+    """What stands behind the encoder.
+
+    Attributes:
+        head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
+        hidden: width of the hidden layer of "mlp".
+        root: the keypoint that depths are relative to; the paper does not name it.
+        refine: correct the root's depth by an MLP (Spurr et al. 2020).
+        first_keypoint: what the network predicts as keypoint 0: the "wrist", or the "palm", halfway between wrist and
+            middle_mcp, as the authors' published models do. The joints that come out have a wrist in both cases.
+    """
+
+    head: Literal["linear", "mlp"] = "linear"
+    hidden: Annotated[int, Field(ge=1)] = 512
+    root: str = "wrist"
+    refine: bool = True
+    first_keypoint: Literal["wrist", "palm"] = "wrist"
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_a_keypoint(cls, value: str) -> str:
+        if value not in KEYPOINTS:
+            raise ValueError(f"root = {value!r}, expected one of {', '.join(KEYPOINTS)}")
+        return value
+
+
+class PoseOutput(NamedTuple):
+    """Hands of N views.
+
+    Attributes:
+        keypoints_px: (N, 21, 2), in pixels of the view, corner-based.
+        relative_depth: (N, 21), depth minus the root's, scale-normalised; 0 at the root.
+        root_depth: (N,), scale-normalised, refined if the network refines.
+        root_depth_unrefined: (N,), from the closed form, clamped to `ROOT_DEPTH_RANGE`; without gradient.
+        joints: (N, 21, 3), in the source camera's frame, scale-normalised.
+    """
+
+    keypoints_px: Tensor
+    relative_depth: Tensor
+    root_depth: Tensor
+    root_depth_unrefined: Tensor
+    joints: Tensor
+
+
+def view_intrinsics(intrinsics: Tensor, source_to_view_px: Tensor) -> Tensor:
+    """K' = A K: the intrinsics of a view.
+
+    Args:
+        intrinsics: (N, 3, 3) K of the source in pixels, corner-based, last row (0, 0, 1).
+        source_to_view_px: (N, 2, 3) A, as `pipelines.batch.View` holds it.
+
+    Returns:
+        (N, 3, 3), in the dtype of `intrinsics`. It has off-diagonal terms if A rotates.
+    """
+    affine = source_to_view_px.to(intrinsics.dtype)
+    return torch.cat([affine @ intrinsics, intrinsics[:, 2:]], dim=1)
+
+
+def normalize_keypoints(keypoints_px: Tensor, intrinsics: Tensor) -> Tensor:
+    """(X, Y) of pixels: K^-1 [x, y, 1] without its last entry, which is 1.
+
+    Args:
+        keypoints_px: (N, J, 2).
+        intrinsics: (N, 3, 3), or (1, 3, 3) for all, of the picture that the pixels are of; any invertible matrix with
+            the last row (0, 0, 1).
+
+    Returns:
+        (N, J, 2).
+    """
+    # The inverse of the 2 x 2 part, written out: exact enough, quick, and known to ONNX.
+    (fx, skew), (sheer, fy) = ((intrinsics[:, None, row, 0], intrinsics[:, None, row, 1]) for row in (0, 1))  # (N, 1)
+    x, y = (keypoints_px - intrinsics[:, None, :2, 2]).unbind(dim=2)  # (N, J)
+    determinant = fx * fy - skew * sheer
+    return torch.stack([(fy * x - skew * y) / determinant, (fx * y - sheer * x) / determinant], dim=2)
+
+
+def project(joints: Tensor, intrinsics: Tensor) -> Tensor:
+    """Pixels of points: (N, J, 3) in the camera's frame, any unit, through (N, 3, 3) -> (N, J, 2)."""
+    homogeneous = joints @ intrinsics.mT
+    return homogeneous[..., :2] / homogeneous[..., 2:]
+
+
+def relative_depths(joints_m: Tensor, scale_m: Tensor, root: str) -> Tensor:
+    """Targets of the depth loss: (z - z_root) / scale.
+
+    Args:
+        joints_m: (N, 21, 3) in metres, in the camera's frame.
+        scale_m: (N,) length of the reference bone in metres.
+        root: name of the root keypoint.
+
+    Returns:
+        (N, 21), 0 at the root.
+    """
+    depth_m = joints_m[..., 2]
+    row = KEYPOINTS.index(root)
+    return (depth_m - depth_m[:, row : row + 1]) / scale_m[:, None]
+
+
+def solve_root_depth(
+    normalized: Tensor,
+    relative_depth: Tensor,
+    bone: tuple[int, int] = REFERENCE_BONE,
+    *,
+    least_discriminant: float = 0.0,
+) -> Tensor:
+    """Depth of the root, from the length 1 of the reference bone (Iqbal et al. 2018, eq. 6 and 7).
+
+    The bone's ends lie on two known rays at depths z_root + d, which a quadratic equation in z_root sets 1 apart.
+    Iqbal takes its larger solution. Where the bone runs nearly along its viewing ray the smaller one is right, and
+    nothing in 2.5D tells so.
+
+    Args:
+        normalized: (N, 21, 2), (X, Y) of the keypoints.
+        relative_depth: (N, 21), scale-normalised.
+        bone: the two keypoints that are 1 apart.
+        least_discriminant: it is raised to this; the authors' code has 1e-8, which moves exact solutions where
+            the bone is short in the picture.
+
+    Returns:
+        (N,), scale-normalised. It is finite for finite input, however little sense that makes: no depth sets two rays
+        that are equal 1 apart, so their distance is taken as at least 1e-4 (the authors' constant).
+    """
+    n, m = bone
+    (xn, yn), (xm, ym) = normalized[:, n].unbind(1), normalized[:, m].unbind(1)  # (N,) each
+    zn, zm = relative_depth[:, n], relative_depth[:, m]
+    dot = xn * xm + yn * ym
+    a = (xn - xm) ** 2 + (yn - ym) ** 2
+    b = 2 * (zn * (xn**2 + yn**2 - dot) + zm * (xm**2 + ym**2 - dot))
+    c = (xn * zn - xm * zm) ** 2 + (yn * zn - ym * zm) ** 2 + (zn - zm) ** 2 - 1
+    discriminant = (b**2 - 4 * a * c).clamp(min=least_discriminant)
+    return (-b + discriminant.sqrt()) / (2 * a.clamp(min=_FLOOR))
+
+
+def back_project(normalized: Tensor, depth: Tensor) -> Tensor:
+    """K^-1 [x, y, 1] times depth: (N, J, 2) and (N, J) -> (N, J, 3), in the unit of `depth`."""
+    return torch.cat([normalized * depth[..., None], depth[..., None]], dim=2)
+
+
+def wrist_from_palm(joints: Tensor) -> Tensor:
+    """Joints (N, 21, 3) with the palm as keypoint 0, with the wrist there: 2 palm - middle_mcp (authors' test code)."""
+    wrist = 2 * joints[:, :1] - joints[:, KEYPOINTS.index("middle_mcp")][:, None]
+    return torch.cat([wrist, joints[:, 1:]], dim=1)
+
+
+class RootRefinement(nn.Module):
+    """What to add to the root's depth (Spurr et al. 2020, "Weakly supervised 3D hand pose estimation").
+
+    Sizes, order of the inputs and parameter names are the authors': 21 depths, 42 (X, Y) and the depth itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 128
+        self.zroot_ref = nn.Sequential(
+            nn.Linear(3 * len(KEYPOINTS) + 1, width),
+            nn.BatchNorm1d(width),
+            nn.LeakyReLU(),
+            nn.Linear(width, width),
+            nn.BatchNorm1d(width),
+            nn.LeakyReLU(),
+            nn.Linear(width, 1),
+        )
+
+    def forward(self, normalized: Tensor, relative_depth: Tensor, root_depth: Tensor) -> Tensor:
+        """(N, 21, 2), (N, 21), (N,) -> (N,), the correction."""
+        features = torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)  # (N, 64)
+        correction: Tensor = self.zroot_ref(features)
+        return correction.squeeze(1)
+
+
+def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
+    """(N, feature_dim) -> (N, 63): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
+    outputs = 3 * len(KEYPOINTS)
+    if config.head == "linear":
+        return nn.Linear(feature_dim, outputs)
+    return nn.Sequential(
+        nn.Linear(feature_dim, config.hidden), nn.ReLU(inplace=True), nn.Linear(config.hidden, outputs)
+    )
+
+
+class PoseNetwork(nn.Module):
+    """Pixels and intrinsics in, hands out.
+
+    The head gives x and y in units of the view's side with the origin at its centre, so that it starts near the
+    picture's middle at any size; the authors' gives pixels, which is the same function with other weights.
+
+    Attributes:
+        encoder: images to features.
+        head: features to 2.5D.
+        refinement: corrects the root's depth, or None.
+        config: what it was built from.
+    """
+
+    def __init__(self, encoder: Encoder, config: PoseConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.normalize = Normalize()
+        self.encoder = encoder
+        self.head = build_head(config, encoder.feature_dim)
+        self.refinement = RootRefinement() if config.refine else None
+        self._root = KEYPOINTS.index(config.root)
+
+    def forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        """Hands of N views.
+
+        Args:
+            image: (N, 3, S, S) uint8.
+            intrinsics: (N, 3, 3) of the views (`view_intrinsics`), or (1, 3, 3) for all.
+
+        Returns:
+            Float32, or the parameters' type if that is wider: geometry is not done in 16 bits. Keypoint 0 of
+            `keypoints_px` and `relative_depth` is what `config.first_keypoint` says, that of `joints` the wrist.
+        """
+        return self.from_features(self.encoder(self.normalize(image)), intrinsics, side_px=image.shape[-1])
+
+    def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
+        """The same from the encoder's output (N, feature_dim) for views of `side_px`: for frozen encoders."""
+        raw = self.head(features)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(KEYPOINTS), 3))
+        with torch.autocast(raw.device.type, enabled=False):
+            return self._to_3d(raw, intrinsics.to(raw.dtype), side_px)
+
+    def _to_3d(self, raw: Tensor, intrinsics: Tensor, side_px: int) -> PoseOutput:
+        keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, 21, 2)
+        is_root = torch.arange(len(KEYPOINTS), device=raw.device) == self._root
+        relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, 21)
+        normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, 21, 2)
+        # Without gradient, as in the authors' code: a bone along the viewing ray would give one without bounds.
+        unrefined = solve_root_depth(normalized, relative_depth, least_discriminant=_FLOOR).detach()
+        unrefined = unrefined.clamp(*ROOT_DEPTH_RANGE)
+        root_depth = unrefined
+        if self.refinement is not None:
+            root_depth = unrefined + self.refinement(normalized, relative_depth, unrefined)
+        joints = back_project(normalized, relative_depth + root_depth[:, None])
+        if self.config.first_keypoint == "palm":
+            joints = wrist_from_palm(joints)
+        return PoseOutput(keypoints_px, relative_depth, root_depth, unrefined, joints)
+
+
+def build_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
+    """The network of a configuration, the encoder's weights as it says, the rest random.
+
+    Raises:
+        UserError: weights that cannot be read or do not fit.
+    """
+    return PoseNetwork(build_encoder(encoder), pose)

@@ -1,0 +1,244 @@
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from models.encoders import Encoder
+from models.hand import KEYPOINTS, REFERENCE_BONE
+from models.pose import (
+    ROOT_DEPTH_RANGE,
+    PoseConfig,
+    PoseNetwork,
+    back_project,
+    build_head,
+    normalize_keypoints,
+    project,
+    relative_depths,
+    solve_root_depth,
+    view_intrinsics,
+    wrist_from_palm,
+)
+from pipelines.synthetic.skeleton import LIMITS_RAD, draw_shape, pose_hand
+
+HANDS = 20_000
+
+
+def random_hands(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Anatomical hands in any orientation, and cameras: joints in metres, scale, intrinsics, view matrices."""
+    rng = np.random.default_rng(seed)
+    skeletons = []
+    for _ in range(min(count, 500)):
+        angles = rng.uniform(LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])
+        skeletons.append(pose_hand(draw_shape(rng), angles).joints_m)
+    hands = np.stack(skeletons)[rng.integers(len(skeletons), size=count)]
+    turns = np.linalg.qr(rng.normal(size=(count, 3, 3)))[0]  # mirrored half of the time: left hands
+    center = np.stack(
+        [rng.uniform(-0.1, 0.1, count), rng.uniform(-0.1, 0.1, count), rng.uniform(0.35, 1.2, count)], axis=1
+    )
+    joints = hands @ turns + center[:, None]
+    scale = np.linalg.norm(joints[:, REFERENCE_BONE[0]] - joints[:, REFERENCE_BONE[1]], axis=1)
+    intrinsics = np.zeros((count, 3, 3))
+    intrinsics[:, 0, 0], intrinsics[:, 1, 1] = rng.uniform(300, 900, (2, count))
+    intrinsics[:, 0, 1] = rng.uniform(-2, 2, count)
+    intrinsics[:, :2, 2] = rng.uniform(80, 350, (count, 2))
+    intrinsics[:, 2, 2] = 1
+    linear = np.linalg.qr(rng.normal(size=(count, 2, 2)))[0] * rng.uniform(0.3, 2.5, (count, 1, 1))
+    views = np.concatenate([linear, rng.uniform(-100, 200, (count, 2, 1))], axis=2)
+    joints_m, scale_m, k, matrix = (torch.from_numpy(array) for array in (joints, scale, intrinsics, views))
+    return joints_m, scale_m, k, matrix
+
+
+def moved(keypoints_px: Tensor, matrix: Tensor) -> Tensor:
+    """Source pixels to view pixels."""
+    return keypoints_px @ matrix[:, :, :2].mT + matrix[:, None, :, 2]
+
+
+@pytest.mark.parametrize("root", ["wrist", "middle_mcp"])
+def test_3d_hands_come_back_from_exact_25d(root: str) -> None:
+    """To a micrometre in every rotated, scaled and mirrored view, wherever the larger root is the right one."""
+    joints_m, scale_m, k, matrix = random_hands(HANDS)
+    keypoints_px = moved(project(joints_m, k), matrix)
+    depths = relative_depths(joints_m, scale_m, root)
+
+    normalized = normalize_keypoints(keypoints_px, view_intrinsics(k, matrix))
+    root_depth = solve_root_depth(normalized, depths)
+    found_m = back_project(normalized, depths + root_depth[:, None]) * scale_m[:, None, None]
+
+    # The quadratic equation written out once more, with NumPy, to say for which hands the promise holds.
+    true_root = (joints_m[:, KEYPOINTS.index(root), 2] / scale_m).numpy()
+    rays = (joints_m / joints_m[..., 2:]).numpy()[:, REFERENCE_BONE]  # (N, 2, 3)
+    apart, offset = rays[:, 0] - rays[:, 1], (rays * depths.numpy()[:, REFERENCE_BONE, None])
+    a = (apart**2).sum(1)
+    vertex = -(apart * (offset[:, 0] - offset[:, 1])).sum(1) / a
+    promised = (vertex < true_root) & (a > 1e-8)
+    error_m = (found_m - joints_m).abs().amax((1, 2)).numpy()
+
+    assert error_m[promised].max() < 1e-6
+    share = 1 - promised.mean()
+    print(f"root {root}: {(~promised).sum()} of {HANDS} hands ({share:.2%}) have their reference bone along the ray")
+    assert 0 < share < 0.01
+    assert np.median(error_m[~promised]) > 1e-4  # the others are really lost
+
+
+def test_root_depth_equals_a_search_for_the_bones_length() -> None:
+    """An oracle without algebra: bisection on the distance of the two ends, beyond the closest approach."""
+    joints_m, scale_m, k, _ = random_hands(20, seed=1)
+    depths = relative_depths(joints_m, scale_m, "wrist") + 0.01 * torch.randn(20, 21, dtype=torch.float64)
+    normalized = normalize_keypoints(project(joints_m, k), k)
+    found = solve_root_depth(normalized, depths)
+    n, m = REFERENCE_BONE
+    for hand in range(20):
+        rays = np.concatenate([normalized[hand].numpy(), np.ones((21, 1))], axis=1)
+
+        def length(z: float, rays: np.ndarray = rays, hand: int = hand) -> float:
+            ends = [rays[row] * (z + float(depths[hand, row])) for row in (n, m)]
+            return float(np.linalg.norm(ends[0] - ends[1]))
+
+        low, high = float(scipy.optimize.minimize_scalar(length).x), 1e7
+        assert length(low) < 1
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (low, middle) if length(middle) > 1 else (middle, high)
+        assert abs(float(found[hand]) - low) < 1e-6 * max(1, abs(low))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=6, max_size=6))
+def test_root_depth_is_finite_whatever_the_network_says(values: list[float]) -> None:
+    normalized, depths = torch.zeros(1, 21, 2), torch.zeros(1, 21)
+    normalized[0, REFERENCE_BONE[0]], normalized[0, REFERENCE_BONE[1]] = (
+        torch.tensor(values[i : i + 2]) for i in (0, 2)
+    )
+    depths[0, REFERENCE_BONE[0]], depths[0, REFERENCE_BONE[1]] = values[4], values[5]
+    assert solve_root_depth(normalized, depths).isfinite().all()
+    assert solve_root_depth(torch.zeros(1, 21, 2), torch.zeros(1, 21)).isfinite().all()
+
+
+def test_normalized_keypoints_do_not_depend_on_the_view() -> None:
+    joints_m, _, k, matrix = random_hands(100, seed=2)
+    source_px = project(joints_m, k)
+    in_view = normalize_keypoints(moved(source_px, matrix), view_intrinsics(k, matrix))
+    torch.testing.assert_close(in_view, joints_m[..., :2] / joints_m[..., 2:], atol=1e-10, rtol=0)
+    homogeneous = torch.cat([source_px, torch.ones(100, 21, 1, dtype=torch.float64)], dim=2)
+    expected = homogeneous @ torch.linalg.inv(k).mT
+    torch.testing.assert_close(normalize_keypoints(source_px, k), expected[..., :2])
+    one_for_all = normalize_keypoints(source_px, k[:1])
+    torch.testing.assert_close(one_for_all, (homogeneous @ torch.linalg.inv(k[:1]).mT)[..., :2])
+
+
+def test_view_intrinsics_project_into_the_view() -> None:
+    joints_m, _, k, matrix = random_hands(20, seed=3)
+    torch.testing.assert_close(project(joints_m, view_intrinsics(k, matrix)), moved(project(joints_m, k), matrix))
+
+
+def test_wrist_is_as_far_beyond_the_palm_as_the_middle_finger_before_it() -> None:
+    joints_m, *_ = random_hands(4)
+    palm = joints_m.clone()
+    palm[:, 0] = (joints_m[:, 0] + joints_m[:, 9]) / 2
+    torch.testing.assert_close(wrist_from_palm(palm), joints_m)
+    assert torch.equal(wrist_from_palm(palm)[:, 1:], joints_m[:, 1:])
+
+
+class Fixed(nn.Module):
+    """A head that always says the same."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = values
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.values.flatten(1)
+
+
+def network_saying(keypoints_px: Tensor, depth: Tensor, side_px: int, config: PoseConfig) -> PoseNetwork:
+    network = PoseNetwork(Encoder("resnet18"), config).double().eval()
+    values = torch.cat([keypoints_px / side_px - 0.5, depth[..., None]], dim=2)
+    network.head = Fixed(values)
+    return network
+
+
+def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
+    joints_m, scale_m, k, matrix = random_hands(64, seed=4)
+    depths = relative_depths(joints_m, scale_m, "wrist")
+    keypoints_px = moved(project(joints_m, k), matrix)
+    root_depth = joints_m[:, 0, 2] / scale_m
+    usual = (root_depth > ROOT_DEPTH_RANGE[0]) & (root_depth < ROOT_DEPTH_RANGE[1])
+    said = depths.clone()
+    said[:, 0] = 7  # what the head says of the root itself is ignored
+    network = network_saying(keypoints_px, said, 64, PoseConfig(refine=False))
+    output = network.from_features(torch.zeros(64, 512), view_intrinsics(k, matrix), side_px=64)
+    torch.testing.assert_close(output.keypoints_px, keypoints_px)
+    torch.testing.assert_close(output.relative_depth, depths, atol=1e-12, rtol=0)
+    assert torch.equal(output.root_depth, output.root_depth_unrefined)
+    error_m = (output.joints * scale_m[:, None, None] - joints_m).abs().amax((1, 2))
+    assert (error_m[usual] < 1e-6).double().mean() > 0.95
+    lengths = (output.joints[:, REFERENCE_BONE[0]] - output.joints[:, REFERENCE_BONE[1]]).norm(dim=1)
+    torch.testing.assert_close(lengths[error_m < 1e-6], torch.ones_like(lengths[error_m < 1e-6]))
+
+
+def test_root_depth_is_clamped_and_refined_without_gradient_through_it() -> None:
+    torch.manual_seed(0)
+    network = PoseNetwork(Encoder("resnet18"), PoseConfig()).double()
+    features = torch.randn(8, 512, dtype=torch.float64)
+    k = torch.eye(3, dtype=torch.float64)[None]  # so short a focal length gives depths below the range
+    output = network.from_features(features, k, side_px=128)
+    normalized = normalize_keypoints(output.keypoints_px, k)
+    solved = solve_root_depth(normalized, output.relative_depth)
+    assert (solved < ROOT_DEPTH_RANGE[0]).sum() > 4
+    torch.testing.assert_close(output.root_depth_unrefined, solved.clamp(*ROOT_DEPTH_RANGE))
+    assert not output.root_depth_unrefined.requires_grad
+    assert network.refinement is not None
+    correction = network.refinement(normalized, output.relative_depth, output.root_depth_unrefined)
+    torch.testing.assert_close(output.root_depth, output.root_depth_unrefined + correction)
+    gradients = torch.autograd.grad(output.root_depth.sum(), list(network.refinement.parameters()))
+    assert any(gradient.abs().max() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("first", ["wrist", "palm"])
+def test_palm_models_give_a_wrist(first: str) -> None:
+    torch.manual_seed(0)
+    network = PoseNetwork(Encoder("resnet18"), PoseConfig(first_keypoint=first)).eval()  # type: ignore[arg-type]
+    features = torch.randn(2, 512)
+    k = torch.tensor([[[500.0, 0, 64], [0, 500, 64], [0, 0, 1]]])
+    output = network.from_features(features, k, side_px=128)
+    as_predicted = back_project(
+        normalize_keypoints(output.keypoints_px, k), output.relative_depth + output.root_depth[:, None]
+    )
+    expected = wrist_from_palm(as_predicted) if first == "palm" else as_predicted
+    torch.testing.assert_close(output.joints, expected)
+
+
+def test_forward_reads_pixels_and_keeps_geometry_out_of_autocast() -> None:
+    torch.manual_seed(0)
+    network = PoseNetwork(Encoder("resnet18"), PoseConfig(head="mlp", hidden=16)).eval()
+    image = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    k = torch.tensor([[[500.0, 0, 32], [0, 500, 32], [0, 0, 1]]])
+    with torch.no_grad():
+        plain = network(image, k)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = network(image, k.double())
+    assert plain.joints.shape == (2, 21, 3)
+    assert all(value.dtype == torch.float32 for value in half)
+    normalized = normalize_keypoints(half.keypoints_px, k)
+    exact = back_project(normalized, half.relative_depth + half.root_depth[:, None])
+    torch.testing.assert_close(half.joints, exact, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(half.keypoints_px, plain.keypoints_px, rtol=0, atol=2)
+
+
+def test_heads() -> None:
+    linear = build_head(PoseConfig(), 8)
+    assert isinstance(linear, nn.Linear)
+    assert linear.weight.shape == (63, 8)
+    mlp = build_head(PoseConfig(head="mlp", hidden=5), 8)
+    assert [type(layer) for layer in mlp.children()] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert mlp(torch.zeros(2, 8)).shape == (2, 63)
+
+
+def test_the_root_is_a_keypoint() -> None:
+    assert PoseConfig(root="middle_mcp").root == "middle_mcp"
+    with pytest.raises(ValidationError, match="root = 'elbow', expected one of wrist, thumb_mcp"):
+        PoseConfig(root="elbow")
