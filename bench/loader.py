@@ -18,7 +18,7 @@ from bench.peers import PEERS, Peer
 from errors import UserError
 from pipelines.index import Index
 from pipelines.loader import Loader, available_cores
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import Config, to_dict
 
@@ -131,10 +131,9 @@ def _our_peer(config: Config, start: Any) -> Peer:
 
 
 def _ours(index: Index, config: Config, settings: Settings) -> Iterator[int]:
-    length = len(index) // settings.batch * settings.batch
     with Loader(
         index,
-        EpochOrder(len(index), length, seed=config.run.seed),
+        build_order(index, batch=settings.batch, seed=config.run.seed),
         RankSlice(settings.batch, 0, settings.batch),
         config.pipelines,
         config.geometry,

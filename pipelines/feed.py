@@ -14,7 +14,7 @@ from errors import UserError
 from pipelines.draws import ColourConfig, FloatArray, GeometryConfig, IntArray, draw_view
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
-from pipelines.order import EpochOrder
+from pipelines.order import Order
 from pipelines.views import Encoded, Request
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Feed:
     def __init__(
         self,
         index: Index,
-        order: EpochOrder,
+        order: Order,
         geometry: GeometryConfig,
         colour: ColourConfig,
         *,

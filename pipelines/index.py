@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,21 @@ import numpy.typing as npt
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box of an image of which only the decoder will know the size: a square around all of it."""
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """One of several sources in an index: `count` rows after those of the sources before it.
+
+    Attributes:
+        name: as messages call it.
+        count: samples.
+        weight: its share of a batch is this over the sum of all.
+    """
+
+    name: str
+    count: int
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class Index:
               y down, z forward, so K xyz divided by depth is `keypoints_px`. NaN where a keypoint is not known.
             - "scale_m" (N,), metres, length of the bone that scale-normalised poses take as 1 (FreiHAND: the middle
               finger's first phalanx, keypoints 9 and 10).
+        sources: what a joined index is made of, in the order of its rows; empty for a single source.
     """
 
     name: str
@@ -48,6 +65,7 @@ class Index:
     keypoints_px: npt.NDArray[np.float32] | None = None
     mirror: npt.NDArray[np.bool_] | None = None
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    sources: tuple[SourceRows, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.paths)
@@ -59,6 +77,62 @@ class Index:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def counts(self) -> list[int]:
+        """Samples of each source."""
+        return [source.count for source in self.sources] or [len(self)]
+
     def path(self, sample: int) -> Path:
         """Full path of one sample."""
         return self.root / self.paths[sample]
+
+
+def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
+    """One index of several: the rows of the first, then those of the second, and so on.
+
+    Keypoints are NaN where a source has none. Targets are those that all have.
+
+    Args:
+        indices: of the sources, at least one.
+        weights: of each source in a batch.
+    """
+    if len(indices) == 1:
+        return indices[0]
+    roots = [os.path.abspath(index.root) for index in indices]  # noqa: PTH100  links stay as they are
+    common = os.path.commonpath(roots)
+    folders = [os.path.relpath(root, common) for root in roots]
+    return Index(
+        name=" + ".join(index.name for index in indices),
+        root=Path(common),
+        paths=[f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
+        box_px=np.concatenate([index.box_px for index in indices]),
+        keypoints_px=_join_keypoints(indices),
+        mirror=_join_mirrors(indices),
+        targets={
+            name: np.concatenate([index.targets[name] for index in indices])
+            for name in indices[0].targets
+            if all(name in index.targets for index in indices)
+        },
+        sources=tuple(
+            SourceRows(index.name, len(index), weight) for index, weight in zip(indices, weights, strict=True)
+        ),
+    )
+
+
+def _join_keypoints(indices: Sequence[Index]) -> npt.NDArray[np.float32] | None:
+    known = next((index.keypoints_px for index in indices if index.keypoints_px is not None), None)
+    if known is None:
+        return None
+    return np.concatenate([
+        np.full((len(index), *known.shape[1:]), np.nan, np.float32) if index.keypoints_px is None
+        else index.keypoints_px
+        for index in indices
+    ])  # fmt: skip
+
+
+def _join_mirrors(indices: Sequence[Index]) -> npt.NDArray[np.bool_] | None:
+    if all(index.mirror is None for index in indices):
+        return None
+    return np.concatenate(
+        [np.zeros(len(index), np.bool_) if index.mirror is None else index.mirror for index in indices]
+    )

@@ -22,7 +22,7 @@ from pipelines.batch import Batch, View
 from pipelines.draws import ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.order import Order, RankSlice
 from pipelines.runner import DecodeError, Outputs, Runner, decodes
 from pipelines.views import GraphConfig, Request
 
@@ -79,7 +79,7 @@ class Loader:
     def __init__(
         self,
         index: Index,
-        order: EpochOrder,
+        order: Order,
         rows: RankSlice,
         config: PipelinesConfig,
         geometry: GeometryConfig,

@@ -7,11 +7,54 @@ same run.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from errors import UserError
 from pipelines.draws import IntArray, Stream, philox
+from pipelines.index import Index
+
+
+class Order(Protocol):
+    """Which sample stands where."""
+
+    length: int
+    """Positions in an epoch."""
+
+    def samples(self, epoch: int, positions: IntArray) -> IntArray:
+        """Rows of the index at `positions` (N,) of `epoch`: (N,) int64."""
+
+    def substitutes(self, epoch: int, position: int, attempts: int) -> IntArray:
+        """Rows that stand in, in this order, for a bad sample at a position: (attempts,) int64."""
+
+
+def build_order(index: Index, *, batch: int, seed: int) -> Order:
+    """The order of a run over an index, of one source or of several.
+
+    An epoch is as many whole batches as all the images fill.
+
+    Args:
+        index: at least `batch` samples.
+        batch: positions in a step.
+        seed: the run's seed.
+
+    Raises:
+        UserError: a source's weight gives it no row of a batch.
+    """
+    length = len(index) // batch * batch
+    if len(index.sources) < 2:
+        return EpochOrder(len(index), length, seed=seed)
+    rows = rows_per_batch([source.weight for source in index.sources], batch)
+    for number, (source, count) in enumerate(zip(index.sources, rows, strict=True)):
+        if count == 0:
+            raise UserError(
+                f"data.{number}.weight = {source.weight:g} gives {source.name} no row of a batch of {batch}: "
+                f"raise the weight or the batch, or leave this source out"
+            )
+    return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed)
 
 
 class EpochOrder:
@@ -49,9 +92,130 @@ class EpochOrder:
 
     def substitutes(self, epoch: int, position: int, attempts: int) -> IntArray:
         """Rows that stand in, in this order, for a bad sample at a position: (attempts,) int64."""
-        bits = philox(self._seed, Stream.SUBSTITUTE, epoch=epoch)
-        bits.advance(position * 4096)  # counters set aside for one position: no two share a number
-        return np.random.Generator(bits).integers(self.count, size=attempts)
+        return _substitutes(self._seed, epoch, position, self.count, attempts)
+
+
+class MixtureOrder:
+    """Several sources, each with a fixed number of rows of every batch and passed through in laps of its own.
+
+    A lap is one pass over a source in a new shuffle. Laps cross the borders of batches and epochs, so a small source
+    makes many laps in an epoch, and a large one may not end its first. The rows of a source are spread evenly over a
+    batch, so that its micro-batches hold about the same shares.
+
+    Args:
+        counts: samples of each source, one after the other in the index.
+        rows: positions of each source in every batch, all positive.
+        length: positions in an epoch, whole batches.
+        seed: the run's seed.
+    """
+
+    def __init__(self, counts: Sequence[int], rows: Sequence[int], length: int, *, seed: int) -> None:
+        self._batch = sum(rows)
+        if length <= 0 or length % self._batch:
+            raise ValueError(f"an epoch of {length} positions is not one of whole batches of {self._batch}")
+        self.length = length
+        self._seed = seed
+        self._first = np.cumsum([0, *counts])
+        self._rows = np.array(rows, np.int64)
+        self._source = spread(rows)
+        self._rank = np.empty(self._batch, np.int64)  # which of its source's rows stands at a place of the batch
+        for source, count in enumerate(rows):
+            self._rank[self._source == source] = np.arange(count)
+        self._laps = [
+            _Laps(count, own, seed=seed, source=source)
+            for source, (count, own) in enumerate(zip(counts, rows, strict=True))
+        ]
+
+    def samples(self, epoch: int, positions: IntArray) -> IntArray:
+        """Rows of the index at `positions` (N,) of `epoch`: (N,) int64."""
+        step, place = np.divmod(epoch * self.length + positions, self._batch)
+        sources = self._source[place]
+        before = step * self._rows[sources] + self._rank[place]  # how many of the same source came before
+        samples = np.empty_like(positions)
+        for source in np.unique(sources).tolist():
+            here = sources == source
+            samples[here] = self._first[source] + self._laps[source].samples(before[here])
+        return samples
+
+    def substitutes(self, epoch: int, position: int, attempts: int) -> IntArray:
+        """Rows of the same source that stand in, in this order, for a bad sample at a position: (attempts,) int64."""
+        source = self._source[(epoch * self.length + position) % self._batch]
+        first, end = (int(edge) for edge in self._first[source : source + 2])
+        return _substitutes(self._seed, epoch, position, end - first, attempts) + first
+
+
+class _Laps:
+    """The laps of one source, as one endless order.
+
+    Args:
+        count: samples of the source.
+        apart: rows of the source in a batch. Where it has three times as many samples, a lap does not begin with any
+            of the last `apart` samples of the lap before: a picture that stood twice in a batch would be its own
+            negative.
+        seed: the run's seed.
+        source: number of the source.
+    """
+
+    def __init__(self, count: int, apart: int, *, seed: int, source: int) -> None:
+        self._count, self._apart = count, apart if count >= 3 * apart else 0
+        self._seed, self._source = seed, source
+        self._kept: dict[int, IntArray] = {}
+        self._lock = threading.Lock()  # the loader's readers ask at the same time
+
+    def samples(self, numbers: IntArray) -> IntArray:
+        """What comes after `numbers` (N,) others of this source: (N,) int64 in [0, count)."""
+        laps, places = np.divmod(numbers, self._count)
+        samples = np.empty_like(numbers)
+        for lap in np.unique(laps).tolist():
+            here = laps == lap
+            samples[here] = self._lap(lap)[places[here]]
+        return samples
+
+    def _lap(self, lap: int) -> IntArray:
+        with self._lock:
+            if lap not in self._kept:
+                self._kept = {number: order for number, order in self._kept.items() if number == lap - 1}
+                self._kept[lap] = self._made(lap)
+            return self._kept[lap]
+
+    def _made(self, lap: int) -> IntArray:
+        order = self._shuffled(lap)
+        if lap and self._apart:
+            # The end of a lap is never changed here, so this needs the lap before as it was shuffled, and no other.
+            just_seen = np.zeros(self._count, bool)
+            just_seen[self._shuffled(lap - 1)[-self._apart :]] = True
+            early = np.flatnonzero(just_seen[order[: self._apart]])
+            later = self._apart + np.flatnonzero(~just_seen[order[self._apart : -self._apart]])[: len(early)]
+            order[early], order[later] = order[later], order[early]
+        return order
+
+    def _shuffled(self, lap: int) -> IntArray:
+        bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
+        return np.random.Generator(bits).permutation(self._count)
+
+
+def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
+    """How many of `batch` rows each weight is worth: whole shares, then one more for the largest remainders.
+
+    The same for every batch. Where the weights do not divide the batch, a source's share is off by less than one row.
+    """
+    shares = np.array(weights, np.float64) * (batch / sum(weights))
+    rows = np.floor(shares + 1e-9).astype(np.int64)  # a share that rounding has left just below a whole number is one
+    most_left = np.argsort(rows - shares, kind="stable")
+    rows[most_left[: batch - rows.sum()]] += 1
+    return [int(count) for count in rows]
+
+
+def spread(rows: Sequence[int]) -> IntArray:
+    """Which source stands at each place of a batch, each evenly from beginning to end: (sum(rows),) int64."""
+    at = np.concatenate([(np.arange(count) + 0.5) / count for count in rows])
+    return np.repeat(np.arange(len(rows)), rows)[np.argsort(at, kind="stable")]
+
+
+def _substitutes(seed: int, epoch: int, position: int, count: int, attempts: int) -> IntArray:
+    bits = philox(seed, Stream.SUBSTITUTE, epoch=epoch)
+    bits.advance(position * 4096)  # counters set aside for one position: no two share a number
+    return np.random.Generator(bits).integers(count, size=attempts)
 
 
 @dataclass(frozen=True)

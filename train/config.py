@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 import tomli_w
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from errors import UserError
@@ -25,6 +26,13 @@ from pipelines.sources import DataConfig
 from train.optim import OptimConfig
 
 T = TypeVar("T")
+
+Data = Annotated[
+    Annotated[DataConfig, Tag("[data]")]
+    | Annotated[tuple[DataConfig, ...], Field(min_length=1, max_length=256), Tag("[[data]]")],
+    Discriminator(lambda value: "[[data]]" if isinstance(value, Sequence) else "[data]"),
+]
+"""One source as a table, or several as an array of tables."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -80,10 +88,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Config:
-    """All of a pre-training run, one attribute per table of the TOML file."""
+    """All of a pre-training run, one attribute per table of the TOML file; `data` may be an array of tables."""
 
     run: RunConfig = RunConfig()
-    data: DataConfig = DataConfig()
+    data: Data = DataConfig()
     geometry: GeometryConfig = GeometryConfig()
     colour: ColourConfig = ColourConfig()
     pipelines: PipelinesConfig = PipelinesConfig()
@@ -118,7 +126,8 @@ def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) 
     Args:
         kind: the dataclass to fill, such as `Config`.
         files: TOML files.
-        overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string.
+        overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string. Of an array of
+            tables, "table.0.key=value" changes the first, and "table.key=value" the only one.
 
     Raises:
         UserError: a file that cannot be read, an unknown key, a value of the wrong type or out of range.
@@ -127,7 +136,7 @@ def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) 
     origin: dict[str, str] = {}
     for file in files:
         layer = _read_toml(file)
-        _merge(values, layer)
+        _merge(values, layer, origin=str(file))
         origin.update((key, str(file)) for key, _ in flatten(layer))
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -137,7 +146,7 @@ def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) 
         layer = {leaf: _parse_value(text.strip())}
         for table in reversed(tables):
             layer = {table: layer}
-        _merge(values, layer)
+        _merge(values, layer, origin=f"--set {override}")
         origin.update((name, f"--set {override}") for name in (key.strip(), *dict(flatten(layer))))
     for key, value in flatten(values):
         numbers = value if isinstance(value, list) else [value]
@@ -166,10 +175,12 @@ def as_toml(value: Any) -> str:
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested tables."""
+    """Dotted keys and values of nested tables; tables of an array are numbered from 0."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
+        elif _is_array_of_tables(value):
+            yield from flatten({str(number): table for number, table in enumerate(value)}, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -178,10 +189,19 @@ def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | 
     """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
     before, after = dict(flatten(saved)), dict(flatten(now))
     for key in sorted(before.keys() | after.keys()):
-        free = key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
+        free = _without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
         if not free and before.get(key) != after.get(key):
             return f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"
     return None
+
+
+def _is_array_of_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(table, Mapping) for table in value)
+
+
+def _without_numbers(key: str) -> str:
+    """data.1.root -> data.root."""
+    return ".".join(part for part in key.split(".") if not part.isdecimal())
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -200,27 +220,51 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+def _merge(into: dict[str, Any], layer: Mapping[str, Any], *, origin: str) -> None:
     for key, value in layer.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+        below = into.get(key)
+        if isinstance(value, Mapping) and value and all(part.isdecimal() for part in value):
+            into.setdefault(key, {})
+            for number, table in value.items():
+                if not isinstance(table, Mapping):
+                    raise UserError(f"{origin}: {key}.{number} is a table: change one of its keys, {key}.{number}.key")
+                _merge(_numbered(into[key], key, number, origin), table, origin=origin)
+        elif isinstance(value, Mapping) and _is_array_of_tables(below):
+            if len(below) > 1:
+                raise UserError(
+                    f"{origin}: there are {len(below)} tables [[{key}]]: say which one to change, such as "
+                    f"--set {key}.0.{next(iter(value), 'key')}=..."
+                )
+            _merge(below[0], value, origin=origin)
+        elif isinstance(value, Mapping) and isinstance(below, dict):
+            _merge(below, value, origin=origin)
         else:
-            into[key] = dict(value) if isinstance(value, Mapping) else value
+            into[key] = copy.deepcopy(value)
+
+
+def _numbered(tables: Any, key: str, number: str, origin: str) -> dict[str, Any]:
+    """The table of that number; a single table is number 0."""
+    array = tables if _is_array_of_tables(tables) else [tables]
+    if int(number) >= len(array) or not isinstance(array[int(number)], dict):
+        raise UserError(f"{origin}: there is no {key}.{number}; expected {key}.0 to {key}.{len(array) - 1}")
+    table: dict[str, Any] = array[int(number)]
+    return table
 
 
 def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, str]) -> str:
     """One line for the first thing that is wrong: where, what was found, what was expected."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    path = [str(part) for part in first["loc"] if not str(part).startswith("[")]  # without the tags of `Data`
     known = set(_known_keys(kind))
     # A union's alternatives appear behind the key; the key is the longest known prefix.
-    key = next((".".join(path[:end]) for end in range(len(path), 0, -1) if ".".join(path[:end]) in known), None)
+    prefixes = (".".join(path[:end]) for end in range(len(path), 0, -1))
+    key = next((prefix for prefix in prefixes if _without_numbers(prefix) in known), None)
     unknown = first["type"] == "unexpected_keyword_argument"
     shown = ".".join(path) if unknown or key is None else key
     where = origin.get(shown) or next((o for k, o in origin.items() if k.startswith(shown + ".")), None)
     prefix = f"{where}: " if where else ""
     if unknown:
-        matches = difflib.get_close_matches(shown, known, 1, 0.6) or [
+        matches = difflib.get_close_matches(_without_numbers(shown), known, 1, 0.6) or [
             k for k in sorted(known) if "." in k and k.split(".")[-1] == path[-1]
         ]
         table = path[0] if len(path) > 1 and path[0] in known else None

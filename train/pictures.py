@@ -53,7 +53,8 @@ def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> li
             if index.keypoints_px is not None:
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
-                draw_hand(picture, keypoints * enlarge)
+                if np.isfinite(keypoints).all():  # of several sources, one may have none
+                    draw_hand(picture, keypoints * enlarge)
             pictures.append(picture)
         rows.append(pictures)
     return rows

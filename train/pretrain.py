@@ -14,7 +14,7 @@ import torch.distributed as dist
 from errors import UserError
 from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config, to_dict
 from train.distributed import World, described_world, join, micro_batch_share, shutdown
@@ -54,13 +54,13 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
     index = load_index(config.data)
     steps_per_epoch = _steps_per_epoch(index, config)
     total_steps = steps_per_epoch * config.train.epochs
-    order = EpochOrder(len(index), steps_per_epoch * config.train.batch, seed=config.run.seed)
+    order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
     folder = RunFolder(Path(config.run.out), keep=config.run.keep)
     checkpoint = _where_to_go_on(folder, config, resume, world)
     state = TrainingState(config, world, steps_per_epoch, fresh=checkpoint is None)
     if checkpoint is not None:
-        state.restore(checkpoint, config, images=len(index))
+        state.restore(checkpoint, config, images=index.counts)
     if state.steps_done >= total_steps:
         log.info("%s has finished its %d steps already", folder.root, total_steps)
         return folder
@@ -92,6 +92,10 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             state.optimizer.describe(),
             state.precision,
         )
+        if index.sources:
+            rows = rows_per_batch([source.weight for source in index.sources], config.train.batch)
+            parts = zip(rows, index.sources, strict=True)
+            log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
     gc.freeze()  # what is here now stays: the collector need not go through it again and again
     with loader, StopSignals() as stop, Meter(config, folder, state, world, total_steps) as meter:
@@ -107,7 +111,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             stopping = stop.agreed(world, ask=done % config.run.log_every == 0)
             if last or stopping or done % config.run.checkpoint_every == 0:
                 meter.require_finite(result)
-                _save(folder, config, state, world, images=len(index))
+                _save(folder, config, state, world, images=index.counts)
             if stopping and not last:
                 raise Interrupted(stop.signal_number, done, folder.root)
 
@@ -142,7 +146,7 @@ def _where_to_go_on(folder: RunFolder, config: Config, resume: Resume, world: Wo
     return checkpoint
 
 
-def _save(folder: RunFolder, config: Config, state: TrainingState, world: World, *, images: int) -> None:
+def _save(folder: RunFolder, config: Config, state: TrainingState, world: World, *, images: list[int]) -> None:
     """Write a checkpoint and the picture of the loss; weights that are no numbers are never saved."""
     if not state.weights_are_finite():  # the same on all ranks
         raise UserError(

@@ -8,7 +8,7 @@ import torch
 
 from errors import UserError
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import Config
 from train.pictures import save_views
@@ -26,11 +26,12 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
         raise UserError(f"{out.parent} is no folder; make it first")
     index = load_index(config.data)
     count = min(samples, len(index))
-    order = EpochOrder(len(index), len(index), seed=config.run.seed)
+    batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
+    order = build_order(index, batch=batch, seed=config.run.seed)
     with Loader(
         index,
         order,
-        RankSlice(count, 0, count),
+        RankSlice(batch, 0, count),
         config.pipelines,
         config.geometry,
         config.colour,

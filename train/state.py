@@ -93,13 +93,13 @@ class TrainingState:
         tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
 
-    def restore(self, path: Path, config: Config, *, images: int) -> None:
+    def restore(self, path: Path, config: Config, *, images: list[int]) -> None:
         """Go on from a checkpoint.
 
         Args:
             path: of the checkpoint.
             config: of the run, which must be the checkpoint's but for what is free to change.
-            images: in the index, which must be as many as they were: the order depends on their number.
+            images: of each source, which must be as many as they were: the order depends on their numbers.
 
         Raises:
             UserError: the file is not readable, or of another run, data or model.
@@ -109,8 +109,9 @@ class TrainingState:
         if difference is not None:
             raise UserError(f"{path} is of another run: {difference}")
         if saved["images"] != images:
+            before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
             raise UserError(
-                f"{path} is of a run on {saved['images']} images, and there are {images} now: restore the data, or "
+                f"{path} is of a run on {before} images, and there are {now} now: restore the data, or "
                 f"start a new run with --set run.out=..."
             )
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from pipelines.index import Index
+from pipelines.index import Index, join
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
 
@@ -28,6 +29,7 @@ class DataConfig:
             boxes. A folder: a file of boxes, or "center" for the square around the whole image.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: the canonical square is the box times this. The whole image takes no margin.
+        weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
     source: Literal["freihand", "folder"] = "freihand"
@@ -38,14 +40,21 @@ class DataConfig:
     box: str = "center"
     center_frac: Annotated[float, Field(gt=0, le=1)] = 0.6
     box_margin: Annotated[float, Field(gt=0)] = 1.5
+    weight: Annotated[float, Field(gt=0)] = 1.0
 
 
-def load_index(config: DataConfig) -> Index:
-    """Read the table of samples, boxes with their margin.
+def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
+    """Read the table of samples, boxes with their margin; several sources become one table, one after the other.
 
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
+    if isinstance(config, DataConfig):
+        return _load(config)
+    return join([_load(one) for one in config], [one.weight for one in config])
+
+
+def _load(config: DataConfig) -> Index:
     root = Path(config.root)
     if config.source == "folder":
         index = load_folder(root, boxes=None if config.box == "center" else Path(config.box))

@@ -18,9 +18,9 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS
-from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.index import WHOLE_IMAGE, Index, join
 from pipelines.loader import Loader, PipelinesConfig
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.order import EpochOrder, RankSlice, build_order
 from pipelines.sources.folder import load_folder
 from tests.pipelines.harness import BACKENDS, smooth_image
 
@@ -283,6 +283,30 @@ def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytes
     assert "No such file" in record.getMessage()
     assert 60 not in made[0].samples.tolist()
     assert len(made[0]) == 61
+
+
+def test_a_bad_file_s_substitute_is_of_its_source(folder: Index, tmp_path: Path) -> None:
+    """Two sources of equal shares, half of the second broken: the shares stay, and only the broken are replaced."""
+    for number in range(12):
+        data = b"" if number % 2 else jpeg(np.full((40, 40, 3), 20 * number, np.uint8))
+        (tmp_path / f"{number:02}.jpg").write_bytes(data)
+    index = join([folder, load_folder(tmp_path)], [1, 1])
+    order = build_order(index, batch=20, seed=5)
+    with Loader(
+        index, order, RankSlice(20, 0, 20), PipelinesConfig(threads=2), SMALL, ColourConfig(), seed=5, device=CPU,
+        last_step=5,
+    ) as loader:  # fmt: skip
+        made = list(loader)
+    for batch in made:
+        samples, positions = batch.samples.numpy(), batch.positions.numpy()
+        epochs, places = np.divmod(positions, order.length)
+        (epoch,) = np.unique(epochs)
+        wanted = order.samples(epoch, places)
+        bad = (wanted >= 61) & ((wanted - 61) % 2 == 1)
+        assert (samples >= 61).sum() == 10
+        assert bad.any()
+        np.testing.assert_array_equal(samples[~bad], wanted[~bad])
+        assert ((samples[bad] >= 61) & ((samples[bad] - 61) % 2 == 0)).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.order import EpochOrder, RankSlice
+from errors import UserError
+from pipelines.draws import IntArray
+from pipelines.index import Index, SourceRows
+from pipelines.order import EpochOrder, MixtureOrder, Order, RankSlice, build_order, rows_per_batch, spread
+from train.distributed import micro_batch_share
 
 
 @settings(max_examples=50, deadline=None)
@@ -50,3 +56,147 @@ def test_ranks_together_load_the_global_batch(shares: list[int], step: int) -> N
         for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
     np.testing.assert_array_equal(np.concatenate(loaded), np.arange(step * batch, (step + 1) * batch))
+
+
+def test_the_order_of_one_source_is_what_it_was() -> None:
+    """Golden: recorded before there were mixtures. A change here would make every resumed run another one."""
+    order = build_order(index_of([1000]), batch=64, seed=7)
+    assert order.length == 960
+    np.testing.assert_array_equal(order.samples(3, np.array([0, 1, 2, 500, 959])), GOLDEN_SAMPLES)
+    np.testing.assert_array_equal(order.substitutes(3, 17, 5), GOLDEN_SUBSTITUTES)
+
+
+GOLDEN_SAMPLES = [337, 448, 344, 883, 357]
+GOLDEN_SUBSTITUTES = [636, 946, 213, 353, 826]
+
+
+def index_of(counts: list[int], weights: list[float] | None = None) -> Index:
+    """An index of several sources of which only the numbers matter."""
+    names, total = [f"source {number}" for number in range(len(counts))], sum(counts)
+    sources = [SourceRows(*row) for row in zip(names, counts, weights or [1.0] * len(counts), strict=True)]
+    boxes_px = np.zeros((total, 3), np.float32)
+    return Index("joined", Path(), [""] * total, boxes_px, sources=tuple(sources) if len(counts) > 1 else ())
+
+
+def samples_at(order: Order, positions: IntArray) -> IntArray:
+    """What stands at positions of the run's global order."""
+    epochs, places = np.divmod(positions, order.length)
+    out = np.empty_like(positions)
+    for epoch in np.unique(epochs).tolist():
+        out[epochs == epoch] = order.samples(epoch, places[epochs == epoch])
+    return out
+
+
+MIXTURES = st.tuples(
+    st.lists(st.integers(1, 12), min_size=3, max_size=3),  # rows of each source in a batch
+    st.tuples(st.integers(1, 3), st.integers(4, 60), st.integers(100, 400)),  # images of each, of very different size
+    st.integers(0, 2**63),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(MIXTURES)
+def test_every_batch_holds_exact_shares(mixture: tuple[list[int], tuple[int, int, int], int]) -> None:
+    rows, counts, seed = mixture
+    batch, first = sum(rows), np.cumsum([0, *counts])
+    order = MixtureOrder(counts, rows, 3 * batch, seed=seed)
+    samples = samples_at(order, np.arange(10 * batch))
+    sources = np.searchsorted(first, samples, side="right") - 1
+    for held in sources.reshape(10, batch):
+        np.testing.assert_array_equal(np.bincount(held, minlength=3), rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(MIXTURES)
+def test_a_lap_visits_every_sample_of_its_source_once(mixture: tuple[list[int], tuple[int, int, int], int]) -> None:
+    rows, counts, seed = mixture
+    batch, first = sum(rows), np.cumsum([0, *counts])
+    order = MixtureOrder(counts, rows, 2 * batch, seed=seed)
+    samples = samples_at(order, np.arange((2 + 2 * max(counts) // min(rows)) * batch))
+    for source, count in enumerate(counts):
+        own = samples[(first[source] <= samples) & (samples < first[source + 1])] - first[source]
+        whole = own[: len(own) // count * count].reshape(-1, count)
+        assert len(whole) >= 2
+        np.testing.assert_array_equal(np.sort(whole, axis=1), np.broadcast_to(np.arange(count), whole.shape))
+        assert count < 30 or not np.array_equal(whole[0], whole[1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(MIXTURES, st.integers(0, 4))
+def test_ranks_and_resumption_see_one_global_order(
+    mixture: tuple[list[int], tuple[int, int, int], int], resumed_at: int
+) -> None:
+    """1, 2, 3 and 8 ranks, each with an order of its own, the last ones started in the middle of the run."""
+    rows, counts, seed = mixture
+    micro_batch, steps = sum(rows), 6
+    batch = 8 * micro_batch
+
+    def loaded(ranks: int, first_step: int) -> IntArray:
+        by_step = []
+        orders = [MixtureOrder(counts, [8 * count for count in rows], 2 * batch, seed=seed) for _ in range(ranks)]
+        shares = [micro_batch_share(batch, micro_batch, rank, ranks) for rank in range(ranks)]
+        for step in range(first_step, steps):
+            by_step += [
+                samples_at(order, RankSlice(batch, share.start, share.stop).positions(step))
+                for order, share in zip(orders, shares, strict=True)
+            ]
+        return np.concatenate(by_step)
+
+    whole = loaded(1, 0)
+    for ranks in (2, 3, 8):
+        np.testing.assert_array_equal(loaded(ranks, 0), whole)
+        np.testing.assert_array_equal(loaded(ranks, resumed_at), whole[resumed_at * batch :])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.05, 20), min_size=1, max_size=6), st.integers(1, 3000))
+def test_rows_of_a_batch_are_the_weights_to_within_one(weights: list[float], batch: int) -> None:
+    rows = rows_per_batch(weights, batch)
+    assert sum(rows) == batch
+    np.testing.assert_array_less(np.abs(np.array(weights) / sum(weights) * batch - rows), 1 + 1e-6)
+
+
+def test_rows_of_a_batch_that_divides() -> None:
+    assert rows_per_batch([1, 1, 2], 2048) == [512, 512, 1024]
+    assert rows_per_batch([0.1, 0.2, 0.7], 10) == [1, 2, 7]
+    assert rows_per_batch([1, 1, 1], 2048) == [683, 683, 682]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=2, max_size=4), st.sampled_from([2, 3, 8]))
+def test_micro_batches_hold_about_the_same_shares(rows: list[int], parts: int) -> None:
+    """Exactly the same where the rows divide; else within the number of sources."""
+    for multiple in (1, parts):
+        sources = spread([multiple * count for count in rows])
+        assert np.bincount(sources).tolist() == [multiple * count for count in rows]
+        pieces = [np.bincount(piece, minlength=len(rows)) for piece in np.array_split(sources, parts)]
+        spare = np.ptp(pieces, axis=0).max()
+        assert spare == 0 if multiple == parts else spare <= len(rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 20), st.integers(3, 9), st.integers(0, 2**63))
+def test_no_batch_holds_a_sample_twice(apart: int, times: int, seed: int) -> None:
+    """Also where a lap ends within it, if the source has at least three batches' worth of samples."""
+    count = times * apart + 1
+    order = MixtureOrder([count, 10 * count], [apart, 3], apart + 3, seed=seed)
+    batches = samples_at(order, np.arange(6 * times * (apart + 3))).reshape(-1, apart + 3)
+    assert all(len(set(batch)) == len(batch) for batch in batches.tolist())
+
+
+def test_substitutes_come_from_the_same_source() -> None:
+    order = MixtureOrder([5, 1000], [3, 3], 60, seed=0)
+    for position, source in enumerate(spread([3, 3]).tolist()):
+        substitutes = order.substitutes(2, position, 64)
+        assert np.array_equal(substitutes >= 5, np.full(64, source == 1))
+        assert len(set(substitutes.tolist())) > 1
+        np.testing.assert_array_equal(substitutes, order.substitutes(2, position, 64))
+
+
+def test_a_weight_of_less_than_a_row_is_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.1\.weight = 0\.001 gives source 1 no row of a batch of 12"):
+        build_order(index_of([50, 50], [1.0, 0.001]), batch=12, seed=0)
+
+
+def test_an_epoch_of_several_sources_is_as_many_batches_as_all_images_fill() -> None:
+    assert build_order(index_of([100, 31]), batch=12, seed=0).length == 120

@@ -90,6 +90,60 @@ def test_what_a_resumed_run_may_change() -> None:
     assert first_difference(before, to_dict(load("train.micro_batch=128"))) is not None
 
 
+@pytest.fixture
+def two_sources(tmp_path: Path) -> Path:
+    file = tmp_path / "two.toml"
+    file.write_text('[[data]]\nroot = "a"\n[[data]]\nsource = "folder"\nroot = "b"\nweight = 2\n')
+    return file
+
+
+def test_several_sources_are_an_array_of_tables(two_sources: Path, tmp_path: Path) -> None:
+    config = load("data.1.root=elsewhere", files=[two_sources])
+    assert isinstance(config.data, tuple)
+    assert [(one.source, one.root, one.weight) for one in config.data] == [
+        ("freihand", "a", 1.0), ("folder", "elsewhere", 2.0),
+    ]  # fmt: skip
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert load(files=[file]) == config
+    before = to_dict(config)
+    assert first_difference(before, to_dict(load("data.0.root=moved", files=[two_sources]))) is None
+    changed = first_difference(before, to_dict(load("data.0.weight=3", files=[two_sources])))
+    assert changed == "data.0.weight: was 1.0, is now 3.0"
+    assert first_difference(before, to_dict(load())) is not None
+
+
+def test_one_source_may_be_written_either_way(tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text('[[data]]\nroot = "a"\n')
+    for override in ("data.root=b", "data.0.root=b"):
+        config = load(override, files=[file])
+        assert isinstance(config.data, tuple)
+        assert config.data[0].root == "b"
+        assert load(override).data == config.data[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "data.root=x",
+            "--set data.root=x: there are 2 tables [[data]]: say which one to change, such as --set data",
+        ),
+        ("data.2.root=x", "--set data.2.root=x: there is no data.2; expected data.0 to data.1"),
+        ("data.1.rot=x", "--set data.1.rot=x: unknown key data.1.rot: did you mean data.root?"),
+        ("data.1.weight=0", "--set data.1.weight=0: data.1.weight = 0: input should be greater than 0"),
+        ("data.1=3", "data.1 is a table"),
+        ("data=[]", "at least 1 item"),
+        ("data=3", "data = 3"),
+    ],
+)
+def test_errors_name_the_source(two_sources: Path, override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override, files=[two_sources])
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_demo_runs_on_one_process_and_on_two(world_size: int) -> None:
     train = load(files=[ROOT / "configs" / "demo.toml"]).train

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import cv2
 import numpy as np
 
+from pipelines.index import join
 from pipelines.sources import DataConfig, load_index
 
 
@@ -17,3 +20,35 @@ def test_the_margin_widens_a_box_about_its_centre_and_leaves_the_whole_image_alo
     boxes.write_text("file,x0,y0,x1,y1\nboxed.jpg,10,20,30,50\n")
     index = load_index(DataConfig(source="folder", root=str(tmp_path), box=str(boxes), box_margin=1.5))
     np.testing.assert_allclose(index.box_px, [[20, 35, 45], [0, 0, 0]])
+
+
+def test_several_sources_become_one_index(tmp_path: Path) -> None:
+    """Rows one source after the other, each file where it lies, keypoints NaN where there are none."""
+    for name in ("deep/one/a.png", "deep/one/b.png", "two/training/rgb/00000000.jpg"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(file), np.full((40, 60, 3), len(name), np.uint8))
+    (tmp_path / "two/training_K.json").write_text(json.dumps([np.eye(3).tolist()]))
+    (tmp_path / "two/training_xyz.json").write_text(json.dumps([np.ones((21, 3)).tolist()]))
+    for version in range(1, 4):
+        file.with_name(f"{version:08}.jpg").hardlink_to(file)
+    configs = (
+        DataConfig(source="folder", root=str(tmp_path / "deep/one"), weight=3),
+        DataConfig(root=str(tmp_path / "two")),
+    )
+    index = load_index(configs)
+    assert (len(index), index.counts) == (6, [2, 4])
+    assert [source.weight for source in index.sources] == [3, 1]
+    assert all(index.path(sample).is_file() for sample in range(6))
+    assert [index.path(sample).name for sample in range(3)] == ["a.png", "b.png", "00000000.jpg"]
+    np.testing.assert_allclose(index.box_px[1:3], [[0, 0, 0], [30, 20, 36]])
+    assert index.keypoints_px is not None
+    assert np.isnan(index.keypoints_px[:2]).all()
+    np.testing.assert_allclose(index.keypoints_px[2:], 1)
+    assert index.targets == {}
+    assert index.mirror is None
+    mirrored = dataclasses.replace(load_index(configs[0]), mirror=np.array([True, False]))
+    both = join([mirrored, load_index(configs[1])], [1, 1])
+    assert both.mirror is not None
+    assert both.mirror.tolist() == [True] + [False] * 5
+    assert load_index(configs[:1]).sources == ()
