@@ -174,7 +174,9 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @config_options
 @click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")
 @click.option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Images in a batch.")
-@click.option("--repeats", default=7, show_default=True, type=click.IntRange(2), help="Timed repeats of each.")
+@click.option(
+    "--repeats", default=7, show_default=True, type=click.IntRange(2), help="Rounds; each times every loader once."
+)
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
@@ -198,13 +200,13 @@ def bench_loader(
 
     from bench import loader
     from pipelines.loader import available_cores
-    from train.log import configure_logging, console
+    from train.log import configure_logging, progress_bar
 
     configure_logging()
     config = _config(files, overrides)
     settings = loader.Settings(cores or available_cores(), batch, repeats, seconds)
-    with console.status("measuring"):
-        rows = loader.bench_loader(config, settings)
+    with progress_bar("measuring") as progress:
+        rows = loader.bench_loader(config, settings, progress)
     row = json.dumps(loader.as_json(rows, config, settings))
     if as_json:
         click.echo(row)

@@ -1,11 +1,11 @@
-"""Peers that run on torch's DataLoader: one worker process a core, each making whole batches."""
+"""Peers that run on torch's DataLoader: one worker process a core."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,53 @@ PREFETCH_BATCHES: Final = 2
 """Batches that a worker makes ahead, torch's own default; 4 and 8 were no faster."""
 
 _LEVELS: Final = np.arange(256, dtype=np.float32)
+
+
+class OpencvSamples(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
+    """The pipeline of PeCLR's authors, as one would write it for these views: a sample at a time, in OpenCV and NumPy.
+
+    Theirs turns the whole image, crops, resizes by area and hands over normalised float32; this one warps once,
+    straight from the source, and hands over uint8, which is less work. The jitter is theirs: OpenCV's 8-bit HSV.
+
+    Args:
+        paths: (N,) image files.
+        boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
+    """
+
+    def __init__(self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32]) -> None:
+        self.paths = [str(path) for path in paths]
+        self.boxes_px = boxes_px
+        self._rng: np.random.Generator | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """First view (3, 128, 128) uint8 and its matrix (2, 3) float32 from source to view; then the second's."""
+        if self._rng is None:  # each worker its own
+            self._rng = np.random.default_rng(torch.initial_seed())
+        bgr = cv2.imread(self.paths[sample])
+        if bgr is None:
+            raise ValueError(f"{self.paths[sample]}: OpenCV cannot read it")
+        source = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+        box_px = self.boxes_px[sample].tolist()
+        box_px = box_px if box_px[2] else whole_image_px(source.shape[1], source.shape[0])
+        first, second = draw(2, self._rng)
+        return *self._view(source, box_px, first), *self._view(source, box_px, second)
+
+    def _view(self, source: Any, box_px: Sequence[float], one: Draw) -> tuple[Tensor, Tensor]:
+        matrix_px = source_to_view_px(box_px, one)
+        warped = cv2.warpAffine(source, matrix_px, (VIEW_PX, VIEW_PX))
+        view = torch.from_numpy(jitter_hsv(warped, one)).permute(2, 0, 1)
+        return view, torch.from_numpy(matrix_px.astype(np.float32))
+
+
+def jitter_hsv(view: Any, one: Draw) -> npt.NDArray[np.uint8]:
+    """Scale hue and saturation and map the value of (H, W, 3) RGB, in OpenCV's 8-bit HSV."""
+    hue, saturation, value = cv2.split(cv2.cvtColor(view, cv2.COLOR_RGB2HSV))
+    jittered = [hue * one.hue, saturation * one.saturation, value * one.value + 255 * one.value_shift]
+    hsv = cv2.merge([np.clip(channel, 0, 255).astype(np.uint8) for channel in jittered])
+    return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB))
 
 
 class ViewsOfFiles(Dataset[Tensor], ABC):
@@ -60,7 +107,7 @@ class ViewsOfFiles(Dataset[Tensor], ABC):
 
 
 class OpencvViews(ViewsOfFiles):
-    """The way of PeCLR's authors, with what makes it faster."""
+    """OpenCV with what makes it faster: whole batches in shared memory, look-up tables in HSV, no float."""
 
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
         """imread, then for each view one warp from source to view and one look-up in HSV."""
@@ -129,7 +176,15 @@ def hsv_table(one: Draw) -> npt.NDArray[np.uint8]:
 
 
 def start_opencv(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made by OpenCV in `threads` worker processes."""
+    """Endless sizes of batches made a sample at a time by OpenCV in `threads` worker processes."""
+    for first, *_ in sample_loader(OpencvSamples(paths, boxes_px), threads, batch):
+        yield len(first)
+
+
+def start_tuned_opencv(
+    paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int
+) -> Iterator[int]:
+    """Endless sizes of batches made by tuned OpenCV in `threads` worker processes."""
     return _sizes(OpencvViews(paths, boxes_px), threads, batch)
 
 
@@ -141,19 +196,28 @@ def start_torchvision(
 
 
 def _sizes(dataset: ViewsOfFiles, workers: int, batch: int) -> Iterator[int]:
-    for views in loader(dataset, workers, batch):
+    for views in batch_loader(dataset, workers, batch):
         yield views.shape[1]
 
 
-def loader(dataset: ViewsOfFiles, workers: int, batch: int) -> DataLoader[Tensor]:
+def sample_loader(dataset: Dataset[Any], workers: int, batch: int) -> DataLoader[Any]:
+    """A DataLoader as torch's tutorials write it, over endless batches: default collation, default prefetching."""
+    return _loader(dataset, workers, batch, None)
+
+
+def batch_loader(dataset: ViewsOfFiles, workers: int, batch: int) -> DataLoader[Tensor]:
     """A DataLoader over endless batches; its tensors are those that the workers filled."""
+    return _loader(dataset, workers, batch, _as_it_is)
+
+
+def _loader(dataset: Dataset[Any], workers: int, batch: int, collate: Callable[[Any], Any] | None) -> DataLoader[Any]:
     context = multiprocessing.get_context("forkserver")  # a plain fork is unsafe beside DALI's threads
     context.set_forkserver_preload([__name__])
     return DataLoader(
         dataset,
-        batch_sampler=endless_batches(len(dataset), batch),
+        batch_sampler=endless_batches(len(dataset), batch),  # type: ignore[arg-type]
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=collate,
         worker_init_fn=_one_thread,
         prefetch_factor=PREFETCH_BATCHES,
         multiprocessing_context=context,

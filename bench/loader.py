@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 from rich.table import Table
 
 from bench.hardware import describe_machine
-from bench.measure import Rate, limited_to_cores, measure
-from bench.peers import PEERS, Peer
+from bench.measure import Interval, Rate, limited_to_cores, measure_in_rounds
+from bench.peers import Peer, installed_peers
 from errors import UserError
 from pipelines.index import Index
 from pipelines.loader import Loader, available_cores
@@ -30,16 +31,16 @@ class Settings:
     Attributes:
         cores: that everything is limited to.
         batch: images in a batch.
-        repeats: timed repeats of each loader.
+        repeats: rounds, in each of which every loader is timed once.
         repeat_s: least length of a repeat.
-        warmup_s: left out before.
+        warmup_s: left out before each repeat, from the first batch on.
     """
 
     cores: int
     batch: int = 256
     repeats: int = 7
     repeat_s: float = 2.0
-    warmup_s: float = 4.0
+    warmup_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ class Row:
     rate: Rate
 
 
-def bench_loader(config: Config, settings: Settings) -> list[Row]:
-    """Measure our loader, as configured, and every peer, one after the other.
+def bench_loader(
+    config: Config, settings: Settings, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[Row]:
+    """Measure our loader, as configured, and every peer that is installed, taking turns.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.
@@ -65,30 +68,25 @@ def bench_loader(config: Config, settings: Settings) -> list[Row]:
         raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
     paths = [index.path(sample) for sample in range(len(index))]
     _read_all(paths)
-
-    def start_ours() -> Iterator[int]:
-        return _ours(index, config, settings)
-
+    peers = [_our_peer(config, lambda: _ours(index, config, settings)), *installed_peers()]
     gc.freeze()  # as pretraining does
-    rows = []
     with limited_to_cores(settings.cores):
-        for peer in [_our_peer(config, start_ours), *PEERS]:
-            rate = measure(
-                lambda peer=peer: peer.start(paths, index.box_px, settings.cores, settings.batch),  # type: ignore[misc]
-                warmup_s=settings.warmup_s,
-                repeat_s=settings.repeat_s,
-                repeats=settings.repeats,
-            )
-            rows.append(Row(peer.name, peer.description, peer.views, rate))
-    return rows
+        rates = measure_in_rounds(
+            [partial(peer.start, paths, index.box_px, settings.cores, settings.batch) for peer in peers],
+            warmup_s=settings.warmup_s,
+            repeat_s=settings.repeat_s,
+            rounds=settings.repeats,
+            progress=progress,
+        )
+    return [Row(peer.name, peer.description, peer.views, rate) for peer, rate in zip(peers, rates, strict=True)]
 
 
 def as_table(rows: list[Row], settings: Settings) -> Table:
-    """Rates with their interval, and what each is of ours."""
-    ours = rows[0].rate.mean
-    table = Table(title=f"{settings.cores} cores, batches of {settings.batch}, mean of {settings.repeats} repeats")
+    """Rates and ratios, each with its 95 % interval."""
+    ours = rows[0].rate
+    table = Table(title=f"{settings.cores} cores, batches of {settings.batch}, {settings.repeats} rounds")
     table.add_column("loader")
-    for title in ("source images/s", "95 % interval", "views/s", "CPU ms/image", "ours is"):
+    for title in ("source images/s", "95 % interval", "views/s", "CPU ms/image", "cores busy", "memory", "ours is"):
         table.add_column(title, justify="right")
     for row in rows:
         low, high = row.rate.interval
@@ -98,7 +96,9 @@ def as_table(rows: list[Row], settings: Settings) -> Table:
             f"{low:.0f} to {high:.0f}",
             f"{row.rate.mean * row.views:.0f}" if row.views else "-",
             f"{row.rate.cpu_s_per_image * 1e3:.2f}",
-            f"{ours / row.rate.mean:.2f} x",
+            f"{row.rate.cores_busy:.2f}",
+            f"{row.rate.memory_mib:.0f} MiB",
+            _times(ours.over(row.rate)) if row.rate is not ours else "1",
         )
     return table
 
@@ -119,11 +119,18 @@ def as_json(rows: list[Row], config: Config, settings: Settings) -> dict[str, An
                 "repeats": [round(rate, 1) for rate in row.rate.images_per_s],
                 "views_per_s": round(row.rate.mean * row.views, 1),
                 "cpu_ms_per_image": round(row.rate.cpu_s_per_image * 1e3, 3),
+                "cores_busy": round(row.rate.cores_busy, 2),
+                "memory_mib": round(row.rate.memory_mib),
                 "images": row.rate.images,
+                "ours_is": [round(edge, 3) for edge in astuple(rows[0].rate.over(row.rate))],
             }
             for row in rows
         ],
     }
+
+
+def _times(ratio: Interval) -> str:
+    return f"{ratio.mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) x"
 
 
 def _our_peer(config: Config, start: Any) -> Peer:

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,29 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval_of_mean(values: Sequence[float]) -> Interval:
+    """Mean of independent repeats and its 95 % interval (Student's t).
+
+    Raises:
+        ValueError: for fewer than two, which have no interval.
+    """
+    if len(values) < 2:
+        raise ValueError(f"repeats is {len(values)}; an interval needs at least 2")
+    mean = statistics.fmean(values)
+    quantile = _T_975[min(len(values) - 1, len(_T_975)) - 1]
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
 class Rate:
     """Source images per second in timed repeats of one run.
 
@@ -25,11 +48,15 @@ class Rate:
         images_per_s: one rate for each repeat, at least two.
         cpu_s_per_image: processor seconds of this process and all below it, over all repeats.
         images: how many images the repeats took in all.
+        seconds: how long the repeats took in all.
+        memory_mib: of this process and all below it at the end of a repeat, the largest: what is shared counts once.
     """
 
     images_per_s: tuple[float, ...]
     cpu_s_per_image: float
     images: int
+    seconds: float = math.nan
+    memory_mib: float = math.nan
 
     @property
     def mean(self) -> float:
@@ -42,46 +69,99 @@ class Rate:
         return statistics.median(self.images_per_s)
 
     @property
-    def half_interval(self) -> float:
-        """Half the width of the 95 % interval of the mean (Student's t), source images/s."""
-        count = len(self.images_per_s)
-        quantile = _T_975[min(count - 1, len(_T_975)) - 1]
-        return quantile * statistics.stdev(self.images_per_s) / math.sqrt(count)
-
-    @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the mean, source images/s."""
-        return self.mean - self.half_interval, self.mean + self.half_interval
+        interval = interval_of_mean(self.images_per_s)
+        return interval.low, interval.high
+
+    @property
+    def cores_busy(self) -> float:
+        """Processor seconds per second."""
+        return self.cpu_s_per_image * self.images / self.seconds
+
+    def over(self, other: Rate) -> Interval:
+        """How many times as fast as `other`, from rounds in which both took their turn.
+
+        The geometric mean of the rounds' ratios: a machine that is slower in one round is slower for both.
+        """
+        logs = [math.log(a / b) for a, b in zip(self.images_per_s, other.images_per_s, strict=True)]
+        interval = interval_of_mean(logs)
+        return Interval(math.exp(interval.mean), math.exp(interval.low), math.exp(interval.high))
 
 
-def measure(
-    start: Callable[[], Iterator[int]], *, warmup_s: float = 3.0, repeat_s: float = 2.0, repeats: int = 5
-) -> Rate:
-    """Time an endless iterator in its steady state.
+Start = Callable[[], Iterator[int]]
+"""Makes an endless iterator; each item is the number of source images in a batch just handed over."""
+
+
+def measure(start: Start, *, warmup_s: float = 2.0, repeat_s: float = 2.0, repeats: int = 5) -> Rate:
+    """Time one endless iterator in its steady state; see `measure_in_rounds`."""
+    return measure_in_rounds([start], warmup_s=warmup_s, repeat_s=repeat_s, rounds=repeats)[0]
+
+
+def measure_in_rounds(
+    starts: Sequence[Start],
+    *,
+    warmup_s: float = 2.0,
+    repeat_s: float = 2.0,
+    rounds: int = 5,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Rate]:
+    """Time endless iterators in their steady state: A B C, A B C, ..., so that all see the same drifting machine.
+
+    Each is started afresh in each round, so that nothing of another works or waits beside it.
 
     Args:
-        start: makes the iterator; each item is the number of source images in a batch just handed over.
-        warmup_s: discarded first, start-up included; the iterator hands over at least one batch in it.
+        starts: makes each iterator.
+        warmup_s: discarded, from the first batch on; what comes before it, start-up, is discarded too.
         repeat_s: least length of a repeat, which ends with a batch.
-        repeats: at least 2, for an interval.
+        rounds: at least 2, for an interval.
+        progress: told of the repeats done and all there are.
 
     Raises:
-        ValueError: for fewer than two repeats.
-        RuntimeError: the iterator ends.
+        ValueError: for fewer than two rounds.
+        RuntimeError: an iterator ends.
     """
-    if repeats < 2:
-        raise ValueError(f"repeats is {repeats}; an interval needs at least 2")
+    if rounds < 2:
+        raise ValueError(f"repeats is {rounds}; an interval needs at least 2")
+    repeats: list[list[_Repeat]] = [[] for _ in starts]
+    for number in range(rounds):
+        for place, start in enumerate(starts):
+            progress(number * len(starts) + place, rounds * len(starts))
+            repeats[place].append(_repeat(start, warmup_s, repeat_s))
+    progress(rounds * len(starts), rounds * len(starts))
+    return [_rate(of_one) for of_one in repeats]
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    images: int
+    seconds: float
+    cpu_s: float
+    memory_mib: float
+
+
+def _repeat(start: Start, warmup_s: float, repeat_s: float) -> _Repeat:
     batches = start()
     try:
+        _take(batches, 0)
         _take(batches, warmup_s)
         cpu_before_s = cpu_seconds()
-        counted = [_take(batches, repeat_s) for _ in range(repeats)]
-        cpu_s = cpu_seconds() - cpu_before_s
+        images, seconds = _take(batches, repeat_s)
+        return _Repeat(images, seconds, cpu_seconds() - cpu_before_s, memory_mib())
     finally:
         if isinstance(batches, Generator):
             batches.close()
-    images = sum(count for count, _ in counted)
-    return Rate(tuple(count / seconds for count, seconds in counted), cpu_s / images, images)
+
+
+def _rate(repeats: Sequence[_Repeat]) -> Rate:
+    images = sum(repeat.images for repeat in repeats)
+    return Rate(
+        tuple(repeat.images / repeat.seconds for repeat in repeats),
+        sum(repeat.cpu_s for repeat in repeats) / images,
+        images,
+        sum(repeat.seconds for repeat in repeats),
+        max(repeat.memory_mib for repeat in repeats),
+    )
 
 
 def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
@@ -100,6 +180,29 @@ def cpu_seconds() -> float:
     """Processor seconds, user and system, of this process and all below it, ended children included."""
     statuses = _statuses()
     return sum(sum(map(int, statuses[pid][11:15])) for pid in _family(statuses)) / _TICKS_PER_S
+
+
+def memory_mib() -> float:
+    """Memory of this process and all below it; what several share is counted once (proportional set size)."""
+    total_kib = 0
+    for pid in _family(_statuses()):
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended meanwhile
+            continue
+        total_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total_kib / 1024
+
+
+def open_files() -> int:
+    """Open file descriptors of this process and all below it."""
+    total = 0
+    for pid in _family(_statuses()):
+        try:
+            total += len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  a path object for each would be waste
+        except OSError:  # it has ended meanwhile
+            continue
+    return total
 
 
 @contextmanager

@@ -7,6 +7,7 @@ peer pays for a restart between epochs.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,14 @@ class Peer:
         description: what it does and what it hands over.
         views: views of an image, 0 where only the source is decoded.
         start: makes the endless iterator.
+        needs: package without which it cannot run, beyond those of this project.
     """
 
     name: str
     description: str
     views: int
     start: Start
+    needs: str | None = None
 
 
 PEERS: Final = [
@@ -47,10 +50,18 @@ PEERS: Final = [
     ),
     Peer(
         "OpenCV + DataLoader",
-        "the authors' way: imread, one warpAffine from source to view, exact HSV jitter by look-up tables; worker "
-        "processes fill uint8 batches in shared memory",
+        "the authors' pipeline, as one would write it for these views: a sample at a time, imread, cvtColor, one "
+        "warpAffine from source to view (theirs turns the whole image, crops and resizes), OpenCV's 8-bit HSV jittered "
+        "in NumPy; uint8 views (theirs are normalised float32) and matrices, default collation",
         2,
         dataloader_peers.start_opencv,
+    ),
+    Peer(
+        "OpenCV + DataLoader, tuned",
+        "the same views, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
+        "written straight into shared memory; no matrices",
+        2,
+        dataloader_peers.start_tuned_opencv,
     ),
     Peer(
         "torchvision v2 + DataLoader",
@@ -66,3 +77,9 @@ PEERS: Final = [
         dali_peers.start_plain,
     ),
 ]
+"""All that `bench-loader` knows; to add one, add it here."""
+
+
+def installed_peers() -> list[Peer]:
+    """Those of `PEERS` that can run here."""
+    return [peer for peer in PEERS if peer.needs is None or importlib.util.find_spec(peer.needs) is not None]

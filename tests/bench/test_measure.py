@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -7,7 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.measure import Rate, cpu_seconds, limited_to_cores, measure
+from bench.measure import (
+    Rate,
+    cpu_seconds,
+    interval_of_mean,
+    limited_to_cores,
+    measure,
+    measure_in_rounds,
+    memory_mib,
+    open_files,
+)
 
 
 def test_rate_is_images_over_time() -> None:
@@ -27,16 +37,68 @@ def test_rate_is_images_over_time() -> None:
     assert 200 < rate.mean <= 500
     assert rate.images % 5 == 0
     assert rate.cpu_s_per_image < 0.002
-    assert closed == [True]
+    assert rate.images / rate.seconds == pytest.approx(rate.mean, rel=0.2)
+    assert rate.cores_busy < 1
+    assert closed == [True] * 3
+
+
+def test_rounds_take_turns() -> None:
+    turns = []
+
+    def named(name: str) -> Iterator[int]:
+        turns.append(name)
+        while True:
+            yield 1
+
+    told: list[tuple[int, int]] = []
+    measure_in_rounds(
+        [lambda: named("a"), lambda: named("b")],
+        warmup_s=0,
+        repeat_s=0,
+        rounds=3,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert turns == ["a", "b"] * 3
+    assert told == [(done, 6) for done in range(7)]
 
 
 def test_statistics_in_closed_form() -> None:
     rate = Rate((1.0, 2.0, 6.0), 0.0, 9)
-    assert (rate.mean, rate.median) == (3.0, 2.0)
-    assert rate.half_interval == pytest.approx(4.303 * 7**0.5 / 3**0.5)
-    assert rate.interval == pytest.approx((3 - rate.half_interval, 3 + rate.half_interval))
-    assert Rate((1.0, 3.0), 0.0, 2).half_interval == pytest.approx(12.706)
-    assert Rate((1.0, 3.0) * 20, 0.0, 2).half_interval == pytest.approx(2.228 * (40 / 39 / 40) ** 0.5)
+    assert rate.mean == 3.0
+    half = 4.303 * 7**0.5 / 3**0.5
+    assert rate.interval == pytest.approx((3 - half, 3 + half))
+    assert interval_of_mean((1.0, 3.0)).high == pytest.approx(2 + 12.706)
+    assert interval_of_mean((1.0, 3.0) * 20).high == pytest.approx(2 + 2.228 * (40 / 39 / 40) ** 0.5)
+
+
+def test_a_ratio_of_rounds_does_not_see_the_drift_that_both_share() -> None:
+    drift = (1.0, 3.0, 0.5, 7.0)
+    fast, slow = (Rate(tuple(speed * at for at in drift), 0.0, 9) for speed in (6.0, 2.0))
+    ratio = fast.over(slow)
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((3, 3, 3))
+    uneven = Rate((2.0, 8.0), 0.0, 9).over(Rate((1.0, 1.0), 0.0, 9))
+    assert uneven.mean == pytest.approx(4)
+    assert math.log(uneven.high / 4) == pytest.approx(12.706 * math.log(2))
+    assert uneven.low * uneven.high == pytest.approx(16)
+
+
+def test_memory_and_files_of_children_count() -> None:
+    command = "import sys; block = bytearray(b'x') * (64 << 20); files = [open('/dev/null') for _ in range(20)]; "
+    before = memory_mib(), open_files()
+    with subprocess.Popen(
+        [sys.executable, "-c", command + "print('ready', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        with_child_mib = memory_mib()
+        assert 60 < with_child_mib - before[0] < 120
+        assert open_files() - before[1] >= 20
+        child.communicate("\n")
+    assert with_child_mib - memory_mib() > 60
+    assert open_files() == before[1]
 
 
 def test_one_repeat_has_no_interval() -> None:
@@ -45,7 +107,7 @@ def test_one_repeat_has_no_interval() -> None:
 
 
 def test_an_iterator_that_ends_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="ended after 7 images"):
+    with pytest.raises(RuntimeError, match="ended after 4 images"):
         measure(lambda: iter([3, 4]), warmup_s=1, repeat_s=1)
 
 

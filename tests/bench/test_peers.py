@@ -10,8 +10,18 @@ import torch
 
 from bench import augmentation, dali_peers, dataloader_peers
 from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
-from bench.dataloader_peers import OpencvViews, TorchvisionViews, ViewsOfFiles, hsv_table, loader, source_to_view_px
-from bench.peers import PEERS, Peer
+from bench.dataloader_peers import (
+    OpencvSamples,
+    OpencvViews,
+    TorchvisionViews,
+    ViewsOfFiles,
+    batch_loader,
+    hsv_table,
+    jitter_hsv,
+    sample_loader,
+    source_to_view_px,
+)
+from bench.peers import Peer, installed_peers
 from pipelines.index import WHOLE_IMAGE
 
 IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
@@ -44,7 +54,7 @@ def arrays(samples: Any) -> list[npt.NDArray[Any]]:
     return [np.asarray(sample) for sample in samples]
 
 
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", installed_peers(), ids=lambda peer: peer.name)
 def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: Boxes) -> None:
     sizes = peer.start(paths, boxes_px, 2, 5)
     assert list(itertools.islice(sizes, 6)) == [5] * 6
@@ -89,8 +99,37 @@ def test_views_of_dataloader_peers(
     assert corners == [*LEVELS[:-1], 0]  # only the whole image's square reaches beyond the image
 
 
+def test_views_of_the_authors_pipeline(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataloader_peers, "draw", lambda count, rng: [IDENTITY] * count)
+    samples = OpencvSamples(paths, boxes_px)
+    first, matrix_px, second, _ = (
+        torch.stack(part) for part in zip(*map(samples.__getitem__, range(len(paths))), strict=True)
+    )
+    assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
+    assert first.dtype == torch.uint8
+    assert torch.stack([first, second])[:, :, :, 64, 64].tolist() == [[[level] * 3 for level in LEVELS]] * 2
+    assert first[:, 0, 0, 0].tolist() == [*LEVELS[:-1], 0]
+    np.testing.assert_allclose(matrix_px[0], source_to_view_px((100, 75, 60), IDENTITY), rtol=1e-6)
+
+
+def test_authors_pipeline_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
+    batches = iter(sample_loader(OpencvSamples(paths, boxes_px), 2, 4))
+    first, matrix_px, second, _ = next(batches)
+    assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
+    other = next(batches)  # the other worker's, which draws otherwise
+    assert not torch.equal(matrix_px, other[1])
+
+
+def test_opencv_ways_of_the_jitter_agree() -> None:
+    view = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    one = Draw(0, 0, 0, 1, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
+    hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
+    by_table = cv2.cvtColor(cv2.LUT(hsv, hsv_table(one)), cv2.COLOR_HSV2RGB)
+    assert np.abs(jitter_hsv(view, one).astype(int) - by_table).mean() < 3  # one rounds, the other cuts off
+
+
 def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: Boxes) -> None:
-    views = next(iter(loader(OpencvViews(paths, boxes_px), 1, 4)))
+    views = next(iter(batch_loader(OpencvViews(paths, boxes_px), 1, 4)))
     assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
     assert shared(views)
 
