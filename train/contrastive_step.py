@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from models.health import health
 from models.losses import nt_xent_rows
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
@@ -42,6 +43,15 @@ class StepResult:
     loss: Tensor
     embeddings: Tensor
     recompute_difference: Tensor | None
+
+    def figures(self) -> dict[str, float]:
+        """What a row of metrics says besides the loss; waits for the device."""
+        measured = health(self.embeddings)
+        return {
+            "alignment": measured.alignment.item(),
+            "uniformity": measured.uniformity.item(),
+            "positive_rank": measured.positive_rank.item(),
+        }
 
 
 class ContrastiveStep:

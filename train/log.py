@@ -53,17 +53,18 @@ class RunLog:
 
     Args:
         folder: where metrics.jsonl and TensorBoard's files go; rows after `first_step` are forgotten.
+        title: before the progress bar.
         first_step: steps already taken.
         total_steps: steps of the whole run.
     """
 
-    def __init__(self, folder: RunFolder, *, first_step: int, total_steps: int) -> None:
+    def __init__(self, folder: RunFolder, title: str, *, first_step: int, total_steps: int) -> None:
         folder.cut_metrics(first_step)
         self._file = folder.metrics_file.open("a", buffering=1)
         self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)
         self._total = total_steps
         self._progress = Progress(
-            TextColumn("pre-training"),
+            TextColumn(title),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),

@@ -7,27 +7,36 @@ import math
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from errors import UserError
-from models.health import health
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from train.config import Config
-from train.contrastive_step import StepResult
 from train.distributed import World
 from train.log import RunLog
 from train.run_folder import RunFolder, cut_jsonl
-from train.state import TrainingState
+from train.state import Result, TrainingState
 
 
 class Meter:
     """Measures the loop and writes down what it measured."""
 
-    def __init__(self, config: Config, folder: RunFolder, state: TrainingState, world: World, total_steps: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        state: TrainingState[Any],
+        world: World,
+        total_steps: int,
+        *,
+        title: str,
+    ) -> None:
         self._config, self._folder, self._state, self._world = config, folder, state, world
         self._total_steps = total_steps
-        self._log = RunLog(folder, first_step=state.steps_done, total_steps=total_steps) if world.is_main else None
+        self._log = (
+            RunLog(folder, title, first_step=state.steps_done, total_steps=total_steps) if world.is_main else None
+        )
         self._samples = self._open_samples() if config.run.log_samples else None
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
         self._lr = state.lr
@@ -57,7 +66,7 @@ class Meter:
             self._lr = self._state.lr
             yield batch
 
-    def after_step(self, batch: Batch, result: StepResult, *, log_now: bool) -> None:
+    def after_step(self, batch: Batch, result: Result, *, log_now: bool) -> None:
         """Count a step, and write a row of metrics if it is time: only then does anything wait for the device."""
         self._steps += 1
         step = self._state.steps_done
@@ -71,7 +80,6 @@ class Meter:
         self.require_finite(result)
         elapsed_s = time.perf_counter() - self._since
         if self._log is not None:
-            figures = health(result.embeddings)
             row = {
                 "step": step,
                 "epoch": step / (self._total_steps / self._config.train.epochs),
@@ -79,15 +87,13 @@ class Meter:
                 "lr": self._lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
                 "wait_share": self._waited_s / elapsed_s,
-                "alignment": figures.alignment.item(),
-                "uniformity": figures.uniformity.item(),
-                "positive_rank": figures.positive_rank.item(),
+                **result.figures(),
                 "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
             }
             self._log.write(row)
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
 
-    def require_finite(self, result: StepResult) -> None:
+    def require_finite(self, result: Result) -> None:
         """Stop a run whose loss is no number any more; all ranks see the same loss.
 
         Raises:

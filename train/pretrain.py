@@ -6,23 +6,20 @@ import gc
 import logging
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from errors import UserError
-from pipelines.index import Index
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
-from train.config import Config, to_dict
+from train.config import Config
 from train.distributed import World, described_world, join, micro_batch_share, shutdown
 from train.interrupt import Interrupted, StopSignals
+from train.loop import save, steps_per_epoch, where_to_go_on
 from train.meter import Meter
 from train.pictures import save_loss, save_views
 from train.run_folder import Resume, RunFolder
-from train.state import TrainingState
+from train.state import PretrainingState
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +49,13 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
     torch.manual_seed(config.run.seed)
 
     index = load_index(config.data)
-    steps_per_epoch = _steps_per_epoch(index, config)
-    total_steps = steps_per_epoch * config.train.epochs
+    epoch_steps = steps_per_epoch(index, config.train.batch)
+    total_steps = epoch_steps * config.train.epochs
     order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
     folder = RunFolder(Path(config.run.out), keep=config.run.keep)
-    checkpoint = _where_to_go_on(folder, config, resume, world)
-    state = TrainingState(config, world, steps_per_epoch, fresh=checkpoint is None)
+    checkpoint = where_to_go_on(folder, config, resume, world)
+    state = PretrainingState(config, world, epoch_steps, fresh=checkpoint is None)
     if checkpoint is not None:
         state.restore(checkpoint, config, images=index.counts)
     if state.steps_done >= total_steps:
@@ -86,7 +83,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
             (index.box_px[:, 2] == 0).sum(),
-            steps_per_epoch,
+            epoch_steps,
             loader.backend,
             world.device,
             state.optimizer.describe(),
@@ -98,7 +95,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
     gc.freeze()  # what is here now stays: the collector need not go through it again and again
-    with loader, StopSignals() as stop, Meter(config, folder, state, world, total_steps) as meter:
+    with loader, StopSignals() as stop, Meter(config, folder, state, world, total_steps, title="pre-training") as meter:
         for batch in meter.timed(loader):
             if world.is_main and state.steps_done == 0:
                 save_views(folder.views_picture, batch, index)
@@ -111,50 +108,14 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             stopping = stop.agreed(world, ask=done % config.run.log_every == 0)
             if last or stopping or done % config.run.checkpoint_every == 0:
                 meter.require_finite(result)
-                _save(folder, config, state, world, images=index.counts)
+                save(folder, config, state, world, images=index.counts, draw=lambda: _draw_loss(folder, config))
             if stopping and not last:
                 raise Interrupted(stop.signal_number, done, folder.root)
 
     if world.is_main:
-        save_loss(folder.loss_picture, folder.read_metrics(), start=math.log(2 * config.train.batch - 1))
+        _draw_loss(folder, config)
     return folder
 
 
-def _steps_per_epoch(index: Index, config: Config) -> int:
-    steps = len(index) // config.train.batch
-    if steps == 0:
-        raise UserError(
-            f"{index.root} has {len(index)} images, fewer than train.batch = {config.train.batch}: "
-            f"use more images or a smaller batch"
-        )
-    return steps
-
-
-def _where_to_go_on(folder: RunFolder, config: Config, resume: Resume, world: World) -> Path | None:
-    """Rank 0 looks into the run's folder; all ranks learn which checkpoint to go on from, if any."""
-    found: list[Any] = [None, None]
-    if world.is_main:
-        try:
-            found[0] = folder.check(config, resume)
-        except UserError as error:
-            found[1] = error
-    if world.world_size > 1:
-        dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
-    checkpoint: Path | None = found[0]
-    return checkpoint
-
-
-def _save(folder: RunFolder, config: Config, state: TrainingState, world: World, *, images: list[int]) -> None:
-    """Write a checkpoint and the picture of the loss; weights that are no numbers are never saved."""
-    if not state.weights_are_finite():  # the same on all ranks
-        raise UserError(
-            f"weights stopped being numbers at step {state.steps_done}, learning rate {state.lr:.3g}; the last good "
-            f"checkpoint is {folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
-        )
-    if world.is_main:
-        saved = {"config": to_dict(config), "images": images, **state.state_dict()}
-        folder.checkpoints.save(state.steps_done, saved)
-        save_loss(folder.loss_picture, folder.read_metrics(), start=math.log(2 * config.train.batch - 1))
-    world.barrier()
+def _draw_loss(folder: RunFolder, config: Config) -> None:
+    save_loss(folder.loss_picture, folder.read_metrics(), start=math.log(2 * config.train.batch - 1))

@@ -15,7 +15,7 @@ import torch
 
 from errors import UserError
 from train.checkpoint import Checkpoints
-from train.config import Config, first_difference, to_dict, to_toml
+from train.config import first_difference, to_dict, to_toml
 
 Resume = Literal["never", "auto"]
 
@@ -38,7 +38,7 @@ class RunFolder:
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
 
-    def check(self, config: Config, resume: Resume) -> Path | None:
+    def check(self, config: object, resume: Resume) -> Path | None:
         """Whether the folder can be used for a run: the checkpoint to go on from, or None to start.
 
         Raises:
@@ -60,7 +60,7 @@ class RunFolder:
             self._check_config(config)
         return self.checkpoints.latest()
 
-    def claim(self, config: Config) -> None:
+    def claim(self, config: object) -> None:
         """Take the folder for a run, new or resumed.
 
         Raises:
@@ -73,7 +73,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
 
-    def _check_config(self, config: Config) -> None:
+    def _check_config(self, config: object) -> None:
         try:
             saved = tomllib.loads(self.config_file.read_text())
         except (OSError, ValueError) as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,12 +22,12 @@ from train.checkpoint import load_checkpoint
 from train.config import Config, first_difference, to_dict
 from train.contrastive_step import ContrastiveStep, StepResult
 from train.distributed import World
-from train.optim import build_optimizer, learning_rate_factor
+from train.optim import Lars, build_optimizer, learning_rate_factor
 
 log = logging.getLogger(__name__)
 
 Precision = tuple[torch.dtype, torch.dtype | None]
-_PRECISIONS: dict[str, Precision] = {
+PRECISIONS: dict[str, Precision] = {
     "fp64": (torch.float64, None),
     "fp32": (torch.float32, None),
     "bf16": (torch.float32, torch.bfloat16),
@@ -34,44 +36,58 @@ _PRECISIONS: dict[str, Precision] = {
 """Type of the parameters, and of autocast."""
 
 
-class TrainingState:
-    """Everything that a checkpoint holds, and the step that changes it."""
+class Result(Protocol):
+    """What a step tells the loop."""
 
-    def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
-        train = config.train
-        self.precision = _resolve_precision(train.precision, world.device)
-        dtype, autocast_dtype = _PRECISIONS[self.precision]
-        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
-        layout = torch.channels_last if train.channels_last else torch.contiguous_format
-        self.network = build_network(encoder, config.projector).to(world.device, dtype)
-        self.network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
-        self.scaler = GradScaler(world.device.type, enabled=self.precision == "fp16")
-        self.optimizer = build_optimizer(config.optim, self.network.named_parameters(), train.batch)
-        warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
-        total_steps = train.epochs * steps_per_epoch
-        self.scheduler = LambdaLR(self.optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps))
-        network: nn.Module = torch.compile(self.network) if train.compile else self.network  # type: ignore[assignment]
-        self.contrastive = ContrastiveStep(
-            network,
-            build_undo(config.equivariance, config.geometry.side_px),
-            batch=train.batch,
-            micro_batch=train.micro_batch,
-            temperature=config.loss.temperature,
-            recompute=train.recompute,
-            autocast_dtype=autocast_dtype,
-            scaler=self.scaler,
-            world=world,
-        )
+    @property
+    def loss(self) -> Tensor:
+        """Scalar, mean over the global batch, on the device."""
+
+    def figures(self) -> dict[str, float]:
+        """What a row of metrics says besides the loss; waits for the device."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+class TrainingState(ABC, Generic[R]):
+    """Everything that a checkpoint holds, and the step that changes it.
+
+    Args:
+        network: on its device, with its starting weights.
+        optimizer: of its parameters.
+        factor: of the learning rate after so many steps.
+        scaler: of fp16's gradients; disabled for other precisions.
+
+    Attributes:
+        steps_done: optimiser steps so far.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        factor: Callable[[int], float],
+        scaler: GradScaler,
+    ) -> None:
+        self.network = network
+        self.optimizer = optimizer
+        self.scheduler = LambdaLR(optimizer, factor)
+        self.scaler = scaler
         self.steps_done = 0
+
+    @abstractmethod
+    def gradient(self, batch: Batch) -> R:
+        """Leave the gradient of a global batch in `.grad`, scaled by the scaler; `batch` is this rank's share."""
 
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
         return float(self.scheduler.get_last_lr()[0])
 
-    def step(self, batch: Batch) -> StepResult:
+    def step(self, batch: Batch) -> R:
         """One optimiser step on this rank's share of a global batch."""
-        result = self.contrastive(batch)
+        result = self.gradient(batch)
         self.scaler.unscale_(self.optimizer)  # once, before LARS takes its norms
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -93,7 +109,7 @@ class TrainingState:
         tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
 
-    def restore(self, path: Path, config: Config, *, images: list[int]) -> None:
+    def restore(self, path: Path, config: object, *, images: list[int]) -> None:
         """Go on from a checkpoint.
 
         Args:
@@ -126,7 +142,54 @@ class TrainingState:
         log.info("going on after step %d, from %s", self.steps_done, path)
 
 
-def _resolve_precision(precision: str, device: torch.device) -> str:
+class PretrainingState(TrainingState[StepResult]):
+    """The state of pre-training.
+
+    Args:
+        config: of the run.
+        world: this rank among all.
+        steps_per_epoch: optimiser steps in an epoch.
+        fresh: False if a checkpoint will be restored, so that no starting weights need to be read.
+    """
+
+    def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
+        train = config.train
+        self.precision = resolve_precision(train.precision, world.device)
+        dtype, autocast_dtype = PRECISIONS[self.precision]
+        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
+        layout = torch.channels_last if train.channels_last else torch.contiguous_format
+        network = build_network(encoder, config.projector).to(world.device, dtype)
+        network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        optimizer = build_optimizer(config.optim, network.named_parameters(), train.batch)
+        warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
+        total_steps = train.epochs * steps_per_epoch
+        super().__init__(
+            network,
+            optimizer,
+            lambda step: learning_rate_factor(step, total_steps, warmup_steps),
+            GradScaler(world.device.type, enabled=self.precision == "fp16"),
+        )
+        self.optimizer: Lars = optimizer
+        compiled: nn.Module = torch.compile(network) if train.compile else network  # type: ignore[assignment]
+        self.contrastive = ContrastiveStep(
+            compiled,
+            build_undo(config.equivariance, config.geometry.side_px),
+            batch=train.batch,
+            micro_batch=train.micro_batch,
+            temperature=config.loss.temperature,
+            recompute=train.recompute,
+            autocast_dtype=autocast_dtype,
+            scaler=self.scaler,
+            world=world,
+        )
+
+    def gradient(self, batch: Batch) -> StepResult:
+        """The contrastive gradient."""
+        return self.contrastive(batch)
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """What "auto" means on a device."""
     if precision != "auto":
         return precision
     if device.type != "cuda":

@@ -15,7 +15,7 @@ from pipelines.batch import Batch, View
 from train.config import Config, load_config
 from train.contrastive_step import StepResult
 from train.distributed import World
-from train.state import TrainingState
+from train.state import PretrainingState
 
 pytestmark = pytest.mark.gpu
 
@@ -38,10 +38,10 @@ def full_float32() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def state(*overrides: str) -> TrainingState:
+def state(*overrides: str) -> PretrainingState:
     """A fresh state, the same weights each time, ten steps per epoch."""
     torch.manual_seed(0)
-    return TrainingState(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
+    return PretrainingState(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
 
 
 def batch(samples: int = 16) -> Batch:
@@ -156,7 +156,7 @@ def test_recomputing_gives_the_same_embeddings(precision: str, bound: float) -> 
     assert float((ours - theirs).norm()) <= 10 * bound * float(theirs.norm())
 
 
-def flat_gradient(made: TrainingState) -> Tensor:
+def flat_gradient(made: PretrainingState) -> Tensor:
     return torch.cat([p.grad.flatten() for p in made.network.parameters() if p.grad is not None])
 
 
