@@ -22,6 +22,7 @@ from pipelines.batch import Batch, View
 from pipelines.draws import ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
+from pipelines.memory import PixelBuffers, keep_freed_memory
 from pipelines.order import Order, RankSlice
 from pipelines.runner import DecodeError, Outputs, Runner, decodes
 from pipelines.views import GraphConfig, Request
@@ -97,7 +98,8 @@ class Loader:
         self.backend = resolve_backend(config.backend, device)
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._rows, self._device, self._views = rows, device, views
-        self._side_px = geometry.side_px
+        keep_freed_memory()
+        self._buffers = PixelBuffers((len(rows), geometry.side_px, geometry.side_px, 3))
         self._steps = (first_step, last_step)
         self._ahead = config.ahead
         self._graph = GraphConfig(
@@ -238,29 +240,28 @@ class Loader:
                 continue
 
     def _empty_batch(self, step: int) -> Batch:
-        count, side = len(self._rows), self._side_px
-        pixels = self._device if self._graph.device == "gpu" else torch.device("cpu")
-        pin = self._device.type == "cuda" and pixels.type == "cpu"
+        count, pin = len(self._rows), self._device.type == "cuda"
         views = tuple(
             View(
-                _empty_pixels((count, side, side, 3), pixels, pin=pin).permute(0, 3, 1, 2),
-                torch.empty(count, 2, 3, pin_memory=self._device.type == "cuda"),
-                torch.empty(count, 2, 3, pin_memory=self._device.type == "cuda"),
+                self._empty_pixels().permute(0, 3, 1, 2),
+                torch.empty(count, 2, 3, pin_memory=pin),
+                torch.empty(count, 2, 3, pin_memory=pin),
             )
             for _ in range(self._views)
         )
         positions = torch.from_numpy(self._rows.positions(step))
         return Batch(views, torch.empty(count, dtype=torch.int64), positions)
 
+    def _empty_pixels(self) -> Tensor:
+        if self._device.type == "cpu":
+            return self._buffers.tensor()
+        if self._graph.device == "gpu":
+            return torch.empty(self._buffers.shape, dtype=torch.uint8, device=self._device)
+        return torch.empty(self._buffers.shape, dtype=torch.uint8, pin_memory=True)
+
 
 class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
     """The loader was closed."""
-
-
-def _empty_pixels(shape: tuple[int, ...], device: torch.device, *, pin: bool) -> Tensor:
-    if device.type == "cuda" or pin:
-        return torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=pin)
-    return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: a third of the page faults' time
 
 
 def _wait_for(work: list[Future[None]]) -> None:
