@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,8 @@ class Index:
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
             augmentation, so keypoints are carried through it and the loss does not undo it. Everything here, boxes,
             keypoints and targets, speaks of the file's image, before the mirror.
+        group: (N,) int64 or None; samples of the same pose or moment share a number, so that subsets keep them
+            together. None: each sample is its own group.
         targets: further float32 arrays with N rows, by name; a source has those that its dataset knows:
 
             - "K" (N, 3, 3), the camera matrix: from the camera's frame to pixels of the image as decoded,
@@ -55,6 +57,9 @@ class Index:
               y down, z forward, so K xyz divided by depth is `keypoints_px`. NaN where a keypoint is not known.
             - "scale_m" (N,), metres, length of the bone that scale-normalised poses take as 1 (FreiHAND: the middle
               finger's first phalanx, keypoints 9 and 10).
+            - "xyz_px" (N, 21, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
+              perspective), so a pose up to scale and shift.
+
         sources: what a joined index is made of, in the order of its rows; empty for a single source.
     """
 
@@ -64,12 +69,19 @@ class Index:
     box_px: npt.NDArray[np.float32]
     keypoints_px: npt.NDArray[np.float32] | None = None
     mirror: npt.NDArray[np.bool_] | None = None
+    group: npt.NDArray[np.int64] | None = None
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.paths)
-        arrays = {"box_px": self.box_px, "keypoints_px": self.keypoints_px, "mirror": self.mirror, **self.targets}
+        arrays = {
+            "box_px": self.box_px,
+            "keypoints_px": self.keypoints_px,
+            "mirror": self.mirror,
+            "group": self.group,
+            **self.targets,
+        }
         for name, array in arrays.items():
             if array is not None and len(array) != count:
                 raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
@@ -81,6 +93,20 @@ class Index:
     def counts(self) -> list[int]:
         """Samples of each source."""
         return [source.count for source in self.sources] or [len(self)]
+
+    def select(self, rows: npt.NDArray[np.int64]) -> Index:
+        """The index of some of the samples of one source, in the order of `rows`."""
+        if self.sources:
+            raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
+        return replace(
+            self,
+            paths=[self.paths[row] for row in rows.tolist()],
+            box_px=self.box_px[rows],
+            keypoints_px=None if self.keypoints_px is None else self.keypoints_px[rows],
+            mirror=None if self.mirror is None else self.mirror[rows],
+            group=None if self.group is None else self.group[rows],
+            targets={name: array[rows] for name, array in self.targets.items()},
+        )
 
     def path(self, sample: int) -> Path:
         """Full path of one sample."""
@@ -108,6 +134,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         box_px=np.concatenate([index.box_px for index in indices]),
         keypoints_px=_join_keypoints(indices),
         mirror=_join_mirrors(indices),
+        group=_join_groups(indices),
         targets={
             name: np.concatenate([index.targets[name] for index in indices])
             for name in indices[0].targets
@@ -136,3 +163,15 @@ def _join_mirrors(indices: Sequence[Index]) -> npt.NDArray[np.bool_] | None:
     return np.concatenate(
         [np.zeros(len(index), np.bool_) if index.mirror is None else index.mirror for index in indices]
     )
+
+
+def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
+    """Groups of different sources never meet."""
+    if all(index.group is None for index in indices):
+        return None
+    groups, first = [], 0
+    for index in indices:
+        group = np.arange(len(index)) if index.group is None else np.unique(index.group, return_inverse=True)[1]
+        groups.append(group + first)
+        first += int(group.max(initial=-1)) + 1
+    return np.concatenate(groups)

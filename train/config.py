@@ -110,6 +110,7 @@ FREE_ON_RESUME = (
     "run.keep",
     "run.log_samples",
     "data.root",
+    "data.regressor",
     "pipelines",
     "encoder.weights",
     "train.recompute",

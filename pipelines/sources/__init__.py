@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from errors import UserError
 from pipelines.index import Index, join
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
+from pipelines.sources.subsets import in_fraction
+from pipelines.sources.youtube3d import load_youtube3d
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -20,19 +24,26 @@ class DataConfig:
     """Which images, and which square of each is the canonical view.
 
     Attributes:
-        source: layout of the files: "freihand" or "folder" (any tree of JPEG and PNG files).
+        source: layout of the files: "freihand", "youtube3d" or "folder" (any tree of JPEG and PNG files).
         root: the dataset's folder.
-        part: FreiHAND's part.
-        split: 90/10 by pose of FreiHAND's training part.
+        part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
+        split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
+            parts, "all" being its train part.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
-            boxes. A folder: a file of boxes, or "center" for the square around the whole image.
+            boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
+            the square around the hand's mesh.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: the canonical square is the box times this. The whole image takes no margin.
+        regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
+            not known.
+        label_fraction: use this share of the samples only, chosen by pose or frame; smaller shares are subsets of
+            larger ones. For fine-tuning with fewer labels.
+        label_seed: another seed, another choice.
         weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
-    source: Literal["freihand", "folder"] = "freihand"
+    source: Literal["freihand", "youtube3d", "folder"] = "freihand"
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
@@ -40,6 +51,9 @@ class DataConfig:
     box: str = "center"
     center_frac: Annotated[float, Field(gt=0, le=1)] = 0.6
     box_margin: Annotated[float, Field(gt=0)] = 1.5
+    regressor: str | None = None
+    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    label_seed: Annotated[int, Field(ge=0)] = 0
     weight: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -55,18 +69,38 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
 
 
 def _load(config: DataConfig) -> Index:
-    root = Path(config.root)
-    if config.source == "folder":
-        index = load_folder(root, boxes=None if config.box == "center" else Path(config.box))
-    else:
-        index = load_freihand(
-            root,
-            part=config.part,
-            split=config.split,
-            versions=config.versions,
-            box=config.box,
-            center_frac=config.center_frac,
-        )
+    index = _load_source(config, Path(config.root))
+    if config.label_fraction < 1:
+        group = np.arange(len(index)) if index.group is None else index.group
+        index = index.select(np.flatnonzero(in_fraction(group, config.label_fraction, seed=config.label_seed)))
     box_px = index.box_px.copy()
     box_px[:, 2] *= config.box_margin
     return dataclasses.replace(index, box_px=box_px)
+
+
+def _load_source(config: DataConfig, root: Path) -> Index:
+    if config.source == "folder":
+        return load_folder(root, boxes=None if config.box == "center" else Path(config.box))
+    if config.source == "youtube3d":
+        regressor = None if config.regressor is None else Path(config.regressor)
+        return load_youtube3d(root, part=_youtube3d_part(config), regressor=regressor)
+    return load_freihand(
+        root,
+        part=config.part,
+        split=config.split,
+        versions=config.versions,
+        box=config.box,
+        center_frac=config.center_frac,
+    )
+
+
+def _youtube3d_part(config: DataConfig) -> Literal["train", "val", "test"]:
+    if config.box not in ("center", "joints"):
+        raise UserError(
+            f"data.box = {config.box!r}: YouTube3DHands has its own boxes, one for each hand of a frame. Leave it out."
+        )
+    if config.part == "training":
+        return "val" if config.split == "val" else "train"
+    if config.split != "all":
+        raise UserError(f'data.split = {config.split!r}: YouTube3DHands\' test part is not split. Use "all".')
+    return "test"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.index import Index
 from pipelines.sources.boxes import read_boxes, squares_around
+from pipelines.sources.subsets import mixed_bits
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three ways of replacing it."""
@@ -58,8 +59,9 @@ def load_freihand(
         center_frac: see `box`.
 
     Returns:
-        The index, with targets K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in metres in the camera's frame, and scale_m
-        (N,) in metres, the length of the middle finger's first phalanx; each where its file exists.
+        The index, the pose being the group, with targets K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in metres in the
+        camera's frame, and scale_m (N,) in metres, the length of the middle finger's first phalanx; each where its
+        file exists.
 
     Raises:
         UserError: a folder, image or needed label file is missing, or labels do not fit the images.
@@ -81,8 +83,9 @@ def load_freihand(
         raise UserError(f"{root}: no pose of {poses} is in split {split!r}. Use split 'all', or a larger set.")
 
     paths = [_name(part, image) for image in images.tolist()]
-    labels = {name: rows[images % poses] for name, rows in labels.items()}
-    keypoints_px = _project_px(labels["K"], labels["xyz"]) if {"K", "xyz"} <= labels.keys() else None
+    keypoints_px = None
+    if {"K", "xyz"} <= labels.keys():  # of each pose, before the versions multiply them
+        keypoints_px = _project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
     if box == "center":
         box_px = np.tile(_center_box_px(root / paths[0], center_frac), (len(paths), 1))
     elif box == "joints":
@@ -101,8 +104,9 @@ def load_freihand(
         root=root,
         paths=paths,
         box_px=box_px,
-        keypoints_px=None if keypoints_px is None else keypoints_px.astype(np.float32),
-        targets={_TARGETS[name]: rows.astype(np.float32) for name, rows in labels.items()},
+        keypoints_px=keypoints_px,
+        group=images % poses,
+        targets={_TARGETS[name]: rows.astype(np.float32)[images % poses] for name, rows in labels.items()},
     )
 
 
@@ -181,16 +185,9 @@ def _chosen_poses(poses: int, split: str) -> npt.NDArray[np.int64]:
     if split == "all":
         return np.arange(poses)
     held_out = np.zeros(poses, bool)
-    held_out[np.argsort(_hashes(poses), kind="stable")[: round(poses * VALIDATION_FRAC)]] = True
+    hashes = mixed_bits(np.arange(1, poses + 1, dtype=np.uint64))
+    held_out[np.argsort(hashes, kind="stable")[: round(poses * VALIDATION_FRAC)]] = True
     return np.flatnonzero(held_out if split == "val" else ~held_out)
-
-
-def _hashes(count: int) -> npt.NDArray[np.uint64]:
-    """SplitMix64 of 0 to count - 1: random order that no version of NumPy will change."""
-    bits = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from pipelines.index import join
+from pipelines.index import Index, join
 from pipelines.sources import DataConfig, load_index
 
 
@@ -52,3 +53,37 @@ def test_several_sources_become_one_index(tmp_path: Path) -> None:
     assert both.mirror is not None
     assert both.mirror.tolist() == [True] + [False] * 5
     assert load_index(configs[:1]).sources == ()
+
+
+def test_a_fraction_of_the_labels_is_one_of_poses(tmp_path: Path) -> None:
+    poses = 40
+    (tmp_path / "training/rgb").mkdir(parents=True)
+    for image in range(4 * poses):
+        cv2.imwrite(str(tmp_path / f"training/rgb/{image:08}.jpg"), np.zeros((4, 4, 3), np.uint8))
+    (tmp_path / "training_scale.json").write_text(json.dumps([0.1 * pose for pose in range(poses)]))
+
+    def chosen(fraction: float, **keys: Any) -> list[str]:
+        index = load_index(DataConfig(root=str(tmp_path), label_fraction=fraction, **keys))
+        poses_of = [int(Path(path).stem) % poses for path in index.paths]
+        np.testing.assert_allclose(index.targets["scale_m"], 0.1 * np.array(poses_of), rtol=1e-6)
+        return list(index.paths)
+
+    quarter, half, everything = chosen(0.25), chosen(0.5), chosen(1.0)
+    assert (len(quarter), len(half), len(everything)) == (40, 80, 160)
+    assert set(quarter) < set(half) < set(everything)
+    assert len({int(Path(path).stem) % poses for path in quarter}) == 10
+    assert chosen(0.5, label_seed=1) != half
+    assert set(chosen(0.25, versions=("gs",))) == {path for path in quarter if int(Path(path).stem) < poses}
+    assert len(chosen(0.25, split="train")) == 36
+
+
+def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    boxes = np.zeros((4, 3), np.float32)
+    groups = [rng.integers(-(2**62), 2**62, 3)[[0, 1, 1, 2]] for _ in range(2)]
+    parts = [Index("a", tmp_path, ["x"] * 4, boxes, group=group) for group in (*groups, None)]
+    joined = join(parts, [1, 1, 1]).group
+    assert joined is not None
+    assert len(set(joined.tolist())) == 3 + 3 + 4
+    assert joined[1] == joined[2]
+    assert join([parts[2], parts[2]], [1, 1]).group is None

@@ -1,0 +1,62 @@
+"""Remembers between runs what takes long to read out of a dataset's annotations."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Tables = dict[str, npt.NDArray[Any]]
+
+log = logging.getLogger(__name__)
+
+
+def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> Tables:
+    """What `read` makes of some files, from the cache if none of them has changed since.
+
+    The cache is `peclr-dali/` in $XDG_CACHE_HOME, or in ~/.cache. A file counts as unchanged while its path, size and
+    time of modification are the same. If the cache cannot be written, the next run reads again.
+
+    Args:
+        name: what is read and by which version of the reader; another name is another entry.
+        files: what the tables are made from.
+        read: makes the tables; none of them holds Python objects.
+    """
+    stamps = [(str(file.resolve()), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
+    key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "peclr-dali"
+    entry = cache / f"{name}-{key}.npz"
+    try:
+        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return dict(stored)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:  # a damaged entry is no entry
+        log.warning("%s: the cache cannot be read (%s); reading the annotations again", entry, error)
+    tables = read()
+    try:
+        _write(entry, tables)
+    except OSError as error:
+        log.info("%s: not written (%s); the next run reads the annotations again", entry, error.strerror)
+    return tables
+
+
+def _write(entry: Path, tables: Tables) -> None:
+    """Whole or not at all, also with several ranks at once."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, **tables)  # type: ignore[arg-type]  # the stub takes the first name for a flag
+        Path(name).replace(entry)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,39 @@
+"""Parts of a dataset by hash: the same on every machine, in every version of NumPy, whatever else is chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's output for each state: a bijection of 64 bits that looks random."""
+    bits = numbers * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> npt.NDArray[np.bool_]:
+    """Which samples belong to the first `fraction` of the groups, in an order that the seed shuffles.
+
+    A smaller fraction is a subset of a larger one of the same seed, and a group is in it as a whole. The groups are
+    taken in the order of a hash of their number, so which of them are there does not change how two of them stand to
+    each other.
+
+    Args:
+        group: (N,) number of the group of each sample.
+        fraction: in (0, 1]; of the G groups round(fraction * G) are taken, at least one.
+        seed: another seed, another order.
+
+    Returns:
+        (N,) mask.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"a fraction lies above 0 and at most at 1, found {fraction}")
+    numbers, member_of = np.unique(group, return_inverse=True)
+    key = mixed_bits(np.array([seed + 1], np.uint64))
+    order = np.argsort(mixed_bits(numbers.astype(np.uint64) ^ key), kind="stable")
+    taken = np.zeros(len(numbers), bool)
+    taken[order[: max(1, round(fraction * len(numbers)))]] = True
+    return taken[member_of]

@@ -1,0 +1,254 @@
+"""YouTube3DHands: 50,175 hands in frames of 109 videos, each with a mesh of 778 vertices aligned with the picture.
+
+Kulon et al., "Weakly-Supervised Mesh-Convolutional Hand Reconstruction in the Wild", CVPR 2020. The layout is that of
+the dataset's public loader and of its script that fetches the frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.index import Index
+from pipelines.sources.boxes import squares_around
+from pipelines.sources.json_stream import elements
+from pipelines.sources.mano import VERTICES, keypoint_regressor, read_regressor
+from pipelines.sources.remembered import Tables, remembered
+
+PARTS: Final = ("train", "val", "test")
+
+_ENDINGS: Final = (".png", ".jpg", ".jpeg")
+_SAME_SHAPE: Final = 0.01
+"""So far may two aspect ratios differ: a video of 854 x 480 was annotated at 1280 x 720."""
+
+log = logging.getLogger(__name__)
+
+
+def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regressor: Path | None = None) -> Index:
+    """The hands of one part whose frames are there.
+
+    `root` holds `youtube_PART.json` and the frames, `youtube/VIDEO/video/frames/FRAME.png`; a frame stored as .jpg or
+    .jpeg is taken too. A frame may show several hands, each a row. Frames that are missing (videos go offline) are
+    left out and counted in one warning. Rows keep the order of the annotations; the frame is the group.
+
+    The box is the square around the mesh's vertices. Left hands are mirrored. A video that was fetched in another
+    resolution than it was annotated in has its boxes and keypoints scaled; its first frame there tells.
+
+    The vertices' x and y are pixels of the annotated frame, as the dataset's loader draws them; whether they count from
+    the first pixel's corner or its centre is not said, and the corner is assumed. Their z is a depth in the same unit
+    (a weak perspective), so there is no camera and no metre.
+
+    Args:
+        root: see above.
+        part: "train", "val" or "test".
+        regressor: MANO's joint regressor, see `read_regressor`; with it, keypoints are known.
+
+    Returns:
+        The index; with a regressor, keypoints and the target xyz_px (N, 21, 3), keypoints with their depth, all in
+        pixels. It knows a pose up to scale and shift, which is what Procrustes-aligned metrics need.
+
+    Raises:
+        UserError: a file is missing or does not fit the layout, or no frame is there.
+    """
+    if part not in PARTS:
+        raise UserError(f"part {part!r} of YouTube3DHands: expected 'train', 'val' or 'test'.")
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; expected youtube_{part}.json and youtube/ in it. Check data.root.")
+    annotations = root / f"youtube_{part}.json"
+    if not annotations.is_file():
+        raise UserError(
+            f"{annotations}: no such file; expected YouTube3DHands' annotations there. Check data.root, or ask its "
+            "authors for the dataset."
+        )
+    files = [annotations] if regressor is None else [annotations, regressor]
+    matrix = None if regressor is None else keypoint_regressor(read_regressor(regressor))
+    hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, matrix))
+    return _index(root, part, hands)
+
+
+def _index(root: Path, part: str, hands: Tables) -> Index:
+    names: list[str] = hands["names"].tolist()
+    stored = _stored_names(root, names)
+    there = np.array([stored[image] is not None for image in hands["image"].tolist()], bool)
+    count = len(there)
+    if not there.any():
+        raise UserError(
+            f"{root}: none of the frames of {count} hands is there, such as {names[hands['image'][0]]} (or .jpg); "
+            "fetch the videos' frames, or check data.root."
+        )
+    scale = _scales(root, names, stored, hands["size_px"])[hands["image"]]  # (N, 2), NaN where it does not fit
+    fits = np.isfinite(scale[:, 0])
+    kept = np.flatnonzero(there & fits)
+    if not len(kept):
+        raise UserError(f"{root}: every frame has another shape than it was annotated in; fetch the original videos.")
+    scale = scale[kept]
+    if len(kept) < count or (scale != 1).any():
+        log.warning(
+            "%s: %d of %d hands are used; the frames of %d are missing, those of %d have another shape than was "
+            "annotated, and those of %d another size, for which boxes and keypoints were scaled",
+            root / f"youtube_{part}.json",
+            len(kept),
+            count,
+            (~there).sum(),
+            (there & ~fits).sum(),
+            (scale != 1).any(axis=1).sum(),
+        )
+    low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
+    keypoints_px, targets = None, {}
+    if "xyz_px" in hands:
+        xyz_px = hands["xyz_px"][kept] * np.column_stack([scale, scale.mean(axis=1)])[:, None, :]
+        keypoints_px, targets = xyz_px[..., :2].astype(np.float32), {"xyz_px": xyz_px.astype(np.float32)}
+    images = hands["image"][kept]
+    return Index(
+        name=f"youtube3d {part}",
+        root=root,
+        paths=[str(stored[image]) for image in images.tolist()],
+        box_px=squares_around(low_px, high_px),
+        keypoints_px=keypoints_px,
+        mirror=hands["is_left"][kept],
+        group=images,
+        targets=targets,
+    )
+
+
+def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
+    """The file's annotations without their meshes.
+
+    Returns:
+        Per image: names (M,), size_px (M, 2) width and height. Per hand: image (N,) its row among them, is_left (N,),
+        low_px and high_px (N, 2) of the vertices, and with a regressor xyz_px (N, 21, 3).
+    """
+    names: list[str] = []
+    sizes_px: list[tuple[int, int]] = []
+    row_of: dict[Any, int] = {}
+    image_ids: list[int] = []
+    is_left: list[bool] = []
+    low_px, high_px, xyz_px = [], [], []
+    seen = set()
+    for key, entry in elements(file):
+        seen.add(key)
+        if key == "images":
+            where = f"image {len(names)}"
+            row_of[_field(file, where, entry, "id", int)] = len(names)
+            names.append(_safe_name(file, where, _field(file, where, entry, "name", str)))
+            width, height = (_field(file, where, entry, side, int) for side in ("width", "height"))
+            if min(width, height) <= 0:
+                raise UserError(f"{file}, {where}: its size is {width} x {height}; expected pixels. Unpack it again.")
+            sizes_px.append((width, height))
+        elif key == "annotations":
+            where = f"annotation {len(image_ids)}"
+            vertices = _vertices(file, where, entry)
+            image_ids.append(_field(file, where, entry, "image_id", int))
+            is_left.append(bool(_field(file, where, entry, "is_left", int)))
+            low_px.append(vertices[:, :2].min(axis=0))
+            high_px.append(vertices[:, :2].max(axis=0))
+            if regressor is not None:
+                xyz_px.append(regressor @ vertices)
+    if not names or not image_ids:
+        raise UserError(
+            f"{file}: {len(names)} images and {len(image_ids)} annotations; expected the lists 'images' and "
+            f"'annotations' with something in them{'' if seen else ', found neither'}. Unpack the dataset again."
+        )
+    for number, image_id in enumerate(image_ids):
+        if image_id not in row_of:
+            raise UserError(
+                f"{file}, annotation {number}: its image_id {image_id} is the id of none of the {len(names)} images. "
+                "Use images and annotations of one file, as published."
+            )
+    tables: Tables = {
+        "names": np.array(names),
+        "size_px": np.array(sizes_px),
+        "image": np.array([row_of[image_id] for image_id in image_ids]),
+        "is_left": np.array(is_left),
+        "low_px": np.array(low_px),
+        "high_px": np.array(high_px),
+    }
+    if regressor is not None:
+        tables["xyz_px"] = np.array(xyz_px)
+    return tables
+
+
+def _field(file: Path, where: str, entry: Any, key: str, kind: type) -> Any:
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(value, kind):
+        found = f"{key!r} is {value!r}" if isinstance(entry, dict) and key in entry else f"no {key!r}"
+        raise UserError(
+            f"{file}, {where}: {found[:80]}; expected {'text' if kind is str else 'a whole number'}. "
+            "Unpack the dataset again."
+        )
+    return value
+
+
+def _safe_name(file: Path, where: str, name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or path.suffix.lower() not in _ENDINGS:
+        raise UserError(
+            f"{file}, {where}: the name {name[:80]!r}; expected one like youtube/VIDEO/video/frames/FRAME.png. "
+            "Unpack the dataset again."
+        )
+    return name
+
+
+def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:
+    """(778, 3), checked."""
+    content = entry.get("vertices") if isinstance(entry, dict) else None
+    try:
+        vertices = np.array(content, dtype=np.float64)
+    except (TypeError, ValueError):
+        vertices = np.empty(0)
+    if vertices.shape != (VERTICES, 3) or not np.isfinite(vertices).all():
+        found = " x ".join(map(str, vertices.shape)) if vertices.size > 1 else "none"
+        raise UserError(
+            f"{file}, {where}: its vertices are {found}; expected {VERTICES} x 3 finite numbers. "
+            "Unpack the dataset again."
+        )
+    return vertices
+
+
+def _stored_names(root: Path, names: Sequence[str]) -> list[str | None]:
+    """Under which name each frame is stored: as it is called, or with the ending of another kind; None: not at all."""
+    listings: dict[str, frozenset[str]] = {}
+    stored: list[str | None] = []
+    for name in names:
+        folder, _, frame = name.rpartition("/")
+        if folder not in listings:
+            try:
+                listings[folder] = frozenset(os.listdir(root / folder))  # noqa: PTH208  half the cost of iterdir
+            except OSError:
+                listings[folder] = frozenset()
+        stem, _, ending = frame.rpartition(".")
+        candidates = (frame, *(stem + other for other in _ENDINGS if other != f".{ending}"))
+        found = next((candidate for candidate in candidates if candidate in listings[folder]), None)
+        stored.append(None if found is None else f"{folder}/{found}")
+    return stored
+
+
+def _scales(
+    root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Stored over annotated size of each frame, x and y: (M, 2); NaN where the aspect ratio is another one.
+
+    Of each video only the first readable frame is looked at.
+    """
+    of_video: dict[tuple[str, int, int], npt.NDArray[np.float64]] = {}
+    scales = np.ones((len(names), 2))
+    for row, path in enumerate(stored):
+        if path is None:
+            continue
+        video = (path.rpartition("/")[0], *size_px[row].tolist())
+        if video not in of_video:
+            pixels = cv2.imread(str(root / path))
+            if pixels is None:  # the loader will say so
+                continue
+            scale = np.array(pixels.shape[1::-1]) / size_px[row]
+            of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= _SAME_SHAPE else np.full(2, np.nan)
+        scales[row] = of_video[video]
+    return scales

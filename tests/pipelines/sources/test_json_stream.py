@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from errors import UserError
+from pipelines.sources import json_stream
+from pipelines.sources.json_stream import elements
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.dictionaries(st.text(), VALUES, max_size=4),
+    indent=st.sampled_from([None, 1]),
+    window=st.sampled_from([1, 2, 3, 7, 64, 1 << 22]),
+)
+def test_every_element_comes_as_json_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], indent: int | None, window: int
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(content, indent=indent), encoding="utf-8")
+    monkeypatch.setattr(json_stream, "_PIECE_CHARS", window)
+    expected = [(key, element) for key, value in content.items() if isinstance(value, list) for element in value]
+    assert list(elements(file)) == expected
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(min_value=0, max_value=57), window=st.sampled_from([1, 5, 1 << 22]))
+def test_a_cut_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, window: int) -> None:
+    text = json.dumps({"images": [{"id": 12}, {"id": 13}], "annotations": [1.5, 2]})
+    assert len(text) > 57
+    file = tmp_path / "a.json"
+    file.write_text(text[:cut])
+    monkeypatch.setattr(json_stream, "_PIECE_CHARS", window)
+    with pytest.raises(UserError, match=r"a\.json: not a readable JSON file"):
+        list(elements(file))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.json: no such file"):
+        list(elements(tmp_path / "a.json"))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from models.hand import KEYPOINTS, permutation
+from pipelines.sources.mano import MANO_TO_KEYPOINTS, TIP_VERTICES, keypoint_regressor, read_regressor
+
+
+def test_the_order_is_that_of_the_models() -> None:
+    """The data path may not import the models; the order stands in both."""
+    assert list(MANO_TO_KEYPOINTS) == permutation("mano", "freihand")
+    assert sorted(MANO_TO_KEYPOINTS) == list(range(len(KEYPOINTS)))
+
+
+@pytest.mark.parametrize("form", ["npy", "named", "alone"])
+def test_a_regressor_comes_from_any_numpy_file(tmp_path: Path, form: str) -> None:
+    matrix = np.random.default_rng(0).random((16, 778)).astype(np.float32)
+    file = tmp_path / ("regressor.npy" if form == "npy" else "regressor.npz")
+    if form == "npy":
+        np.save(file, matrix)
+    elif form == "named":
+        np.savez(file, J_regressor=matrix, faces=np.zeros(3))
+    else:
+        np.savez(file, matrix)
+    found = read_regressor(file)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, matrix)
+
+
+def test_keypoints_are_joints_and_tips() -> None:
+    joints = np.random.default_rng(0).random((16, 778))
+    mesh = np.random.default_rng(1).random((778, 3))
+    keypoints = keypoint_regressor(joints) @ mesh
+    np.testing.assert_allclose(keypoints[[4, 8, 12, 16, 20]], mesh[list(TIP_VERTICES)])
+    np.testing.assert_allclose(keypoints[0], (joints @ mesh)[0])
+    np.testing.assert_allclose(keypoints[13:16], (joints @ mesh)[10:13])  # the ring finger's three
+
+
+def write_pickled(file: Path) -> None:
+    np.save(file, np.array([{"J_regressor": 1}], dtype=object), allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda file: None, r"no such file; expected a 16 x 778 matrix .*data\.regressor"),
+        (lambda file: file.write_bytes(b"nothing"), "expected a 16 x 778"),
+        (lambda file: file.write_bytes(b"PK\x03\x04 damaged"), "expected a 16 x 778"),
+        (lambda file: np.save(file, np.zeros((778, 16))), "found 778 x 16 float64; expected a 16 x 778"),
+        (lambda file: np.save(file, np.full((16, 778), np.nan)), "found 16 x 778 float64"),
+        (lambda file: np.save(file, np.full((16, 778), "a")), "found 16 x 778 <U1"),
+        (lambda file: np.save(file, np.float64(1)), "found a single float64"),
+        (write_pickled, "allow_pickle=False; expected"),
+    ],
+)
+def test_another_file_is_named(tmp_path: Path, write: Any, message: str) -> None:
+    file = tmp_path / "regressor.npy"
+    write(file)
+    with pytest.raises(UserError, match=message) as caught:
+        read_regressor(file)
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)

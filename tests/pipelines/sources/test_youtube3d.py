@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.sources import DataConfig, load_index
+from pipelines.sources.youtube3d import load_youtube3d
+from tests.pipelines.sources.layouts import mano_mesh, write_image, write_youtube3d, youtube3d_entries
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_youtube3d(tmp_path / "data", "train")
+    return tmp_path / "data"
+
+
+def write_regressor(root: Path) -> tuple[Path, np.ndarray]:
+    matrix = np.random.default_rng(7).dirichlet(np.ones(778), 16)
+    np.save(root / "J_regressor.npy", matrix)
+    return root / "J_regressor.npy", matrix
+
+
+def test_a_hand_is_a_row_with_the_square_around_its_mesh(root: Path) -> None:
+    index = load_youtube3d(root, part="train")
+    frame = "youtube/Aa-1/video/frames"
+    assert index.paths == [f"{frame}/12.png", f"{frame}/40.png", f"{frame}/40.png", "youtube/b_2/video/frames/7.png"]
+    assert all(index.path(row).is_file() for row in range(4))
+    for row in range(4):
+        x, y, _ = mano_mesh(row).T
+        side_px = max(np.ptp(x), np.ptp(y))
+        expected = [(x.min() + x.max()) / 2, (y.min() + y.max()) / 2, side_px]
+        np.testing.assert_allclose(index.box_px[row], expected, rtol=1e-6)
+    assert index.mirror is not None
+    assert index.mirror.tolist() == [False, False, True, True]
+    assert index.group is not None
+    assert index.group.tolist() == [0, 1, 1, 2]
+    assert index.keypoints_px is None
+    assert index.targets == {}
+
+
+def test_a_regressor_gives_keypoints_in_freihands_order(root: Path) -> None:
+    file, matrix = write_regressor(root)
+    index = load_youtube3d(root, part="train", regressor=file)
+    assert index.keypoints_px is not None
+    assert index.keypoints_px.shape == (4, 21, 2)
+    xyz_px = index.targets["xyz_px"]
+    assert xyz_px.dtype == np.float32
+    np.testing.assert_array_equal(xyz_px[..., :2], index.keypoints_px)
+    for row in range(4):
+        mesh = mano_mesh(row)
+        joints = matrix @ mesh
+        expected = {0: joints[0], 4: mesh[744], 8: mesh[320], 12: mesh[443], 16: mesh[555], 20: mesh[672]}
+        # MANO's fingers: index, middle, little, ring, thumb, three joints each.
+        expected |= {1: joints[13], 5: joints[1], 6: joints[2], 9: joints[4], 13: joints[10], 17: joints[7]}
+        for keypoint, point in expected.items():
+            np.testing.assert_allclose(xyz_px[row, keypoint], point, rtol=1e-5, err_msg=f"keypoint {keypoint}")
+
+
+def test_frames_stored_as_jpeg_are_found_and_missing_ones_counted_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = root / "youtube/Aa-1/video/frames"
+    (frames / "12.png").unlink()
+    write_image(frames / "12.jpg", 320, 180)
+    (root / "youtube/b_2/video/frames/7.png").unlink()
+    index = load_youtube3d(root, part="train")
+    assert index.paths[0] == "youtube/Aa-1/video/frames/12.jpg"
+    assert len(index) == 3
+    assert [record.message for record in caplog.records] == [
+        f"{root}/youtube_train.json: 3 of 4 hands are used; the frames of 1 are missing, those of 0 have another shape "
+        "than was annotated, and those of 0 another size, for which boxes and keypoints were scaled"
+    ]
+
+
+def test_whole_videos_may_be_missing(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "youtube/Aa-1").rename(root / "gone")
+    assert load_youtube3d(root, part="train").paths == ["youtube/b_2/video/frames/7.png"]
+    assert "the frames of 3 are missing" in caplog.text
+
+
+def test_a_video_of_another_resolution_has_its_boxes_scaled(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, _ = write_regressor(root)
+    before = load_youtube3d(root, part="train", regressor=file)
+    for frame in (12, 40):
+        write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 640, 360)
+    after = load_youtube3d(root, part="train", regressor=file)
+    factor = np.array([2, 2, 2, 1], np.float32)
+    np.testing.assert_allclose(after.box_px, before.box_px * factor[:, None], rtol=1e-6)
+    np.testing.assert_allclose(after.targets["xyz_px"], before.targets["xyz_px"] * factor[:, None, None], rtol=1e-6)
+    assert "those of 3 another size" in caplog.text
+
+
+def test_a_video_of_another_shape_is_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_image(root / "youtube/b_2/video/frames/7.png", 320, 240)
+    assert len(load_youtube3d(root, part="train")) == 3
+    assert "those of 1 have another shape" in caplog.text
+    for frame in (12, 40):
+        write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 180, 320)
+    with pytest.raises(UserError, match="every frame has another shape"):
+        load_youtube3d(root, part="train")
+
+
+def test_annotations_are_read_once_and_again_when_they_change(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = load_youtube3d(root, part="train")
+    (entry,) = cache.glob("youtube3d-*.npz")
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.sources.youtube3d.elements", None)  # nobody may read again
+        again = load_youtube3d(root, part="train")
+    assert again.paths == first.paths
+    np.testing.assert_array_equal(again.box_px, first.box_px)
+    assert again.mirror is not None
+    assert again.mirror.dtype == bool
+
+    entries = youtube3d_entries()
+    entries["annotations"].pop()
+    (root / "youtube_train.json").write_text(json.dumps(entries))
+    assert len(load_youtube3d(root, part="train")) == 3
+
+    (damaged,) = set(cache.iterdir()) - {entry}
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert len(load_youtube3d(root, part="train")) == 3
+    assert "the cache cannot be read" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(root: Path, cache: Path) -> None:
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("a file where the folder should be")
+    assert len(load_youtube3d(root, part="train")) == 4
+
+
+def test_parts_of_the_configuration(root: Path) -> None:
+    for part in ("val", "test"):
+        entries = youtube3d_entries()
+        entries["annotations"] = entries["annotations"][: {"val": 1, "test": 2}[part]]
+        write_youtube3d(root, part, entries)
+
+    def rows(**keys: Any) -> int:
+        return len(load_index(DataConfig(source="youtube3d", root=str(root), **keys)))
+
+    assert (rows(), rows(split="train"), rows(split="val"), rows(part="evaluation")) == (4, 4, 1, 2)
+    with pytest.raises(UserError, match="test part is not split"):
+        rows(part="evaluation", split="val")
+    with pytest.raises(UserError, match=r"boxes\.csv'.*YouTube3DHands has its own boxes"):
+        rows(box="boxes.csv")
+
+
+def broken(change: Any) -> Any:
+    """Writes the annotations as `change` leaves or returns them."""
+
+    def damage(root: Path) -> None:
+        entries = youtube3d_entries()
+        changed = change(entries)
+        (root / "youtube_train.json").write_text(changed if isinstance(changed, str) else json.dumps(entries))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: root.rename(root.parent / "gone"), "no such folder; expected youtube_train.json"),
+        (lambda root: (root / "youtube_train.json").unlink(), r"youtube_train\.json: no such file; expected YouTube3D"),
+        (lambda root: (root / "youtube").rename(root / "videos"), r"none of the frames of 4 hands is there, such as"),
+        (broken(lambda e: json.dumps(e)[:-200]), r"youtube_train\.json: not a readable JSON file"),
+        (broken(lambda e: json.dumps(e["images"])), r"not a readable JSON file \(expected {, found '\['\)"),
+        (broken(lambda e: "[" * 100_000), "not a readable JSON file"),
+        (broken(lambda e: ""), "not a readable JSON file"),
+        (broken(lambda e: '{"images": ' + "[" * 200_000), "not a readable JSON file"),
+        (broken(lambda e: "{}"), "0 images and 0 annotations; .*found neither"),
+        (broken(lambda e: e["annotations"].clear()), "3 images and 0 annotations; expected the lists"),
+        (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: its image_id 9 is the id of none of"),
+        (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: 'is_left' is 'left'; expected a"),
+        (broken(lambda e: e["annotations"][1].pop("image_id")), "annotation 1: no 'image_id'; expected a whole"),
+        (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: its vertices are 777 x 3; expected"),
+        (broken(lambda e: e["annotations"][3]["vertices"][0].pop()), "annotation 3: its vertices are none; expected"),
+        (broken(lambda e: e["annotations"][0].pop("vertices")), "annotation 0: its vertices are none"),
+        (broken(lambda e: e["annotations"].append(3)), "annotation 4: its vertices are none"),
+        (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: the name '\.\./\.\./x\.png'; exp"),
+        (broken(lambda e: e["images"][1].update(name="/etc/passwd")), "image 1: the name '/etc/passwd'; expected one"),
+        (broken(lambda e: e["images"][1].update(width=0)), "image 1: its size is 0 x 180; expected pixels"),
+        (broken(lambda e: e["images"].append("x")), "image 3: no 'id'; expected a whole number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
+    damage(root)
+    with pytest.raises(UserError, match=message) as caught:
+        load_youtube3d(root, part="train")
+    assert "\n" not in str(caught.value)
+    assert str(root) in str(caught.value)
