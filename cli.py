@@ -160,6 +160,71 @@ def pretrain(files: Sequence[Path], overrides: Sequence[str], out: str | None, r
 
 @main.command()
 @config_options
+@click.option(
+    "--from", "start", default=None, metavar="RUN", help="Start from this run, checkpoint or file of weights."
+)
+@click.option("--out", default=None, metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER.")
+@click.option(
+    "--resume",
+    type=click.Choice(["never", "auto"]),
+    default="never",
+    show_default=True,
+    help="auto: go on from the newest checkpoint in the run's folder, if there is one.",
+)
+@click.option("--print-config", is_flag=True, help="Print the resolved configuration as TOML and leave.")
+def finetune(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    start: str | None,
+    out: str | None,
+    resume: Any,
+    print_config: bool,
+) -> None:
+    """Fine-tune an encoder to 3D hand pose on labelled images.
+
+    \b
+      python cli.py finetune -c configs/finetune_demo.toml --from runs/demo
+      python cli.py finetune -c configs/finetune_rn50.toml --from runs/peclr_rn50 --set data.label_fraction=0.1
+      torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
+
+    --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the
+    authors' weights, "imagenet" or "random". The run's folder holds what pre-training's does, and the best checkpoint
+    on held-out images.
+    """
+    from train.config import as_toml, load_config, to_toml
+    from train.finetune_config import FinetuneConfig
+
+    named = {"encoder.weights": start, "run.out": out}
+    settings = [f"{key}={as_toml(value)}" for key, value in named.items() if value]
+    config = load_config(FinetuneConfig, files, [*overrides, *settings])
+    if print_config:
+        click.echo(to_toml(config), nl=False)
+        return
+    from train.finetune import finetune as run
+    from train.interrupt import Interrupted
+    from train.log import configure_logging
+
+    configure_logging()
+    try:
+        folder = run(config, resume)
+    except Interrupted as stop:
+        click.echo(str(stop), err=True)
+        sys.exit(stop.exit_code)
+    if os.environ.get("RANK", "0") == "0":
+        rows, validations = folder.read_metrics(), folder.read_validations()
+        click.echo(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")
+        if validations:
+            best = min(validations, key=lambda row: row["pa_epe_cm"])
+            click.echo(
+                f"held out: PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D {best['epe_px']:.1f} px "
+                f"at step {best['step']}, {folder.best.folder}"
+            )
+            click.echo(f"what it predicts:  {folder.predictions_picture}")
+        click.echo(f"how the loss fell: {folder.loss_picture}")
+
+
+@main.command()
+@config_options
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:

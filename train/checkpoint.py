@@ -49,6 +49,11 @@ class Checkpoints:
         return path
 
 
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says."""
+    return int(path.stem.removeprefix("step_"))
+
+
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
     """Read a checkpoint of ours; only tensors and plain values are unpickled.
 

@@ -61,6 +61,7 @@ class RunLog:
     def __init__(self, folder: RunFolder, title: str, *, first_step: int, total_steps: int) -> None:
         folder.cut_metrics(first_step)
         self._file = folder.metrics_file.open("a", buffering=1)
+        self._validation_file = folder.validation_file
         self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)
         self._total = total_steps
         self._progress = Progress(
@@ -86,6 +87,19 @@ class RunLog:
         self._progress.stop()
         self._board.close()
         self._file.close()
+
+    def write_validation(self, row: Mapping[str, float]) -> None:
+        """One row of validation.jsonl; must hold step, epe_cm and pa_epe_cm."""
+        with self._validation_file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        for name, value in row.items():
+            if name != "step":
+                self._board.add_scalar(f"validation/{name}", value, int(row["step"]))
+        console.print(
+            f"step {row['step']}/{self._total}  validation: EPE {row['epe_cm']:.2f} cm, "
+            f"PA-EPE {row['pa_epe_cm']:.3f} cm",
+            highlight=False,
+        )
 
     def advance(self, step: int) -> None:
         """Move the progress line."""

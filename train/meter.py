@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ from pipelines.batch import Batch
 from pipelines.loader import Loader
 from train.config import Config
 from train.distributed import World
+from train.finetune_config import FinetuneConfig
 from train.log import RunLog
 from train.run_folder import RunFolder, cut_jsonl
 from train.state import Result, TrainingState
@@ -24,7 +26,7 @@ class Meter:
 
     def __init__(
         self,
-        config: Config,
+        config: Config | FinetuneConfig,
         folder: RunFolder,
         state: TrainingState[Any],
         world: World,
@@ -92,6 +94,18 @@ class Meter:
             }
             self._log.write(row)
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile does not count as time of the steps."""
+        start = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - start
+
+    def validated(self, row: Mapping[str, float]) -> None:
+        """Write down the figures of a validation."""
+        if self._log is not None:
+            self._log.write_validation(row)
 
     def require_finite(self, result: Result) -> None:
         """Stop a run whose loss is no number any more; all ranks see the same loss.

@@ -22,21 +22,30 @@ FINGER_COLOURS = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255),
 Image = npt.NDArray[np.uint8]
 
 
-def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating]) -> None:
-    """Draw the 21 keypoints (21, 2), corner-based, as a skeleton onto `image` (H, W, 3) RGB, in place."""
+def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey: int | None = None) -> None:
+    """Draw the 21 keypoints (21, 2), corner-based, as a skeleton onto `image` (H, W, 3) RGB, in place.
+
+    Each finger has its colour, or all have one `grey`. A keypoint that is not known (NaN) is left out.
+    """
     shift = 4  # OpenCV draws at sixteenths of a pixel, whose centre it calls 0
+    known = np.isfinite(keypoints_px).all(axis=1)
 
     def at(keypoint: int) -> tuple[int, int]:
         x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
         return int(x), int(y)
 
-    for finger, colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
+    for finger, finger_colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
+        colour = finger_colour if grey is None else (grey, grey, grey)
         chain = [0, *finger]
         for start, end in itertools.pairwise(chain):
-            cv2.line(image, at(start), at(end), colour, 1, cv2.LINE_AA, shift)
+            if known[start] and known[end]:
+                cv2.line(image, at(start), at(end), colour, 1, cv2.LINE_AA, shift)
         for keypoint in finger:
-            cv2.circle(image, at(keypoint), 2 << shift, colour, cv2.FILLED, cv2.LINE_AA, shift)
-    cv2.circle(image, at(0), 2 << shift, (255, 255, 255), cv2.FILLED, cv2.LINE_AA, shift)
+            if known[keypoint]:
+                cv2.circle(image, at(keypoint), 2 << shift, colour, cv2.FILLED, cv2.LINE_AA, shift)
+    if known[0]:
+        wrist = (255, 255, 255) if grey is None else (grey, grey, grey)
+        cv2.circle(image, at(0), 2 << shift, wrist, cv2.FILLED, cv2.LINE_AA, shift)
 
 
 def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
@@ -63,13 +72,22 @@ def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> li
 def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
     """Contact sheet: the views of each sample side by side."""
     pairs = [np.concatenate(pictures, axis=1) for pictures in view_pictures(batch, index)[:samples]]
+    save_sheet(path, pairs, columns=columns)
+
+
+def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
+    """Pictures (H, W, 3) RGB, of one size, in rows.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     gap = 8
-    height, width, _ = pairs[0].shape
-    rows = -(-len(pairs) // columns)
+    height, width, _ = pictures[0].shape
+    rows, columns = -(-len(pictures) // columns), min(columns, len(pictures))
     sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, np.uint8)
-    for number, pair in enumerate(pairs):
+    for number, picture in enumerate(pictures):
         top, left = (gap + (number // columns) * (height + gap), gap + (number % columns) * (width + gap))
-        sheet[top : top + height, left : left + width] = pair
+        sheet[top : top + height, left : left + width] = picture
     if not cv2.imwrite(str(path), sheet[..., ::-1]):
         raise OSError(f"{path} could not be written")
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from errors import UserError
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, step_of
 from train.config import first_difference, to_dict, to_toml
 
 Resume = Literal["never", "auto"]
@@ -35,8 +35,11 @@ class RunFolder:
         self.checkpoints = Checkpoints(root / "checkpoints", keep=keep)
         self.config_file = root / "config.toml"
         self.metrics_file = root / "metrics.jsonl"
+        self.best = Checkpoints(root / "best", keep=1)
+        self.validation_file = root / "validation.jsonl"
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
+        self.predictions_picture = root / "predictions.png"
 
     def check(self, config: object, resume: Resume) -> Path | None:
         """Whether the folder can be used for a run: the checkpoint to go on from, or None to start.
@@ -90,19 +93,32 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, whole ones only."""
-        if not self.metrics_file.exists():
-            return []
-        rows = []
-        for line in self.metrics_file.read_text().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break  # the line that a kill cut off
-        return rows
+        return read_jsonl(self.metrics_file)
+
+    def read_validations(self) -> list[dict[str, Any]]:
+        """The rows of validation.jsonl, whole ones only."""
+        return read_jsonl(self.validation_file)
 
     def cut_metrics(self, step: int) -> None:
-        """Forget rows after `step`: the steps that they tell of are taken again."""
+        """Forget rows, and a best checkpoint, from after `step`: the steps that they tell of are taken again."""
         cut_jsonl(self.metrics_file, step)
+        cut_jsonl(self.validation_file, step)
+        for path in self.best.paths():
+            if step_of(path) > step:
+                path.unlink()
+
+
+def read_jsonl(file: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file up to one that a kill cut off; none if there is no file."""
+    if not file.exists():
+        return []
+    rows = []
+    for line in file.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
 
 
 def cut_jsonl(file: Path, step: int) -> None:

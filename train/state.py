@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -104,6 +104,9 @@ class TrainingState(ABC, Generic[R]):
             "scaler": self.scaler.state_dict(),
         }
 
+    def load_more(self, saved: Mapping[str, Any]) -> None:
+        """What a kind of training adds to a checkpoint in its `state_dict`."""
+
     def weights_are_finite(self) -> bool:
         """Whether every parameter and buffer is a number; waits for the device."""
         tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
@@ -139,6 +142,7 @@ class TrainingState(ABC, Generic[R]):
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
         self.scheduler.load_state_dict(saved["scheduler"])
+        self.load_more(saved)
         log.info("going on after step %d, from %s", self.steps_done, path)
 
 

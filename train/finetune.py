@@ -1,0 +1,144 @@
+"""Fine-tuning to 3D hand pose: the loop, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import torch
+
+from pipelines.loader import Loader
+from pipelines.order import RankSlice, build_order
+from pipelines.sources import load_index
+from train.config import to_dict
+from train.distributed import World, described_world, join, micro_batch_share, shutdown
+from train.finetune_config import FinetuneConfig
+from train.finetuning_state import FinetuningState
+from train.interrupt import Interrupted, StopSignals
+from train.loop import save, steps_per_epoch, where_to_go_on
+from train.meter import Meter
+from train.pictures import save_views
+from train.pose_pictures import save_curves, save_predictions
+from train.pose_targets import PoseLabels
+from train.run_folder import Resume, RunFolder
+from train.validation import Validation, load_validation, validate
+
+log = logging.getLogger(__name__)
+
+
+def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
+    """Fine-tune an encoder to 3D hand pose as configured; under torchrun, every rank calls this.
+
+    Returns:
+        The run's folder, with metrics, pictures, checkpoints and the best one on validation.
+
+    Raises:
+        UserError: the input cannot be used, or the loss stopped being a number.
+        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+    """
+    world = described_world(config.train.device)
+    share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
+    join(world)  # only now, so that no rank waits for others that the check above has sent away
+    try:
+        return _finetune(config, resume, world, share)
+    finally:
+        shutdown()
+
+
+def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range) -> RunFolder:
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    torch.manual_seed(config.run.seed)
+
+    index = load_index(config.data)
+    labels = PoseLabels(index, config.pose)
+    validation = load_validation(config)
+    epoch_steps = steps_per_epoch(index, config.train.batch)
+    total_steps = epoch_steps * config.train.epochs
+    validate_every = max(1, round(config.validation.every_epochs * epoch_steps))
+    order = build_order(index, batch=config.train.batch, seed=config.run.seed)
+
+    folder = RunFolder(Path(config.run.out), keep=config.run.keep)
+    checkpoint = where_to_go_on(folder, config, resume, world)
+    state = FinetuningState(config, world, epoch_steps, labels, fresh=checkpoint is None)
+    if checkpoint is not None:
+        state.restore(checkpoint, config, images=index.counts)
+    if state.steps_done >= total_steps:
+        log.info("%s has finished its %d steps already", folder.root, total_steps)
+        return folder
+    if world.is_main:
+        folder.claim(config)  # only now: a run that could not start leaves nothing behind
+    world.barrier()
+
+    loader = Loader(
+        index,
+        order,
+        RankSlice(config.train.batch, share.start, share.stop),
+        config.pipelines,
+        config.geometry,
+        config.colour,
+        seed=config.run.seed,
+        device=world.device,
+        views=1,
+        first_step=state.steps_done,
+        last_step=total_steps,
+        processes_here=world.local_world_size,
+    )
+    if world.is_main:
+        log.info(
+            "%d labelled images, %s held out for validation, %d steps per epoch, %s backend on %s, %s encoder %s, %s",
+            len(index),
+            len(validation.index) if validation is not None else "none",
+            epoch_steps,
+            loader.backend,
+            world.device,
+            "frozen" if config.train.frozen else "trained",
+            f"{config.encoder.name} from {config.encoder.weights}",
+            state.precision,
+        )
+
+    gc.freeze()  # what is here now stays: the collector need not go through it again and again
+    with loader, StopSignals() as stop, Meter(config, folder, state, world, total_steps, title="fine-tuning") as meter:
+        for batch in meter.timed(loader):
+            if world.is_main and state.steps_done == 0:
+                save_views(folder.views_picture, batch, index)
+
+            result = state.step(batch.to(world.device))
+
+            done = state.steps_done
+            last = done == total_steps
+            meter.after_step(batch, result, log_now=last or done % config.run.log_every == 0)
+            if validation is not None and (last or done % validate_every == 0):
+                with meter.paused():
+                    meter.validated(_validate(config, folder, state, validation, world))
+            stopping = stop.agreed(world, ask=done % config.run.log_every == 0)
+            if last or stopping or done % config.run.checkpoint_every == 0:
+                meter.require_finite(result)
+                save(folder, config, state, world, images=index.counts, draw=lambda: _draw_curves(folder))
+            if stopping and not last:
+                raise Interrupted(stop.signal_number, done, folder.root)
+
+    if world.is_main:
+        _draw_curves(folder)
+    return folder
+
+
+def _validate(
+    config: FinetuneConfig, folder: RunFolder, state: FinetuningState, validation: Validation, world: World
+) -> dict[str, float]:
+    """Measure on held-out images; the best network so far is kept in a checkpoint and a picture of its own."""
+    figures, poses = validate(state.network, validation, config, world)
+    state.train_mode()
+    row = {"step": state.steps_done, **figures}
+    if not state.best or row["pa_epe_cm"] < state.best["pa_epe_cm"]:
+        state.best = row
+        if world.is_main:
+            saved = {"config": to_dict(config), "validation": row, "network": state.network.state_dict()}
+            folder.best.save(state.steps_done, saved)
+            save_predictions(folder.predictions_picture, poses, validation)
+    return row
+
+
+def _draw_curves(folder: RunFolder) -> None:
+    save_curves(folder.loss_picture, folder.read_metrics(), folder.read_validations())

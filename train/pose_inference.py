@@ -1,0 +1,128 @@
+"""Poses of all images of an index, through the views that training sees, but for the augmentation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from models.pose import PoseNetwork, view_intrinsics
+from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.index import Index
+from pipelines.loader import Loader, PipelinesConfig
+from pipelines.order import EpochOrder, RankSlice
+from train.distributed import World
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Poses:
+    """What a network says about N images.
+
+    Attributes:
+        samples: (N,) rows of the index that were looked at: a bad file has another one in its place.
+        keypoints_px: (N, 21, 2) in pixels of the source as decoded, corner-based.
+        joints: (N, 21, 3) in the source camera's frame, over the reference bone's length.
+        images: (M, S, S, 3) uint8, the first M views as the network saw them.
+        source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
+    """
+
+    samples: npt.NDArray[np.int64]
+    keypoints_px: Floats
+    joints: Floats
+    images: npt.NDArray[np.uint8]
+    source_to_view_px: Floats
+
+
+def upright(geometry: GeometryConfig) -> GeometryConfig:
+    """The canonical view itself: nothing is rotated, shifted or scaled."""
+    return dataclasses.replace(geometry, rotation_deg=(0.0, 0.0), translation_frac=0.0, scale=(1.0, 1.0))
+
+
+def estimate_poses(
+    network: PoseNetwork,
+    index: Index,
+    intrinsics: npt.NDArray[np.float32],
+    geometry: GeometryConfig,
+    pipelines: PipelinesConfig,
+    *,
+    batch: int,
+    world: World,
+    dtype: torch.dtype = torch.float32,
+    autocast_dtype: torch.dtype | None = None,
+    keep_images: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Poses:
+    """Poses of all images of an index, in its order; the ranks share the work, and all get the result.
+
+    The network is put into eval mode and left there.
+
+    Args:
+        network: on the world's device.
+        index: the images and their boxes.
+        intrinsics: (N, 3, 3) of each image as decoded, corner-based.
+        geometry: side, fill and antialiasing of the views; its ranges are not used.
+        pipelines: how the views are made.
+        batch: images in a step, over all ranks.
+        world: this rank among all.
+        dtype: of the intrinsics; the parameters' type or wider.
+        autocast_dtype: 16-bit type for the network; None for none.
+        keep_images: how many views to return, of this rank's first ones.
+        progress: called with (images done, images in all).
+
+    Raises:
+        UserError: so many files are bad that no substitute is left.
+    """
+    count = len(index)
+    each = -(-min(batch, count) // world.world_size)  # rows of each rank, the last step's surplus included
+    step_rows, first = each * world.world_size, each * world.rank
+    steps = -(-count // step_rows)
+    rows = steps * step_rows
+    samples = torch.zeros(rows, dtype=torch.int64)
+    keypoints_px, joints = torch.zeros(rows, 21, 2, dtype=torch.float64), torch.zeros(rows, 21, 3, dtype=torch.float64)
+    matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
+    images: list[npt.NDArray[np.uint8]] = []
+    network.eval()
+    with (
+        torch.inference_mode(),
+        Loader(
+            index,
+            EpochOrder(count, count, seed=0, shuffle=False),
+            RankSlice(step_rows, first, first + each),
+            pipelines,
+            upright(geometry),
+            ColourConfig(jitter="none"),
+            seed=0,
+            device=world.device,
+            views=1,
+            last_step=steps,
+            processes_here=world.local_world_size,
+        ) as loader,
+    ):
+        for step, made in enumerate(loader):
+            view = made.to(world.device).views[0]
+            source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
+            with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+                output = network(view.image, view_intrinsics(source, view.source_to_view_px))
+            affine = view.source_to_view_px.double().cpu()
+            shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
+            samples[made.positions] = made.samples
+            keypoints_px[made.positions] = torch.linalg.solve(affine[:, :, :2], shifted).mT
+            joints[made.positions] = output.joints.double().cpu()
+            matrices[made.positions] = affine
+            if keep_images > sum(map(len, images)):
+                images.append(view.image.permute(0, 2, 3, 1).cpu().numpy())
+            if progress is not None:
+                progress(min((step + 1) * step_rows, count), count)
+    for table in (samples, keypoints_px, joints, matrices):
+        table.copy_(world.sum_(table.to(world.device)))  # exact: every number but one of each sum is zero
+    side_px = geometry.side_px
+    kept = np.concatenate(images)[:keep_images] if images else np.empty((0, side_px, side_px, 3), np.uint8)
+    return Poses(
+        samples[:count].numpy(), keypoints_px[:count].numpy(), joints[:count].numpy(), kept, matrices[:count].numpy()
+    )

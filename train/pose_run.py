@@ -1,0 +1,71 @@
+"""A fine-tuned network with its configuration, out of a run's folder or a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from errors import UserError
+from models.pose import PoseNetwork, build_pose_network
+from train.checkpoint import Checkpoints, load_checkpoint
+from train.finetune_config import FinetuneConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class PoseRun:
+    """What a fine-tuning run has come to.
+
+    Attributes:
+        path: of the checkpoint.
+        step: optimiser steps behind it.
+        config: of the run.
+        network: in eval mode, float32, on the device that was asked for.
+    """
+
+    path: Path
+    step: int
+    config: FinetuneConfig
+    network: PoseNetwork
+
+
+def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
+    """Read a fine-tuned network.
+
+    Args:
+        source: a run's folder, of which the best checkpoint on validation counts, or the newest if none was validated;
+            or a checkpoint.
+        device: where the network is to be; the CPU by default.
+
+    Raises:
+        UserError: there is no checkpoint, it cannot be read, or it is not of fine-tuning.
+    """
+    path: Path | None = source
+    if source.is_dir():
+        path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
+    if path is None:
+        raise UserError(f"{source} holds no checkpoint; expected the folder of a fine-tuning run, or a checkpoint")
+    saved = load_checkpoint(path)
+    config = _config_of(path, saved)
+    network = build_pose_network(dataclasses.replace(config.encoder, weights="random"), config.pose)
+    try:
+        network.load_state_dict(saved["network"])
+    except RuntimeError as error:
+        raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
+    return PoseRun(path, saved["step"], config, network.float().to(device or torch.device("cpu")).eval())
+
+
+def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:
+    if "pose" not in saved["config"]:
+        raise UserError(
+            f"{path} is of pre-training, which knows no poses: fine-tune it first, with "
+            f"'python cli.py finetune --from {path.parent.parent if path.parent.name == 'checkpoints' else path}'"
+        )
+    try:
+        config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
+    except ValidationError as error:
+        raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
+    return config

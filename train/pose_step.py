@@ -1,0 +1,169 @@
+"""One fine-tuning step: the L1 losses of the 2.5D pose and of the root's depth, and their exact gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pydantic import ConfigDict, NonNegativeFloat
+from pydantic.dataclasses import dataclass as config_dataclass
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from models.pose import PoseOutput
+from pipelines.batch import Batch
+from train.batch_statistics import one_momentum_step
+from train.distributed import World, micro_batch_share
+from train.pose_targets import PoseTargets
+
+
+@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PoseLossConfig:
+    """Weights of the losses, each a mean over samples, keypoints and coordinates. The paper gives none.
+
+    Attributes:
+        keypoints: of |J2D - target|, in pixels of the view.
+        depth: of |d - target|, root-relative and scale-normalised.
+        root_depth: of the refined root depth's |d_root - target|, scale-normalised; only where the network refines.
+    """
+
+    keypoints: NonNegativeFloat = 1.0
+    depth: NonNegativeFloat = 1.0
+    root_depth: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True)
+class PoseLosses:
+    """The losses of some views, scalars with graph.
+
+    Attributes:
+        keypoints_px: mean absolute error of the 2D keypoints' coordinates.
+        depth: of the root-relative depths.
+        root_depth: of the refined root depth; 0 where the network does not refine.
+    """
+
+    keypoints_px: Tensor
+    depth: Tensor
+    root_depth: Tensor
+
+
+def pose_losses(output: PoseOutput, targets: PoseTargets, *, refined: bool) -> PoseLosses:
+    """The L1 losses (paper, eq. 5; the root's as in Spurr et al. 2020).
+
+    A target that is not known (NaN) adds nothing, and still counts in the mean: so means over micro-batches and ranks
+    of equal size average to the mean over all.
+
+    Args:
+        output: of N views.
+        targets: theirs.
+        refined: whether the network refines the root's depth; else that loss is 0.
+    """
+    keypoints_px = _mean_absolute(output.keypoints_px, targets.keypoints_px)
+    depth = _mean_absolute(output.relative_depth, targets.relative_depth)
+    root_depth = _mean_absolute(output.root_depth, targets.root_depth) if refined else torch.zeros_like(depth)
+    return PoseLosses(keypoints_px, depth, root_depth)
+
+
+def _mean_absolute(predicted: Tensor, target: Tensor) -> Tensor:
+    known = target.isfinite()
+    # The target is filled in before the difference: a NaN behind a mask would still make the gradient NaN.
+    return (predicted - target.where(known, predicted.detach())).abs().mean()
+
+
+@dataclass(frozen=True)
+class PoseStepResult:
+    """What one step gives besides the gradients, over the global batch; all on the device and without graph.
+
+    Attributes:
+        loss: scalar, the weighted sum.
+        losses: (3,), the parts before weighting, in the order of `PoseLosses`.
+    """
+
+    loss: Tensor
+    losses: Tensor
+
+    def figures(self) -> dict[str, float]:
+        """The parts of the loss; waits for the device."""
+        return dict(zip(("keypoints_px", "depth", "root_depth"), self.losses.tolist(), strict=True))
+
+
+class PoseStep:
+    """Loss and gradient of one global batch; the optimiser is the caller's.
+
+    Batch norm sees one micro-batch, and running statistics take one momentum step per call, as in pre-training
+    (`train.contrastive_step`). So loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks,
+    up to the order of sums.
+
+    Args:
+        network: whose parameters get the gradient.
+        forward: views (n, 3, S, S) uint8 and intrinsics (n, 3, 3) to poses; may be compiled.
+        refined: whether the network refines the root's depth.
+        weights: of the losses.
+        batch: images of a global batch.
+        micro_batch: images that go through the network together; divides `batch`.
+        autocast_dtype: 16-bit type for the network; None for none.
+        scaler: scales the gradients, which the caller unscales (fp16).
+        world: this rank among all.
+
+    Raises:
+        UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        forward: Callable[[Tensor, Tensor], PoseOutput],
+        *,
+        refined: bool,
+        weights: PoseLossConfig,
+        batch: int,
+        micro_batch: int,
+        autocast_dtype: torch.dtype | None = None,
+        scaler: GradScaler | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.network, self.forward = network, forward
+        self.refined, self.weights = refined, weights
+        self.batch, self.micro_batch = batch, micro_batch
+        self.autocast_dtype, self.scaler = autocast_dtype, scaler
+        self.world = World() if world is None else world
+        self.share = micro_batch_share(batch, micro_batch, self.world.rank, self.world.world_size)
+
+    def __call__(self, batch: Batch, targets: PoseTargets) -> PoseStepResult:
+        """Leaves the gradient of the mean loss over the global batch in `.grad`, in place of what was there.
+
+        Args:
+            batch: this rank's share of the global batch, on its device; the first view is used.
+            targets: of that view.
+
+        Raises:
+            ValueError: the batch is of another size than this rank's share.
+        """
+        if len(batch) != len(self.share):
+            raise ValueError(f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}")
+        for parameter in self.network.parameters():
+            parameter.grad = None
+        micro_batches = self.batch // self.micro_batch  # over all ranks
+        total = torch.zeros(4, device=self.world.device, dtype=targets.root_depth.dtype)
+        with one_momentum_step(self.network, self.world, micro_batches) as add_statistics:
+            for start in range(0, len(batch), self.micro_batch):
+                rows = slice(start, start + self.micro_batch)
+                loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
+                add_statistics()
+                mean = loss / micro_batches
+                (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
+                parts = [loss, losses.keypoints_px, losses.depth, losses.root_depth]
+                total += torch.stack([part.detach().to(total.dtype) for part in parts]) / micro_batches
+            self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
+        self.world.sum_(total)
+        return PoseStepResult(total[0], total[1:])
+
+    def _losses(self, image: Tensor, targets: PoseTargets) -> tuple[Tensor, PoseLosses]:
+        enabled = self.autocast_dtype is not None
+        with torch.autocast(self.world.device.type, dtype=self.autocast_dtype, enabled=enabled):
+            output = self.forward(image, targets.intrinsics)
+        losses = pose_losses(output, targets, refined=self.refined)
+        weights = self.weights
+        total = weights.keypoints * losses.keypoints_px + weights.depth * losses.depth
+        return total + weights.root_depth * losses.root_depth, losses

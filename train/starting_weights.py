@@ -1,0 +1,69 @@
+"""What an encoder starts from, where that is a run or a checkpoint of ours; `models.encoders` knows all else."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from errors import UserError
+from models.encoders import EncoderConfig
+from models.pose import PoseConfig, PoseNetwork, build_pose_network
+from train.checkpoint import Checkpoints, load_checkpoint
+
+ENCODER_PREFIX = "encoder.resnet."
+
+
+def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
+    """The network of a configuration with its starting weights; those of the head are random.
+
+    `encoder.weights` may also be the folder of a run, of which the newest checkpoint counts, or one of its checkpoints.
+
+    Raises:
+        UserError: weights that cannot be read or do not fit.
+    """
+    state = _state_of_run(encoder)
+    if state is None:
+        return build_pose_network(encoder, pose)
+    network = build_pose_network(dataclasses.replace(encoder, weights="random"), pose)
+    network.encoder.resnet.load_state_dict(state)
+    return network
+
+
+def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
+    """The encoder of a run of ours, under torchvision's names; None if `encoder.weights` is something else."""
+    path: Path | None = Path(encoder.weights)
+    assert path is not None
+    if encoder.weights in ("random", "imagenet"):
+        return None
+    if path.is_dir():
+        path = Checkpoints(path / "checkpoints", keep=1).latest()
+        if path is None:
+            raise UserError(
+                f"encoder.weights = {encoder.weights!r} is a folder without checkpoints; expected the folder of a run"
+            )
+    elif not is_checkpoint(path):
+        return None
+    saved = load_checkpoint(path)
+    name = saved["config"]["encoder"]["name"]
+    if name != encoder.name:
+        raise UserError(
+            f"encoder.weights: {path} holds a {name}, and encoder.name = {encoder.name!r}: "
+            f"set encoder.name = {name!r}, or start from another run"
+        )
+    return {
+        key.removeprefix(ENCODER_PREFIX): value
+        for key, value in saved["network"].items()
+        if key.startswith(ENCODER_PREFIX)
+    }
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file looks like a checkpoint of ours rather than a bare state dict; unreadable files do not."""
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception:  # whatever it is, the reader of state dicts says what is wrong with it
+        return False
+    return isinstance(content, dict) and {"format", "config", "network"} <= content.keys()
