@@ -110,7 +110,7 @@ def as_json(rows: list[Row], config: Config, settings: Settings) -> dict[str, An
         "bench": "loader",
         "machine": describe_machine(),
         "settings": {name: getattr(settings, name) for name in ("cores", "batch", "repeats", "repeat_s", "warmup_s")},
-        "config": {name: tables[name] for name in ("data", "geometry", "colour", "pipelines")},
+        "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
         "loaders": [
             {
                 "name": row.name,
@@ -147,6 +147,7 @@ def _ours(index: Index, config: Config, settings: Settings) -> Iterator[int]:
         config.colour,
         seed=config.run.seed,
         device=torch.device("cpu"),
+        appearance=config.appearance,
     ) as loader:
         for batch in loader:
             yield len(batch)

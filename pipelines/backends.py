@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from pipelines import fast_cpu
 from pipelines.batch import View
-from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.matrices import compose
 from pipelines.runner import Outputs
 from pipelines.views import GraphConfig, Request, decode_pipeline, view_pipeline
@@ -44,21 +44,27 @@ def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.de
 
 
 def make_backend(
-    backend: Literal["dali", "opencv"], graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig
+    backend: Literal["dali", "opencv"],
+    graph: GraphConfig,
+    geometry: GeometryConfig,
+    colour: ColourConfig,
+    appearance: AppearanceConfig = NO_APPEARANCE,
 ) -> Backend:
     """The backend of that name."""
-    return (DaliViews if backend == "dali" else FastViews)(graph, geometry, colour)
+    return (DaliViews if backend == "dali" else FastViews)(graph, geometry, colour, appearance)
 
 
 class DaliViews:
     """Backend "dali": the graph has made the views; they are copied into the training batch."""
 
-    def __init__(self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig) -> None:
-        self._graph, self._geometry, self._colour = graph, geometry, colour
+    def __init__(
+        self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig, appearance: AppearanceConfig
+    ) -> None:
+        self._graph, self._geometry, self._colour, self._appearance = graph, geometry, colour, appearance
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
-        return view_pipeline(self._graph, self._geometry, self._colour, source)
+        return view_pipeline(self._graph, self._geometry, self._colour, source, self._appearance)
 
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
         """Copy one DALI batch into its rows of the training batch."""
@@ -80,8 +86,10 @@ class DaliViews:
 class FastViews:
     """Backend "opencv": DALI has decoded and composed; a pool of threads makes the views in place."""
 
-    def __init__(self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig) -> None:
-        self._graph, self._geometry, self._colour = graph, geometry, colour
+    def __init__(
+        self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig, appearance: AppearanceConfig
+    ) -> None:
+        self._graph, self._geometry, self._colour, self._appearance = graph, geometry, colour, appearance
         self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
@@ -105,6 +113,7 @@ class FastViews:
             list(request.draws),
             matrices,
             [view.image.permute(0, 2, 3, 1).numpy() for view in views],
+            self._appearance,
         )
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig
+from pipelines.appearance_kernels import change_views
+from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig
 from pipelines.kernels import make_views
 from pipelines.matrices import ViewMatrices
+from pipelines.noise import noise_levels, pixel_hashes
 from pipelines.reference import linear_colour_matrix
 
 Image = npt.NDArray[np.uint8]
@@ -66,6 +69,7 @@ def start_views(
     draws: list[FloatArray],
     matrices: list[ViewMatrices],
     outs: list[Image],
+    appearance: AppearanceConfig = NO_APPEARANCE,
 ) -> list[Future[None]]:
     """Start to make all V views of N decoded images.
 
@@ -79,6 +83,7 @@ def start_views(
         draws: per view (N, len(Draw)).
         matrices: per view.
         outs: per view (N, S, S, 3), contiguous, written to.
+        appearance: which further augmentations.
 
     Returns:
         What to wait for, before the views are read and before `images` may go.
@@ -96,7 +101,8 @@ def start_views(
         np.array([out.ctypes.data for out in outs], np.int64),
     )
     return [
-        pool.submit(_make_share, arguments, first, threads, images, colour, draws, outs) for first in range(threads)
+        pool.submit(_make_share, arguments, first, threads, images, colour, draws, outs, appearance)
+        for first in range(threads)
     ]
 
 
@@ -108,6 +114,7 @@ def _make_share(
     colour: ColourConfig,
     draws: list[FloatArray],
     outs: list[Image],
+    appearance: AppearanceConfig,
 ) -> None:
     """One thread's share of the views; holds `images`, whose memory the arguments point to, until it is done."""
     make_views(*(*arguments, first, threads))
@@ -115,3 +122,8 @@ def _make_share(
         for view_draws, out in zip(draws, outs, strict=True):
             for row in range(first, len(images), threads):
                 cv2.transform(out[row], linear_map(view_draws[row]), dst=out[row])
+    if appearance.active:
+        hashes, levels = pixel_hashes(outs[0].shape[1]), noise_levels(appearance.noise_std)
+        reach_px = math.ceil(3 * appearance.blur_sigma_px[1])
+        for view_draws, out in zip(draws, outs, strict=True):
+            change_views(out, view_draws, hashes, levels, reach_px, first, threads)

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from errors import UserError
-from pipelines.draws import ColourConfig, FloatArray, GeometryConfig, IntArray, draw_view
+from pipelines.draws import (
+    NO_APPEARANCE,
+    AppearanceConfig,
+    ColourConfig,
+    FloatArray,
+    GeometryConfig,
+    IntArray,
+    draw_view,
+)
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
 from pipelines.order import Order
@@ -72,6 +80,7 @@ class Feed:
         views: views per sample.
         quarantine: grows with what turns out to be bad.
         readers: threads that read files, each a chunk at a time.
+        appearance: the further augmentations.
     """
 
     def __init__(
@@ -85,9 +94,10 @@ class Feed:
         views: int,
         quarantine: Quarantine,
         readers: int,
+        appearance: AppearanceConfig = NO_APPEARANCE,
     ) -> None:
         self.index, self._order = index, order
-        self._geometry, self._colour = geometry, colour
+        self._geometry, self._colour, self._appearance = geometry, colour, appearance
         self._seed, self._views = seed, views
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
@@ -111,7 +121,13 @@ class Feed:
             for view, tables in enumerate(draws):
                 tables.append(
                     draw_view(
-                        self._geometry, self._colour, seed=self._seed, epoch=epoch, view=view, positions=places[here]
+                        self._geometry,
+                        self._colour,
+                        self._appearance,
+                        seed=self._seed,
+                        epoch=epoch,
+                        view=view,
+                        positions=places[here],
                     )
                 )
         places_wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), strict=True)

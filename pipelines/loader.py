@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import Batch, View
-from pipelines.draws import ColourConfig, GeometryConfig, IntArray
+from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
 from pipelines.memory import PixelBuffers, keep_freed_memory
@@ -75,6 +75,7 @@ class Loader:
         last_step: the iteration ends before this step; None never ends it.
         processes_here: processes that share this machine's cores.
         quarantine: what is known to be bad, and grows.
+        appearance: the further augmentations.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Loader:
         last_step: int | None = None,
         processes_here: int = 1,
         quarantine: Quarantine | None = None,
+        appearance: AppearanceConfig = NO_APPEARANCE,
     ) -> None:
         threads = config.threads or max(1, available_cores() // processes_here)
         self.backend = resolve_backend(config.backend, device)
@@ -112,9 +114,17 @@ class Loader:
             hw_decoder_load=config.hw_decoder_load,
         )
         self._feed = Feed(
-            index, order, geometry, colour, seed=seed, views=views, quarantine=self.quarantine, readers=threads
+            index,
+            order,
+            geometry,
+            colour,
+            seed=seed,
+            views=views,
+            quarantine=self.quarantine,
+            readers=threads,
+            appearance=appearance,
         )
-        self._maker = make_backend(self.backend, self._graph, geometry, colour)
+        self._maker = make_backend(self.backend, self._graph, geometry, colour, appearance)
         self._stream = _side_stream(device) if self._graph.device == "gpu" else None
         self._stop = threading.Event()
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(self._ahead)

@@ -60,6 +60,8 @@ def compose(
     augmentation[:, 1, 0] = magnification * np.sin(angle)  # y points down: positive turns clockwise on the screen
     augmentation[:, 0, 1] = -augmentation[:, 1, 0]
     augmentation[:, :, 2] = table[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]]
+    if table[:, Draw.CROP].any():
+        magnification = _crop_first(augmentation, magnification, table)
 
     scale = side_px / box[:, 2]  # output pixels per source pixel, before the augmentation
     to_view = np.empty_like(augmentation)
@@ -82,3 +84,18 @@ def compose(
         halvings,
         minified_to_view.astype(np.float32),
     )
+
+
+def _crop_first(
+    augmentation: npt.NDArray[np.float64], magnification: npt.NDArray[np.float64], table: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Let `augmentation` (N, 2, 3), changed in place, act on the crop of the canonical view; returns its new scale (N,).
+
+    The crop with centre k and side c is u -> (u - k) / c.
+    """
+    cropped = table[:, Draw.CROP] > 0
+    side = np.where(cropped, table[:, Draw.CROP_SIDE_FRAC], 1)
+    center = np.where(cropped[:, None], table[:, [Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC]], 0)
+    augmentation[:, :, :2] /= side[:, None, None]
+    augmentation[:, :, 2] -= np.einsum("nij,nj->ni", augmentation[:, :, :2], center)
+    return magnification / side

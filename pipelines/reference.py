@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import colorsys
 import math
+from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig
+from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig
 
 Array = npt.NDArray[np.float64]
 Image = npt.NDArray[np.uint8]
@@ -42,6 +44,10 @@ def view_matrices(
     augmentation = np.array(
         [[cos, -sin, draws[Draw.SHIFT_X_FRAC]], [sin, cos, draws[Draw.SHIFT_Y_FRAC]]], dtype=np.float64
     )
+    if draws[Draw.CROP]:
+        crop_x, crop_y, crop_side = draws[[Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC, Draw.CROP_SIDE_FRAC]].astype(np.float64)
+        to_crop = np.array([[1 / crop_side, 0, -crop_x / crop_side], [0, 1 / crop_side, -crop_y / crop_side], [0, 0, 1]])
+        augmentation = augmentation @ to_crop
     canonical = np.array([[1 / side, 0, -x / side], [0, 1 / side, -y / side], [0, 0, 1]])
     if mirror:
         canonical = np.diag([-1, 1, 1]) @ canonical
@@ -118,12 +124,85 @@ def linear_colour_matrix(hue: float, saturation: float) -> Array:
     return np.asarray(np.linalg.inv(RGB_TO_YIQ) @ turn @ RGB_TO_YIQ)
 
 
+GREY = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in a grey (ITU-R BT.601, as OpenCV's)."""
+
+
+def sobel(view: Array) -> Array:
+    """Length of the 3 x 3 Sobel gradient of the grey of (S, S, 3), mirrored at its border: (S, S, 1)."""
+    grey = np.pad(view @ GREY, 1, mode="reflect")
+    across, down = grey[:, 2:] - grey[:, :-2], grey[2:] - grey[:-2]  # (S + 2, S), (S, S + 2)
+    x = across[:-2] + 2 * across[1:-1] + across[2:]
+    y = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+    return np.asarray(np.hypot(x, y)[..., None])
+
+
+def cut_out(view: Array, left_px: int, top_px: int, cut_px: int, grey: float) -> Array:
+    """(S, S, 3) with a square of one grey."""
+    out = view.copy()
+    out[top_px : top_px + cut_px, left_px : left_px + cut_px] = grey
+    return out
+
+
+def blur(view: Array, sigma_px: float) -> Array:
+    """(S, S, 3) through a normalised Gaussian that ends at ceil(3 sigma), mirrored at its border."""
+    radius = math.ceil(3 * sigma_px)
+    taps = np.exp(-((np.arange(-radius, radius + 1) / sigma_px) ** 2) / 2)
+    taps /= taps.sum()
+    side = len(view)
+    wide = np.pad(view, [(radius, radius), (radius, radius), (0, 0)], mode="reflect")
+    down = sum(tap * wide[shift : shift + side] for shift, tap in enumerate(taps))
+    return np.asarray(sum(tap * down[:, shift : shift + side] for shift, tap in enumerate(taps)))
+
+
+def noise(view: Array, key: int, std: float) -> Array:
+    """(S, S, 3) plus noise in whole levels: the quantile of a normal distribution that a hash of the pixel picks.
+
+    The hash of a pixel's number is mixed with the view's 32-bit key, and hashed again; its upper 12 bits pick one of
+    4096 quantiles.
+    """
+    pixel = np.arange(view.size, dtype=np.uint64).reshape(view.shape)
+    picked = _hash32(_hash32(pixel) ^ np.uint64(key)) >> np.uint64(20)
+    normal = NormalDist(0, 1)
+    quantiles = np.array([normal.inv_cdf((number + 0.5) / 4096) for number in range(4096)])
+    return np.asarray(view + np.rint(std * quantiles)[picked])
+
+
+def _hash32(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A bijection of 32-bit numbers that flips about half of the bits of the result for each bit of the argument."""
+    low = np.uint64(0xFFFFFFFF)
+    number = (number ^ (number >> np.uint64(16))) * np.uint64(0x7FEB352D) & low
+    number = (number ^ (number >> np.uint64(15))) * np.uint64(0x846CA68B) & low
+    return number ^ (number >> np.uint64(16))
+
+
+def change_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArray) -> Image:
+    """The further augmentations of one view (S, S, 3), each giving 8-bit pixels."""
+    left_px, top_px, cut_px = (
+        int(draws[column]) for column in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.CUT_OUT_SIDE_PX)
+    )
+    key = int(draws[Draw.NOISE_KEY_HIGH]) << 16 | int(draws[Draw.NOISE_KEY_LOW])
+    augmentations: dict[Draw, Callable[[Array], Array]] = {
+        Draw.SOBEL: sobel,
+        Draw.CUT_OUT: lambda view: cut_out(view, left_px, top_px, cut_px, float(draws[Draw.CUT_OUT_GREY])),
+        Draw.BLUR: lambda view: blur(view, float(draws[Draw.BLUR_SIGMA_PX])),
+        Draw.NOISE: lambda view: noise(view, key, appearance.noise_std),
+        Draw.COLOUR_DROP: lambda view: (view @ GREY)[..., None],
+    }
+    for column, augment in augmentations.items():
+        if draws[column]:
+            changed = np.clip(np.rint(augment(view.astype(np.float64))), 0, 255).astype(np.uint8)
+            view = np.broadcast_to(changed, view.shape)
+    return view
+
+
 def make_view(
     image: Image,
     box_px: FloatArray,
     draws: FloatArray,
     geometry: GeometryConfig,
     colour: ColourConfig,
+    appearance: AppearanceConfig = NO_APPEARANCE,
     *,
     mirror: bool = False,
 ) -> Image:
@@ -135,4 +214,5 @@ def make_view(
         source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
         matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
     warped = warp(source, matrix_px, geometry.side_px, geometry.fill)
-    return np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)
+    jittered = np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)
+    return change_appearance(jittered, appearance, draws)

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
+from pipelines import appearance as appearance_nodes
 from pipelines import colour as colour_nodes
-from pipelines.draws import BoolArray, ColourConfig, FloatArray, GeometryConfig
+from pipelines.draws import NO_APPEARANCE, AppearanceConfig, BoolArray, ColourConfig, FloatArray, GeometryConfig
 from pipelines.matrices import compose
 from pipelines.reference import MAX_HALVINGS
 
@@ -65,7 +66,11 @@ class GraphConfig:
 
 
 def view_pipeline(
-    config: GraphConfig, geometry: GeometryConfig, colour: ColourConfig, feed: Callable[[], Request]
+    config: GraphConfig,
+    geometry: GeometryConfig,
+    colour: ColourConfig,
+    feed: Callable[[], Request],
+    appearance: AppearanceConfig = NO_APPEARANCE,
 ) -> Pipeline:
     """Decode once, make every view.
 
@@ -134,8 +139,10 @@ def view_pipeline(
                 fill_value=None if geometry.fill == "edge" else geometry.fill,
                 dtype=types.FLOAT,
             )
-            jittered = colour_nodes.jitter(warped, colour, view_draws)
-            outputs += [fn.cast(jittered, dtype=types.UINT8), augmentation, source_to_view_px]
+            made = fn.cast(colour_nodes.jitter(warped, colour, view_draws), dtype=types.UINT8)
+            if appearance.active:
+                made = appearance_nodes.change_appearance(made, appearance, view_draws, geometry.side_px)
+            outputs += [made, augmentation, source_to_view_px]
         pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline

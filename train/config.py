@@ -20,7 +20,7 @@ from models.encoders import EncoderConfig
 from models.equivariance import EquivarianceConfig
 from models.losses import LossConfig
 from models.projector import ProjectorConfig
-from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.draws import AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.loader import PipelinesConfig
 from pipelines.sources import DataConfig
 from train.optim import OptimConfig
@@ -94,6 +94,7 @@ class Config:
     data: Data = DataConfig()
     geometry: GeometryConfig = GeometryConfig()
     colour: ColourConfig = ColourConfig()
+    appearance: AppearanceConfig = AppearanceConfig()
     pipelines: PipelinesConfig = PipelinesConfig()
     encoder: EncoderConfig = EncoderConfig()
     projector: ProjectorConfig = ProjectorConfig()

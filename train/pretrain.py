@@ -77,6 +77,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
         first_step=state.steps_done,
         last_step=total_steps,
         processes_here=world.local_world_size,
+        appearance=config.appearance,
     )
     if world.is_main:
         log.info(

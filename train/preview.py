@@ -38,5 +38,6 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
         seed=config.run.seed,
         device=torch.device("cpu"),
         last_step=1,
+        appearance=config.appearance,
     ) as loader:
         save_views(out, next(iter(loader)), index, samples=count)

@@ -19,7 +19,8 @@ from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
 NO_COLOUR = ColourConfig(jitter="none")
-PLAIN_DRAW = np.array([0, 0, 0, 1, 1, 1, 1, 0], np.float32)
+PLAIN_DRAW = np.zeros(len(Draw), np.float32)
+PLAIN_DRAW[[Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1
 CENTER_BOX = np.array([112, 112, 168], np.float32)
 
 
