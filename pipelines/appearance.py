@@ -57,7 +57,8 @@ def _sobel(view: Node) -> Node:
     grey = fn.reshape(_grey(view), layout="HWC")
     across = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], np.float32)
     x, y = (
-        fn.filter(grey, types.Constant(kernel, device=view.device), border="reflect_101") for kernel in (across, across.T)
+        fn.filter(grey, types.Constant(kernel, device=view.device), border="reflect_101")
+        for kernel in (across, across.T)
     )
     return dali_math.sqrt(x * x + y * y)
 

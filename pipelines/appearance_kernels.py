@@ -54,7 +54,7 @@ def _sobel(view: View, grey: Floats) -> None:
         for x in range(side):
             across = above[x + 2] - above[x] + F(2) * (here[x + 2] - here[x]) + below[x + 2] - below[x]
             down = below[x] - above[x] + F(2) * (below[x + 1] - above[x + 1]) + below[x + 2] - above[x + 2]
-            length = np.uint8(min(math.sqrt(across * across + down * down), F(255)) + F(0.5))
+            length = np.uint8(min(np.sqrt(across * across + down * down), F(255)) + F(0.5))
             view[y, x, 0] = length
             view[y, x, 1] = length
             view[y, x, 2] = length
@@ -72,17 +72,17 @@ def _blur(view: View, sigma_px: float, rows: Floats, wide: Floats, total: Floats
         total: (3 S,), for the sum of a row.
     """
     side = len(view)
-    radius = int(math.ceil(3 * sigma_px))
+    radius = math.ceil(3 * sigma_px)
     taps = np.empty(2 * radius + 1, F)
     for tap in range(2 * radius + 1):
         taps[tap] = math.exp(-(((tap - radius) / sigma_px) ** 2) / 2)
     taps /= taps.sum()
     for y in range(side):
-        for x in range(3 * radius):
-            mirrored_left = 3 * _mirrored(x // 3 - radius, side) + x % 3
-            mirrored_right = 3 * _mirrored(side + x // 3, side) + x % 3
-            wide[x] = F(view[y, mirrored_left // 3, x % 3])
-            wide[3 * (radius + side) + x] = F(view[y, mirrored_right // 3, x % 3])
+        for x in range(radius):
+            left, right = _mirrored(x - radius, side), _mirrored(side + x, side)
+            for channel in range(3):
+                wide[3 * x + channel] = F(view[y, left, channel])
+                wide[3 * (radius + side + x) + channel] = F(view[y, right, channel])
         row = view[y].reshape(-1)
         for x in range(3 * side):
             wide[3 * radius + x] = F(row[x])

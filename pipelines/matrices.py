@@ -89,9 +89,9 @@ def compose(
 def _crop_first(
     augmentation: npt.NDArray[np.float64], magnification: npt.NDArray[np.float64], table: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Let `augmentation` (N, 2, 3), changed in place, act on the crop of the canonical view; returns its new scale (N,).
+    """Let `augmentation` (N, 2, 3), changed in place, act on the crop of the canonical view: u -> (u - k) / c.
 
-    The crop with centre k and side c is u -> (u - k) / c.
+    k is the crop's centre and c its side. Returns the new magnification (N,).
     """
     cropped = table[:, Draw.CROP] > 0
     side = np.where(cropped, table[:, Draw.CROP_SIDE_FRAC], 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,11 @@ SHIFTS, FACTORS = (16, 15, 16), (0x7FEB352D, 0x846CA68B)
 _U32 = np.uint32
 
 
-def mix(number: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """The hash, a bijection of 32-bit numbers; Numba compiles this very function for the fast path."""
+def mix(number: Any) -> Any:
+    """The hash, a bijection of 32-bit numbers: of a uint32, or of an array of them.
+
+    Numba compiles this very function for the fast path.
+    """
     number = _U32(number ^ (number >> _U32(SHIFTS[0])))
     number = _U32(number * _U32(FACTORS[0]))
     number = _U32(number ^ (number >> _U32(SHIFTS[1])))
@@ -37,7 +41,8 @@ def pixel_hashes(side_px: int) -> npt.NDArray[np.uint32]:
 
     Without this first hash, views whose keys are near each other would have the same noise, shifted.
     """
-    return mix(np.arange(3 * side_px**2, dtype=np.uint32)).reshape(side_px, side_px, 3)
+    hashes: npt.NDArray[np.uint32] = mix(np.arange(3 * side_px**2, dtype=np.uint32))
+    return hashes.reshape(side_px, side_px, 3)
 
 
 @functools.cache

@@ -46,7 +46,9 @@ def view_matrices(
     )
     if draws[Draw.CROP]:
         crop_x, crop_y, crop_side = draws[[Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC, Draw.CROP_SIDE_FRAC]].astype(np.float64)
-        to_crop = np.array([[1 / crop_side, 0, -crop_x / crop_side], [0, 1 / crop_side, -crop_y / crop_side], [0, 0, 1]])
+        to_crop = np.array(
+            [[1 / crop_side, 0, -crop_x / crop_side], [0, 1 / crop_side, -crop_y / crop_side], [0, 0, 1]]
+        )
         augmentation = augmentation @ to_crop
     canonical = np.array([[1 / side, 0, -x / side], [0, 1 / side, -y / side], [0, 0, 1]])
     if mirror:

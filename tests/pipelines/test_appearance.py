@@ -7,14 +7,11 @@ from typing import Literal
 import cv2
 import numpy as np
 import pytest
-from scipy import stats
 
 from pipelines import reference
-from pipelines.appearance_kernels import change_views
 from pipelines.draws import AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
-from pipelines.noise import mix, noise_levels, pixel_hashes
 from tests.pipelines.harness import BACKENDS, Image, make_views, smooth_image
-from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, PLAIN_DRAW, far_from_fill
+from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill
 
 Backend = Literal["dali", "opencv"]
 

@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
+from pipelines.draws import AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
 
 GEOMETRY, COLOUR = GeometryConfig(), ColourConfig()
+CROPPED = GeometryConfig(crop_probability=0.25)
+ALL = AppearanceConfig(
+    sobel_probability=0.5,
+    cut_out_probability=0.4,
+    blur_probability=0.3,
+    noise_probability=0.2,
+    colour_drop_probability=0.1,
+)
 
 
 def draw(positions: list[int], *, seed: int = 0, epoch: int = 0, view: int = 0) -> FloatArray:
@@ -49,15 +57,65 @@ def test_draws_fill_their_ranges_evenly_and_independently() -> None:
         Draw.VALUE_SCALE: (0.5, 1),
         Draw.VALUE_SHIFT: (5, 20),
     }
-    assert set(ranges) == set(Draw)
     for column, (low, high) in ranges.items():
         unit = (table[:, column] - low) / (high - low)
         assert unit.min() >= -1e-6
         assert unit.max() <= 1 + 1e-6
         counts, _ = np.histogram(unit, bins=20, range=(0, 1))
         assert np.abs(counts / 1000 - 1).max() < 0.15  # five standard deviations of a bin
-    correlation = np.corrcoef(table.T) - np.eye(len(Draw))
+    assert not table[:, len(ranges) :].any()  # what is off
+    correlation = np.corrcoef(table[:, : len(ranges)].T) - np.eye(len(ranges))
     assert np.abs(correlation).max() < 0.04
+
+
+def draw_all(positions: list[int], geometry: GeometryConfig = CROPPED) -> FloatArray:
+    return draw_view(geometry, COLOUR, ALL, seed=7, epoch=3, view=1, positions=np.array(positions, np.int64))
+
+
+def test_the_first_columns_never_change() -> None:
+    """Bit for bit what they were before there were others, also where those are on: old runs can be repeated."""
+    golden = [
+        [1099362152, 1008584420, 1025224972, 1072369679, 1029995278, 1057657562, 1058377672, 1093980325],
+        [3256846829, 3178896794, 1024376329, 1072637985, 1034079446, 1023649389, 1064738321, 1097513989],
+        [1101410489, 1025047427, 3168305668, 1070821488, 1060716527, 1064231230, 1065336593, 1092440841],
+    ]
+    positions = [0, 5, 123456]
+    for table in (draw(positions, seed=7, epoch=3, view=1), draw_all(positions)):
+        assert np.ascontiguousarray(table[:, :8]).view(np.uint32).tolist() == golden
+
+
+def test_the_studied_augmentations_come_as_often_as_asked_and_independently() -> None:
+    table = draw_all(list(range(20_000)))
+    gates = {**ALL.probabilities, Draw.CROP: CROPPED.crop_probability}
+    for column, probability in gates.items():
+        assert set(np.unique(table[:, column])) == {0, 1}
+        assert abs(table[:, column].mean() - probability) < 0.02  # five standard deviations
+    correlation = np.corrcoef(table[:, list(gates)].T) - np.eye(len(gates))
+    assert np.abs(correlation).max() < 0.04
+    assert len(np.unique(table[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]], axis=0)) > 19_990
+
+
+def test_what_is_drawn_for_the_study_stays_within_its_bounds() -> None:
+    geometry = GeometryConfig(side_px=50, crop_probability=1, crop_side_frac=(0.3, 0.9))
+    table = draw_all(list(range(20_000)), geometry)
+    cut_px = table[:, Draw.CUT_OUT_SIDE_PX]
+    assert set(cut_px) == set(range(9))  # up to 0.16 of 50
+    for corner in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX):
+        for cut in range(9):
+            assert set(table[cut_px == cut, corner]) == set(range(50 - cut + 1))
+    for column, count in {Draw.CUT_OUT_GREY: 256, Draw.NOISE_KEY_HIGH: 2**16, Draw.NOISE_KEY_LOW: 2**16}.items():
+        assert (table[:, column] == np.floor(table[:, column])).all()
+        assert table[:, column].min() < 0.01 * count
+        assert 0.99 * count < table[:, column].max() < count
+    sigma_px = table[:, Draw.BLUR_SIGMA_PX]
+    assert 0.1 <= sigma_px.min() < 0.12
+    assert 1.98 < sigma_px.max() <= 2
+    side = table[:, Draw.CROP_SIDE_FRAC]
+    assert 0.3 <= side.min() < 0.31
+    assert 0.89 < side.max() <= 0.9
+    for center in (Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC):
+        reach = (np.abs(table[:, center]) + side / 2).max()  # from the centre of the canonical view to the crop's edge
+        assert 0.499 < reach <= 0.5 + 1e-6
 
 
 def test_a_shared_factor_scales_hue_and_saturation_alike() -> None:
@@ -72,7 +130,35 @@ def test_scale_as_margin_is_the_reciprocal_magnification() -> None:
     np.testing.assert_allclose(margin[:, Draw.MAGNIFICATION], 1 / magnified[:, Draw.MAGNIFICATION], rtol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [{"rotation_deg": (45, -45)}, {"scale": (0.0, 1.0)}, {"fill": 256}, {"sidepx": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rotation_deg": (45, -45)},
+        {"scale": (0.0, 1.0)},
+        {"fill": 256},
+        {"sidepx": 1},
+        {"crop_probability": 2},
+        {"crop_side_frac": (0.0, 1.0)},
+        {"crop_side_frac": (0.5, 1.1)},
+    ],
+)
 def test_impossible_ranges_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         GeometryConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sobel_probability": 1.1},
+        {"cut_out_side_frac": (0.2, 0.1)},
+        {"cut_out_side_frac": (0, 1.5)},
+        {"blur_sigma_px": (0, 1)},
+        {"blur_sigma_px": (1, 99)},
+        {"noise_std": -1},
+        {"colour_drop": 0.5},
+    ],
+)
+def test_impossible_appearances_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        AppearanceConfig(**wrong)  # type: ignore[arg-type]
