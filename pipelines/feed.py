@@ -156,16 +156,14 @@ class Feed:
         """The file's bytes, or None if it is, or turns out to be, bad."""
         if sample in self.quarantine:
             return None
-        path = f"{self.index.root}/{self.index.paths[sample]}"
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  half the cost of Path.open
-                data = file.read()
+            data = self.index.read(sample)
             check_image(data)
         except OSError as error:
-            self.quarantine.add(sample, Path(path), error.strerror or str(error))
+            self.quarantine.add(sample, self.index.path(sample), error.strerror or str(error))
             return None
         except BadImage as error:
-            self.quarantine.add(sample, Path(path), str(error))
+            self.quarantine.add(sample, self.index.path(sample), str(error))
             return None
         return np.frombuffer(data, np.uint8)
 

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box of an image of which only the decoder will know the size: a square around all of it."""
+
+
+class Store(Protocol):
+    """Where the bytes of the samples are, if not in files of their own."""
+
+    def read(self, sample: int) -> bytes:
+        """The sample's whole file, by any thread.
+
+        Raises:
+            OSError: it cannot be read.
+        """
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Index:
     Attributes:
         name: the source, as messages call it.
         root: folder that `paths` are relative to.
-        paths: (N,) file names.
+        paths: (N,) file names; of a store, what its samples are called.
         box_px: (N, 3) float32, centre x, centre y and side of the square around the hand, in pixels of the image as
             decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
             means the square around the whole image.
@@ -61,6 +75,7 @@ class Index:
               perspective), so a pose up to scale and shift.
 
         sources: what a joined index is made of, in the order of its rows; empty for a single source.
+        store: reads the samples; None where each is a file at `paths`.
     """
 
     name: str
@@ -72,6 +87,7 @@ class Index:
     group: npt.NDArray[np.int64] | None = None
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
+    store: Store | None = None
 
     def __post_init__(self) -> None:
         count = len(self.paths)
@@ -106,11 +122,24 @@ class Index:
             mirror=None if self.mirror is None else self.mirror[rows],
             group=None if self.group is None else self.group[rows],
             targets={name: array[rows] for name, array in self.targets.items()},
+            store=None if self.store is None else _SelectedStore(self.store, rows),
         )
 
     def path(self, sample: int) -> Path:
         """Full path of one sample."""
         return self.root / self.paths[sample]
+
+    def read(self, sample: int) -> bytes:
+        """The bytes of one sample's file, by any thread.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self.store is not None:
+            return self.store.read(sample)
+        path = f"{self.root}/{self.paths[sample]}"
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  half the cost of Path.open
+            return file.read()
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
@@ -127,10 +156,13 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     roots = [os.path.abspath(index.root) for index in indices]  # noqa: PTH100  links stay as they are
     common = os.path.commonpath(roots)
     folders = [os.path.relpath(root, common) for root in roots]
+    stored = any(index.store is not None for index in indices)
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(common),
-        paths=[f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
+        paths=_JoinedPaths(folders, indices)
+        if stored
+        else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
         keypoints_px=_join_keypoints(indices),
         mirror=_join_mirrors(indices),
@@ -143,7 +175,59 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         sources=tuple(
             SourceRows(index.name, len(index), weight) for index, weight in zip(indices, weights, strict=True)
         ),
+        store=_JoinedStore(indices) if stored else None,
     )
+
+
+class _SelectedStore:
+    """Some of the samples of a store."""
+
+    def __init__(self, store: Store, rows: npt.NDArray[np.int64]) -> None:
+        self._store, self._rows = store, rows
+
+    def read(self, sample: int) -> bytes:
+        """The sample's whole file."""
+        return self._store.read(int(self._rows[sample]))
+
+
+class _JoinedStore:
+    """Reads each sample through the index that it comes from."""
+
+    def __init__(self, indices: Sequence[Index]) -> None:
+        self._indices, self._first = indices, _first_rows(indices)
+
+    def read(self, sample: int) -> bytes:
+        """The sample's whole file."""
+        number = bisect_right(self._first, sample) - 1
+        return self._indices[number].read(sample - self._first[number])
+
+
+class _JoinedPaths(Sequence[str]):
+    """The names of several indices; made when asked for, since millions would fill the memory."""
+
+    def __init__(self, folders: Sequence[str], indices: Sequence[Index]) -> None:
+        self._folders, self._indices, self._first = folders, indices, _first_rows(indices)
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        row = range(len(self))[row]
+        number = bisect_right(self._first, row) - 1
+        return f"{self._folders[number]}/{self._indices[number].paths[row - self._first[number]]}"
+
+
+def _first_rows(indices: Sequence[Index]) -> list[int]:
+    """Where the rows of each begin, and where the last ends."""
+    return [0, *accumulate(len(index) for index in indices)]
 
 
 def _join_keypoints(indices: Sequence[Index]) -> npt.NDArray[np.float32] | None:

@@ -87,3 +87,32 @@ def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:
     assert len(set(joined.tolist())) == 3 + 3 + 4
     assert joined[1] == joined[2]
     assert join([parts[2], parts[2]], [1, 1]).group is None
+
+
+class Letters:
+    """A store of three samples, each a letter."""
+
+    def read(self, sample: int) -> bytes:
+        return b"abc"[sample : sample + 1]
+
+
+def test_a_store_is_read_through_a_joined_index(tmp_path: Path) -> None:
+    (tmp_path / "file.jpg").write_bytes(b"x")
+    box = np.zeros((3, 3), np.float32)
+    files = Index("files", tmp_path, ["file.jpg"], box[:1])
+    letters = Index("letters", tmp_path / "letters", ["a", "b", "c"], box, store=Letters())
+    both = join([letters, files, letters], [1, 1, 1])
+    assert b"".join(both.read(sample) for sample in range(7)) == b"abcxabc"
+    assert list(both.paths) == [
+        "letters/a",
+        "letters/b",
+        "letters/c",
+        "./file.jpg",
+        "letters/a",
+        "letters/b",
+        "letters/c",
+    ]
+    assert both.paths[-1] == "letters/c"
+    assert both.paths[2:5] == ["letters/c", "./file.jpg", "letters/a"]
+    assert both.store is not None
+    assert letters.select(np.array([2, 0])).read(0) == b"c"
