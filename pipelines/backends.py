@@ -15,6 +15,7 @@ from pipelines import fast_cpu
 from pipelines.batch import View
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.matrices import compose
+from pipelines.regions import whole_images
 from pipelines.runner import Outputs
 from pipelines.views import GraphConfig, Request, decode_pipeline, view_pipeline
 
@@ -98,8 +99,13 @@ class FastViews:
 
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
         """Start to make the views of one DALI batch in their rows of the training batch."""
-        sizes_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
-        matrices = [compose(request.box_px, sizes_px, draws, self._geometry, request.mirror) for draws in request.draws]
+        decoded_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
+        regions = request.regions or whole_images(len(decoded_px))
+        sizes_px = np.where(regions.partial[:, None], regions.size_px, decoded_px)
+        matrices = [
+            compose(request.box_px, sizes_px, draws, self._geometry, request.mirror, regions.start_px)
+            for draws in request.draws
+        ]
         for view, made in zip(views, matrices, strict=True):
             view.matrix.copy_(torch.from_numpy(made.augmentation))
             view.source_to_view_px.copy_(torch.from_numpy(made.source_to_view_px))
@@ -107,7 +113,7 @@ class FastViews:
             self._pool,
             self._graph.threads,
             outputs[0],
-            sizes_px,
+            decoded_px,
             self._geometry,
             self._colour,
             list(request.draws),

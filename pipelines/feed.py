@@ -23,6 +23,7 @@ from pipelines.draws import (
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
 from pipelines.order import Order
+from pipelines.regions import find_regions
 from pipelines.views import Encoded, Request
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Feed:
         quarantine: grows with what turns out to be bad.
         readers: threads that read files, each a chunk at a time.
         appearance: the further augmentations.
+        regions: find out which part of each image the views reach.
     """
 
     def __init__(
@@ -95,10 +97,11 @@ class Feed:
         quarantine: Quarantine,
         readers: int,
         appearance: AppearanceConfig = NO_APPEARANCE,
+        regions: bool = False,
     ) -> None:
         self.index, self._order = index, order
         self._geometry, self._colour, self._appearance = geometry, colour, appearance
-        self._seed, self._views = seed, views
+        self._seed, self._views, self._regions = seed, views, regions
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
 
@@ -135,7 +138,9 @@ class Feed:
         used = np.array([sample for sample, _ in read], dtype=np.int64)
         encoded = [data for _, data in read]
         mirror = None if self.index.mirror is None else self.index.mirror[used]
-        request = Request(encoded, self.index.box_px[used], [np.concatenate(tables) for tables in draws], mirror)
+        box_px, tables = self.index.box_px[used], [np.concatenate(parts) for parts in draws]
+        regions = find_regions(encoded, box_px, tables, self._geometry, mirror) if self._regions else None
+        request = Request(encoded, box_px, tables, mirror, regions)
         return Chunk(request, positions, used)
 
     def _read_good(self, epoch: int, place: int, sample: int) -> tuple[int, Encoded]:

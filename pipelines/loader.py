@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -40,6 +41,8 @@ class PipelinesConfig:
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
+        decode: "whole" images, or only the "region" of large ones that the views reach; "auto" decodes regions on a CPU
+            and whole images on a GPU. The pixels are the same.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -48,6 +51,7 @@ class PipelinesConfig:
     prefetch: Annotated[int, Field(ge=1)] = 2
     ahead: Annotated[int, Field(ge=1)] = 2
     hw_decoder_load: Annotated[float, Field(ge=0, le=1)] = 0.65
+    decode: Literal["auto", "whole", "region"] = "auto"
 
 
 def available_cores() -> int:
@@ -104,14 +108,17 @@ class Loader:
         self._buffers = PixelBuffers((len(rows), geometry.side_px, geometry.side_px, 3))
         self._steps = (first_step, last_step)
         self._ahead = config.ahead
+        decoder: Literal["cpu", "gpu"] = "gpu" if self.backend == "dali" and device.type == "cuda" else "cpu"
+        regions = decoder == "cpu" if config.decode == "auto" else config.decode == "region"
         self._graph = GraphConfig(
-            device="gpu" if self.backend == "dali" and device.type == "cuda" else "cpu",
+            device=decoder,
             device_id=device.index or 0 if device.type == "cuda" else None,
             batch=min(config.batch, len(rows)),
             threads=threads,
             prefetch=config.prefetch,
             views=views,
             hw_decoder_load=config.hw_decoder_load,
+            regions=regions,
         )
         self._feed = Feed(
             index,
@@ -123,6 +130,7 @@ class Loader:
             quarantine=self.quarantine,
             readers=threads,
             appearance=appearance,
+            regions=regions,
         )
         self._maker = make_backend(self.backend, self._graph, geometry, colour, appearance)
         self._stream = _side_stream(device) if self._graph.device == "gpu" else None
@@ -241,9 +249,9 @@ class Loader:
                     path = self._feed.index.path(int(sample))
                     self.quarantine.add(int(sample), path, "its compressed data does not decode")
             again = self._feed.chunk(chunk.positions)
-            if np.array_equal(again.samples, chunk.samples):
+            if chunk.request.regions is None and np.array_equal(again.samples, chunk.samples):
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
-            chunk = again
+            chunk = replace(again, request=again.request.whole())  # as `decodes` has tried them
             try:
                 return next(Runner(self._maker.build, iter([chunk.request]).__next__)), chunk
             except DecodeError:

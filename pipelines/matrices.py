@@ -23,7 +23,7 @@ class ViewMatrices:
         augmentation: (N, 2, 3) u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (N, 2, 3) source pixels -> view pixels, corner-based.
         halvings: (N,) int64, how often the source is halved before the warp samples it.
-        minified_to_view_px: (N, 2, 3) pixels of the halved source -> view pixels.
+        minified_to_view_px: (N, 2, 3) pixels of what is decoded, halved -> view pixels.
     """
 
     augmentation: FloatArray
@@ -38,6 +38,7 @@ def compose(
     draws: FloatArray,
     geometry: GeometryConfig,
     mirror: BoolArray | None = None,
+    start_px: npt.NDArray[np.integer] | None = None,
 ) -> ViewMatrices:
     """Matrices of one view of N samples.
 
@@ -48,6 +49,7 @@ def compose(
         geometry: side of the output, and whether to halve what is minified.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
+        start_px: (N, 2) row and column of the source where what is decoded begins; None where all of it is decoded.
     """
     side_px = geometry.side_px
     size = size_px.astype(np.float64)
@@ -78,6 +80,8 @@ def compose(
             halvings += minified & (size.min(axis=1) >= 4 * 2**level)  # two pixels remain
     minified_to_view = to_view.copy()
     minified_to_view[:, :, :2] *= 2.0 ** halvings[:, None, None]
+    if start_px is not None:
+        minified_to_view[:, :, 2] += np.einsum("nij,nj->ni", to_view[:, :, :2], start_px[:, ::-1])
     return ViewMatrices(
         augmentation.astype(np.float32),
         to_view.astype(np.float32),

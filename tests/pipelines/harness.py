@@ -13,6 +13,7 @@ import torch
 from pipelines.backends import make_backend
 from pipelines.batch import View
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, BoolArray, ColourConfig, FloatArray, GeometryConfig
+from pipelines.regions import Regions
 from pipelines.runner import Runner
 from pipelines.views import GraphConfig, Request
 
@@ -45,12 +46,16 @@ def make_views(
     device: Literal["cpu", "gpu"] = "cpu",
     encode: Callable[[Image], Image] = encode,
     appearance: AppearanceConfig = NO_APPEARANCE,
+    regions: Regions | None = None,
 ) -> list[View]:
     """The views of some images, as one batch through a backend, one view per table of draws."""
     device_id = 0 if device == "gpu" else None
-    graph = GraphConfig(device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws))
+    graph = GraphConfig(
+        device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws),
+        regions=regions is not None,
+    )  # fmt: skip
     made = make_backend(backend, graph, geometry, colour, appearance)
-    request = Request([encode(image) for image in images], box_px, draws, mirror)
+    request = Request([encode(image) for image in images], box_px, draws, mirror, regions)
     count, side = len(images), geometry.side_px
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [

@@ -1,0 +1,76 @@
+"""Frames as of a video: large pictures in which a hand is small, with its box, for the benchmarks of large sources."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+
+FRAME_PX: Final = (720, 1280)
+BOX_PX: Final = 250
+QUALITY: Final = 90
+HAND_FRAC: Final = 0.6
+"""Side of the hand's box over the side of a picture of one hand."""
+
+Image = npt.NDArray[np.uint8]
+
+
+def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:
+    """Write `count` JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
+
+    Each frame is a mosaic of enlarged pictures, for the texture, with one picture somewhere in it enlarged so that its
+    hand's box is 250 pixels wide.
+
+    Args:
+        pictures: of one hand each, such as FreiHAND's.
+        out: made if it is not there.
+        count: frames.
+        seed: equal seeds make equal frames of equal pictures.
+
+    Raises:
+        UserError: there is no picture, or one cannot be read.
+    """
+    if not pictures:
+        raise UserError("no pictures of hands to put into frames: make some with 'python cli.py make-data .data/hands'")
+    out.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    with (out / "boxes.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file", "x0", "y0", "x1", "y1"])
+        for number in range(count):
+            frame, box_px = _frame(pictures, rng)
+            name = f"{number:05}.jpg"
+            cv2.imwrite(str(out / name), frame, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+            rows.writerow([name, *box_px])
+
+
+def _frame(pictures: Sequence[Path], rng: np.random.Generator) -> tuple[Image, tuple[int, int, int, int]]:
+    """A frame (720, 1280, 3) in OpenCV's order of colours, and the edges of the hand's box."""
+    height, width = FRAME_PX
+    tile = height // 2
+    columns = -(-width // tile)
+    mosaic = np.concatenate(
+        [np.concatenate([_picture(pictures, rng, tile) for _ in range(columns)], axis=1) for _ in range(2)]
+    )
+    frame = mosaic[:, :width].copy()
+    side = round(BOX_PX / HAND_FRAC)
+    top, left = int(rng.integers(height - side)), int(rng.integers(width - side))
+    frame[top : top + side, left : left + side] = _picture(pictures, rng, side)
+    margin = (side - BOX_PX) // 2
+    x0, y0 = left + margin, top + margin
+    return frame, (x0, y0, x0 + BOX_PX, y0 + BOX_PX)
+
+
+def _picture(pictures: Sequence[Path], rng: np.random.Generator, side_px: int) -> Image:
+    path = pictures[int(rng.integers(len(pictures)))]
+    picture = cv2.imread(str(path))
+    if picture is None:
+        raise UserError(f"{path}: not a readable image; expected pictures of hands. Replace it.")
+    return np.asarray(cv2.resize(picture, (side_px, side_px), interpolation=cv2.INTER_CUBIC), np.uint8)
