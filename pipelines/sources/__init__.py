@@ -15,6 +15,7 @@ from errors import UserError
 from pipelines.index import Index, join
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
+from pipelines.sources.ho3d import load_ho3d
 from pipelines.sources.subsets import in_fraction
 from pipelines.sources.youtube3d import load_youtube3d
 
@@ -24,15 +25,15 @@ class DataConfig:
     """Which images, and which square of each is the canonical view.
 
     Attributes:
-        source: layout of the files: "freihand", "youtube3d" or "folder" (any tree of JPEG and PNG files).
+        source: layout of the files: "freihand", "youtube3d", "ho3d" or "folder" (any tree of JPEG and PNG files).
         root: the dataset's folder.
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
-            parts, "all" being its train part.
+            parts, "all" being its train part; HO-3D 90/10 by recording.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
             boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
-            the square around the hand's mesh.
+            the square around the hand's mesh. HO-3D: a file of boxes, or else around the keypoints.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: the canonical square is the box times this. The whole image takes no margin.
         regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
@@ -43,7 +44,7 @@ class DataConfig:
         weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
-    source: Literal["freihand", "youtube3d", "folder"] = "freihand"
+    source: Literal["freihand", "youtube3d", "ho3d", "folder"] = "freihand"
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
@@ -84,6 +85,8 @@ def _load_source(config: DataConfig, root: Path) -> Index:
     if config.source == "youtube3d":
         regressor = None if config.regressor is None else Path(config.regressor)
         return load_youtube3d(root, part=_youtube3d_part(config), regressor=regressor)
+    if config.source == "ho3d":
+        return load_ho3d(root, part=config.part, split=config.split, boxes=_boxes_file(config))
     return load_freihand(
         root,
         part=config.part,
@@ -92,6 +95,11 @@ def _load_source(config: DataConfig, root: Path) -> Index:
         box=config.box,
         center_frac=config.center_frac,
     )
+
+
+def _boxes_file(config: DataConfig) -> Path | None:
+    """The file of boxes, or None for those of the dataset."""
+    return None if config.box in ("center", "joints") else Path(config.box)
 
 
 def _youtube3d_part(config: DataConfig) -> Literal["train", "val", "test"]:

@@ -42,3 +42,59 @@ def write_youtube3d(root: Path, part: str, entries: dict[str, Any] | None = None
     (root / f"youtube_{part}.json").write_text(json.dumps(entries))
     for image in entries["images"]:
         write_image(root / image["name"], image["width"], image["height"])
+
+
+HO3D_K = np.array([[310.0, 0, 160.5], [0, 312, 119.25], [0, 0, 1]])
+
+
+def ho3d_joints(seed: int) -> np.ndarray:
+    """(21, 3) metres in OpenGL's axes, MANO's order: in front of the camera, which looks along negative z."""
+    return np.asarray(np.random.default_rng(seed).normal((0.02, -0.03, -0.6), 0.03, (21, 3)))
+
+
+def python2_pickle(content: dict[str, Any]) -> bytes:
+    """A dictionary of float64 arrays, strings and None as Python 2 pickled it, which is what HO-3D holds."""
+    out = b"\x80\x02}("
+    for key, value in content.items():
+        out += _short_string(key)
+        if value is None:
+            out += b"N"
+        elif isinstance(value, str):
+            out += _short_string(value)
+        else:
+            array = np.asarray(value, "<f8")
+            shape = b"".join(b"K" + bytes([size]) for size in array.shape)
+            raw = array.tobytes()
+            out += b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + _short_string("b") + b"\x87R"
+            out += b"(K\x01(" + shape + b"tcnumpy\ndtype\n" + _short_string("f8") + b"K\x00K\x01\x87R"
+            out += b"(K\x03" + _short_string("<") + b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
+            out += b"\x89T" + len(raw).to_bytes(4, "little") + raw + b"tb"
+    return out + b"u."
+
+
+def _short_string(text: str) -> bytes:
+    return b"U" + bytes([len(text)]) + text.encode()
+
+
+def ho3d_meta(seed: int, *, evaluation: bool = False) -> dict[str, Any]:
+    """A frame's annotation; the evaluation part publishes the wrist and a box only."""
+    joints = ho3d_joints(seed)
+    shared = {"camMat": HO3D_K, "objName": "021_bleach_cleanser", "objTrans": np.array([0.1, 0.2, -0.7])}
+    if evaluation:
+        return {**shared, "handJoints3D": joints[0], "handBoundingBox": np.array([100.0, 60, 180, 200])}
+    return {**shared, "handJoints3D": joints, "handPose": np.zeros(48), "handBeta": np.zeros(10)}
+
+
+def write_ho3d(root: Path, folder: str, sequences: dict[str, int], *, ending: str = "png") -> list[str]:
+    """`folder`.txt, images and annotations; frame f of the s-th sequence has the seed 100 s + f."""
+    lines = []
+    for number, (sequence, frames) in enumerate(sequences.items()):
+        for frame in range(frames):
+            name = f"{frame:04d}"
+            lines.append(f"{sequence}/{name}")
+            write_image(root / folder / sequence / "rgb" / f"{name}.{ending}", 320, 240)
+            meta = root / folder / sequence / "meta" / f"{name}.pkl"
+            meta.parent.mkdir(exist_ok=True)
+            meta.write_bytes(python2_pickle(ho3d_meta(100 * number + frame, evaluation=folder == "evaluation")))
+    (root / f"{folder}.txt").write_text("\n".join(lines) + "\n")
+    return lines

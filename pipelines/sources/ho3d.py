@@ -1,0 +1,273 @@
+"""HO-3D, versions 2 and 3: hands that hold objects, seen by one to five cameras, with all keypoints in 3D.
+
+Hampali et al., "HOnnotate: A method for 3D Annotation of Hand and Object Poses", CVPR 2020. The layout is that of the
+authors' public scripts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.index import Index
+from pipelines.sources.boxes import read_boxes, squares_around
+from pipelines.sources.mano import MANO_TO_KEYPOINTS
+from pipelines.sources.numpy_pickle import read_numpy_pickle
+from pipelines.sources.remembered import Tables, remembered
+
+KEYPOINTS: Final = 21
+VALIDATION_FRAC: Final = 0.1
+
+OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
+"""The annotations have y up and the hand along negative z; here y points down and z forward."""
+
+_ENDINGS: Final = ("jpg", "png", "jpeg")
+_LINE: Final = re.compile(r"[\w-]+/[\w-]+")
+
+log = logging.getLogger(__name__)
+
+
+def load_ho3d(
+    root: Path,
+    *,
+    part: Literal["training", "evaluation"] = "training",
+    split: Literal["all", "train", "val"] = "all",
+    boxes: Path | None = None,
+) -> Index:
+    """The frames that `train.txt` or `evaluation.txt` lists, in its order.
+
+    `root` holds these lists, whose lines are SEQUENCE/FRAME, and `train/SEQUENCE/rgb/FRAME.png` (version 2) or `.jpg`
+    (version 3) with `train/SEQUENCE/meta/FRAME.pkl`; likewise `evaluation/`. The pickles are read without running
+    them, see `numpy_pickle`. All hands are right ones.
+
+    Keypoints are camMat times handJoints3D, after OpenGL's axes and MANO's order are turned into those of `Index`; the
+    corner-based frame is assumed, as for FreiHAND. Their square is the box. The evaluation part publishes the wrist
+    and a box (handBoundingBox) only: the other keypoints are NaN, unless `root` holds the `evaluation_xyz.json` that
+    was published later.
+
+    Listed frames whose image is missing, or whose annotation has no hand, are left out and counted in one warning.
+    The group is a moment: the frames of the same number in the sequences of one recording, whose names differ in the
+    last of at least two digits, the camera.
+
+    Args:
+        root: see above.
+        part: which of the lists.
+        split: "train" and "val" divide the recordings of the training part 90/10, always in the same way.
+        boxes: a file for `read_boxes`, which calls an image "train/ABF10/rgb/0000.png"; without it, the keypoints'.
+
+    Returns:
+        The index, with targets K, xyz_m and scale_m.
+
+    Raises:
+        UserError: a file is missing or does not fit the layout, a pickle asks for more than arrays, or no frame is
+            there.
+    """
+    if part == "evaluation" and split != "all":
+        raise UserError(f"split {split!r} of HO-3D's evaluation part: only training is split. Use split 'all'.")
+    folder = "train" if part == "training" else "evaluation"
+    frames = _listed_frames(root, folder)
+    listed = len(frames)
+    # Before the split, so that an evaluation_xyz.json, which has no names, can be counted off.
+    places = np.arange(listed)
+    if split != "all":
+        places = np.flatnonzero(_in_split(root, frames, split))
+    paths = _stored_paths(root, folder, [frames[place] for place in places.tolist()])
+    there = np.array([path is not None for path in paths], bool)
+    if not there.any():
+        sequence, frame = frames[places[0]]
+        raise UserError(
+            f"{root}: none of the {len(places)} images is there, such as {folder}/{sequence}/rgb/{frame}.png (or "
+            ".jpg). Unpack the dataset again, or check data.root."
+        )
+    places = places[there]
+    stored = [path for path in paths if path is not None]
+    tables = _annotations(root, folder, [frames[place] for place in places.tolist()])
+    xyz_m, box_px = tables["xyz_m"], tables["box_px"]
+    if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
+        xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", listed)[places]
+    keypoints_px = _project_px(tables["K"], xyz_m)
+    whole = np.isfinite(keypoints_px).all(axis=(1, 2), keepdims=True)[:, 0]  # (N, 1)
+    low_px = np.where(whole, keypoints_px.min(axis=1), box_px[:, :2])
+    high_px = np.where(whole, keypoints_px.max(axis=1), box_px[:, 2:])
+    usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))
+    if len(usable) < len(there):
+        log.warning(
+            "%s: %d of %d listed frames are used; the images of %d are missing, and the annotations of %d have no hand",
+            root / f"{folder}.txt",
+            len(usable),
+            len(there),
+            (~there).sum(),
+            there.sum() - len(usable),
+        )
+    if not len(usable):
+        raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
+    used = [frames[place] for place in places[usable].tolist()]
+    names = [stored[row] for row in usable.tolist()]
+    xyz_m = xyz_m[usable]
+    return Index(
+        name=f"ho3d {part}",
+        root=root,
+        paths=names,
+        box_px=squares_around(low_px[usable], high_px[usable]) if boxes is None else read_boxes(boxes, names),
+        keypoints_px=keypoints_px[usable].astype(np.float32),
+        group=np.array([_number(f"{_recording(sequence)}/{frame}") for sequence, frame in used]),
+        targets={
+            "K": tables["K"][usable].astype(np.float32),
+            "xyz_m": xyz_m.astype(np.float32),
+            "scale_m": np.linalg.norm(xyz_m[:, 10] - xyz_m[:, 9], axis=1).astype(np.float32),
+        },
+    )
+
+
+def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
+    file = root / f"{folder}.txt"
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; expected HO-3D there, with {folder}.txt. Check data.root.")
+    try:
+        lines = file.read_text(encoding="utf-8").split()
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; expected the list of HO-3D's frames. Check data.root.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as text ({error}). Unpack the dataset again.") from error
+    if not lines:
+        raise UserError(f"{file}: empty; expected lines like ABF10/0000. Unpack the dataset again.")
+    for number, line in enumerate(lines, start=1):
+        if not _LINE.fullmatch(line):
+            raise UserError(
+                f"{file}, line {number}: {line[:80]!r}; expected SEQUENCE/FRAME, such as ABF10/0000. "
+                "Unpack the dataset again."
+            )
+    return [(sequence, frame) for sequence, _, frame in (line.partition("/") for line in lines)]
+
+
+def _recording(sequence: str) -> str:
+    """The sequences of several cameras have names of at least two digits, the last being the camera."""
+    return sequence[:-1] if re.search(r"\d\d$", sequence) else sequence
+
+
+def _number(name: str) -> int:
+    """The same 63 bits for a name on every machine."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.NDArray[np.bool_]:
+    """Mask of the frames of a split: the recordings with the smallest hashes are the validation set."""
+    of_frame = [_recording(sequence) for sequence, _ in frames]
+    recordings = sorted(set(of_frame), key=_number)
+    if len(recordings) < 2:
+        raise UserError(f"{root}: one recording, {recordings[0]!r}, cannot be split. Use split 'all', or a larger set.")
+    held_out = set(recordings[: max(1, round(VALIDATION_FRAC * len(recordings)))])
+    return np.array([(recording in held_out) == (split == "val") for recording in of_frame], bool)
+
+
+def _stored_paths(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> list[str | None]:
+    """The image of each frame relative to root, or None where there is none."""
+    listings: dict[str, frozenset[str]] = {}
+    paths: list[str | None] = []
+    for sequence, frame in frames:
+        inside = f"{folder}/{sequence}/rgb"
+        if inside not in listings:
+            try:
+                listings[inside] = frozenset(os.listdir(root / inside))  # noqa: PTH208  half the cost of iterdir
+            except OSError:
+                listings[inside] = frozenset()
+        found = [f"{inside}/{frame}.{ending}" for ending in _ENDINGS if f"{frame}.{ending}" in listings[inside]]
+        paths.append(found[0] if found else None)
+    return paths
+
+
+def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> Tables:
+    """Of each frame K (N, 3, 3), xyz_m (N, 21, 3) and box_px (N, 4) x0, y0, x1, y1; NaN where there is none."""
+    metas = [root / folder / sequence / "meta" for sequence in sorted({sequence for sequence, _ in frames})]
+    for meta in metas:
+        if not meta.is_dir():
+            raise UserError(f"{meta}: no such folder; expected the annotations of {folder}.txt. Unpack it again.")
+    listed = hashlib.blake2b(repr(frames).encode(), digest_size=8).hexdigest()
+
+    def read() -> Tables:
+        log.info("%s: reading %d annotations, once", root / folder, len(frames))
+        tables = {
+            "K": np.full((len(frames), 3, 3), np.nan),
+            "xyz_m": np.full((len(frames), KEYPOINTS, 3), np.nan),
+            "box_px": np.full((len(frames), 4), np.nan),
+        }
+        for row, (sequence, frame) in enumerate(frames):
+            file = root / folder / sequence / "meta" / f"{frame}.pkl"
+            content = read_numpy_pickle(file)
+            joints = _numbers(file, content, "handJoints3D", [(KEYPOINTS, 3), (3,)])
+            intrinsics = _numbers(file, content, "camMat", [(3, 3)])
+            box = _numbers(file, content, "handBoundingBox", [(4,)])
+            if joints is not None and intrinsics is not None:
+                tables["K"][row] = intrinsics
+                if joints.ndim == 2:
+                    tables["xyz_m"][row] = _in_our_frame(joints)
+                else:
+                    tables["xyz_m"][row, 0] = joints * OPENGL_TO_CAMERA
+            if box is not None:
+                tables["box_px"][row] = box
+        return tables
+
+    return remembered(f"ho3d-1-{listed}", metas, read)
+
+
+def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """(..., 21, 3) of HO-3D in the axes and the order of `Index`."""
+    reordered: npt.NDArray[np.float64] = joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA
+    return reordered
+
+
+def _numbers(
+    file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]
+) -> npt.NDArray[np.float64] | None:
+    """An array of the annotation, or None where it has none."""
+    value = content.get(key)
+    if value is None:
+        return None
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.full(1, np.nan)
+    if array.shape not in shapes or not np.isfinite(array).all():
+        wanted = " or ".join(" x ".join(map(str, shape)) for shape in shapes)
+        raise UserError(
+            f"{file}: {key} is {' x '.join(map(str, array.shape)) or 'a single'} number(s); expected {wanted} finite "
+            "ones. Unpack the dataset again."
+        )
+    return array
+
+
+def _evaluation_xyz(file: Path, listed: int) -> npt.NDArray[np.float64]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: not a readable JSON file ({error}). Download it again.") from error
+    entries = len(content) if isinstance(content, list) else 0
+    if entries != listed:
+        raise UserError(
+            f"{file}: keypoints of {entries} frames, but evaluation.txt lists {listed}. Use both of one version."
+        )
+    try:
+        joints = np.array(content, dtype=np.float64)
+    except (TypeError, ValueError):
+        joints = np.empty(0)
+    if joints.shape != (listed, KEYPOINTS, 3) or not np.isfinite(joints).all():
+        raise UserError(f"{file}: expected {KEYPOINTS} x 3 finite numbers for each frame. Download it again.")
+    return _in_our_frame(joints)
+
+
+def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Pixels (N, 21, 2); NaN behind the camera and where a keypoint is not known."""
+    homogeneous = xyz_m @ intrinsics.transpose(0, 2, 1)
+    depth = np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan)
+    pixels: npt.NDArray[np.float64] = homogeneous[..., :2] / depth
+    return pixels

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from models.hand import permutation
+from pipelines.sources import DataConfig, load_index
+from pipelines.sources.ho3d import load_ho3d
+from tests.pipelines.sources.layouts import HO3D_K, ho3d_joints, ho3d_meta, python2_pickle, write_ho3d, write_image
+
+SEQUENCES = {"ABF10": 3, "ABF11": 3, "MC1": 2, "MC2": 2}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "ho3d"
+    write_ho3d(root, "train", SEQUENCES)
+    write_ho3d(root, "evaluation", {"SM1": 2, "AP10": 2})
+    return root
+
+
+def camera_frame(joints: np.ndarray) -> np.ndarray:
+    """By the definition: OpenGL's y and z the other way, MANO's order by name."""
+    return np.asarray((joints * [1, -1, -1])[permutation("ho3d", "freihand")])
+
+
+def projected(xyz_m: np.ndarray) -> np.ndarray:
+    x, y, z = xyz_m.T
+    return np.stack([310 * x / z + 160.5, 312 * y / z + 119.25], axis=1)
+
+
+def test_training_part(root: Path) -> None:
+    index = load_ho3d(root)
+    assert len(index) == 10
+    assert index.paths[:4] == [f"train/ABF10/rgb/{frame:04d}.png" for frame in range(3)] + ["train/ABF11/rgb/0000.png"]
+    assert all(index.path(row).is_file() for row in range(10))
+    assert index.mirror is None
+    assert index.keypoints_px is not None
+    assert all(array.dtype == np.float32 for array in (index.keypoints_px, *index.targets.values()))
+    for row, seed in ((0, 0), (4, 101), (9, 301)):
+        xyz_m = camera_frame(ho3d_joints(seed))
+        assert (xyz_m[:, 2] > 0).all()
+        np.testing.assert_allclose(index.targets["xyz_m"][row], xyz_m, rtol=1e-5)
+        np.testing.assert_allclose(index.targets["K"][row], HO3D_K)
+        np.testing.assert_allclose(index.targets["scale_m"][row], np.linalg.norm(xyz_m[10] - xyz_m[9]), rtol=1e-4)
+        keypoints_px = projected(xyz_m)
+        np.testing.assert_allclose(index.keypoints_px[row], keypoints_px, rtol=1e-4)
+        low, high = keypoints_px.min(axis=0), keypoints_px.max(axis=0)
+        np.testing.assert_allclose(index.box_px[row], [*(low + high) / 2, (high - low).max()], rtol=1e-4)
+
+
+def test_frames_of_one_moment_are_a_group(root: Path) -> None:
+    index = load_ho3d(root)
+    assert index.group is not None
+    group = index.group.tolist()
+    assert group[:3] == group[3:6]  # two cameras of one recording
+    assert len(set(group)) == 3 + 2 + 2
+
+
+def test_splits_keep_recordings_whole(root: Path) -> None:
+    train, val, both = (load_ho3d(root, split=split) for split in ("train", "val", "all"))
+    assert sorted([*train.paths, *val.paths]) == sorted(both.paths)
+    assert len(val)
+    recordings = [{path.split("/")[1][:3] for path in index.paths} for index in (train, val)]
+    assert not recordings[0] & recordings[1]
+    assert {path.split("/")[1] for path in val.paths} == {"MC1"}  # golden: a published split must never move
+
+
+def test_version_3_has_jpeg_files(tmp_path: Path) -> None:
+    write_ho3d(tmp_path, "train", {"ABF10": 2}, ending="jpg")
+    assert load_ho3d(tmp_path).paths == ["train/ABF10/rgb/0000.jpg", "train/ABF10/rgb/0001.jpg"]
+
+
+def test_evaluation_part_knows_wrist_and_box(root: Path) -> None:
+    index = load_ho3d(root, part="evaluation")
+    assert index.paths[0] == "evaluation/SM1/rgb/0000.png"
+    np.testing.assert_allclose(index.box_px, [[140, 130, 140]] * 4)
+    wrist = ho3d_joints(101)[0] * [1, -1, -1]
+    np.testing.assert_allclose(index.targets["xyz_m"][3, 0], wrist, rtol=1e-5)
+    assert index.keypoints_px is not None
+    np.testing.assert_allclose(index.keypoints_px[3, 0], projected(wrist[None])[0], rtol=1e-4)
+    assert np.isnan(index.keypoints_px[:, 1:]).all()
+    assert np.isnan(index.targets["xyz_m"][:, 1:]).all()
+    assert np.isnan(index.targets["scale_m"]).all()
+
+
+def test_published_evaluation_keypoints_are_used(root: Path) -> None:
+    joints = [ho3d_joints(seed).tolist() for seed in (7, 8, 9, 10)]
+    (root / "evaluation_xyz.json").write_text(json.dumps(joints))
+    (root / "evaluation/SM1/rgb/0001.png").unlink()  # the second row must not shift the others
+    index = load_ho3d(root, part="evaluation")
+    expected = [camera_frame(ho3d_joints(seed)) for seed in (7, 9, 10)]
+    np.testing.assert_allclose(index.targets["xyz_m"], expected, rtol=1e-5)
+    assert index.keypoints_px is not None
+    low, high = index.keypoints_px.min(axis=1), index.keypoints_px.max(axis=1)
+    np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-4)
+
+
+def test_missing_images_and_frames_without_a_hand_are_counted_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "train/ABF10/rgb/0001.png").unlink()
+    empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
+    (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))
+    index = load_ho3d(root)
+    assert len(index) == 8
+    assert [record.message for record in caplog.records] == [
+        f"{root}/train.txt: 8 of 10 listed frames are used; the images of 1 are missing, and the annotations of 1 have "
+        "no hand"
+    ]
+    np.testing.assert_allclose(index.targets["xyz_m"][1], camera_frame(ho3d_joints(2)), rtol=1e-5)
+
+
+def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_ho3d(root)
+    assert len(list(cache.glob("ho3d-*.npz"))) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.sources.ho3d.read_numpy_pickle", None)  # nobody may read again
+        np.testing.assert_array_equal(load_ho3d(root).targets["xyz_m"], first.targets["xyz_m"])
+    assert len(load_ho3d(root, split="train")) < len(first)  # another selection is another entry
+    write_image(root / "train/MC1/rgb/0009.png", 320, 240)
+    (root / "train/MC1/meta/0009.pkl").write_bytes(python2_pickle(ho3d_meta(9)))
+    (root / "train.txt").write_text("MC1/0009\n")
+    np.testing.assert_allclose(load_ho3d(root).targets["xyz_m"], [camera_frame(ho3d_joints(9))], rtol=1e-5)
+
+
+def test_by_configuration(root: Path) -> None:
+    boxes = root.parent / "boxes.json"
+    boxes.write_text(json.dumps({"evaluation/SM1/rgb/0000.png": [10, 20, 30, 60]}))
+    index = load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", box=str(boxes), box_margin=2))
+    np.testing.assert_allclose(index.box_px, [[20, 40, 80], *[[0, 0, 0]] * 3])
+    half = load_index(DataConfig(source="ho3d", root=str(root), label_fraction=0.5))
+    assert half.group is not None
+    assert len(set(half.group.tolist())) == 4
+    with pytest.raises(UserError, match="only training is split"):
+        load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"))
+
+
+class Runs:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def meta(**change: Any) -> Any:
+    def damage(root: Path) -> None:
+        content = {key: value for key, value in {**ho3d_meta(0), **change}.items() if value is not None}
+        (root / "train/MC1/meta/0001.pkl").write_bytes(pickle.dumps(content))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: root.rename(root.parent / "gone"), r"no such folder; expected HO-3D there, with train\.txt"),
+        (lambda root: (root / "train.txt").unlink(), r"train\.txt: no such file; expected the list"),
+        (lambda root: (root / "train.txt").write_text("\n"), r"train\.txt: empty; expected lines like ABF10/0000"),
+        (lambda root: (root / "train.txt").write_text("ABF10/0000\nx\n"), r"train\.txt, line 2: 'x'; expected SEQ"),
+        (lambda root: (root / "train.txt").write_text("../a/b\n"), r"line 1: '\.\./a/b'; expected"),
+        (lambda root: (root / "train.txt").write_bytes(b"\xff\xfe"), r"train\.txt: cannot be read as text"),
+        (lambda root: (root / "train").rename(root / "training"), r"none of the 10 images is there, such as train/A"),
+        (lambda root: (root / "train/MC1/meta").rename(root / "m"), r"train/MC1/meta: no such folder"),
+        (lambda root: (root / "train/MC1/meta/0001.pkl").unlink(), r"0001\.pkl: no such file; expected the sample's"),
+        (lambda root: (root / "train/MC1/meta/0001.pkl").write_bytes(b"x"), r"0001\.pkl: not a readable pickle"),
+        (meta(handJoints3D=np.zeros((20, 3))), r"0001\.pkl: handJoints3D is 20 x 3 number\(s\); expected 21 x 3 or"),
+        (meta(camMat=np.full((3, 3), np.nan)), r"0001\.pkl: camMat is 3 x 3 number\(s\); expected 3 x 3 finite"),
+        (meta(camMat="text"), r"0001\.pkl: camMat is 1 number\(s\)"),
+        (meta(camMat=Runs("touch was_here")), r"0001\.pkl: this pickle asks for '\w+\.system', and only"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_ends_in_one_line(
+    root: Path, damage: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root.parent)
+    damage(root)
+    with pytest.raises(UserError, match=message) as caught:
+        load_ho3d(root)
+    assert "\n" not in str(caught.value)
+    assert str(root) in str(caught.value)
+    assert not (root.parent / "was_here").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1", "not a readable JSON file"),
+        (json.dumps([np.zeros((21, 3)).tolist()] * 3), r"keypoints of 3 frames, but evaluation\.txt lists 4"),
+        (json.dumps([[1, 2]] * 4), "expected 21 x 3 finite numbers for each"),
+        ("{}", "keypoints of 0 frames"),
+    ],
+)
+def test_wrong_evaluation_keypoints_are_named(root: Path, content: str, message: str) -> None:
+    (root / "evaluation_xyz.json").write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        load_ho3d(root, part="evaluation")
+    assert str(root / "evaluation_xyz.json") in str(caught.value)
+
+
+def test_one_recording_cannot_be_split(tmp_path: Path) -> None:
+    write_ho3d(tmp_path, "train", {"ABF10": 1, "ABF11": 1})
+    with pytest.raises(UserError, match="one recording, 'ABF1', cannot be split"):
+        load_ho3d(tmp_path, split="val")
+
+
+def test_no_hand_at_all(tmp_path: Path) -> None:
+    write_ho3d(tmp_path, "train", {"ABF10": 1})
+    (tmp_path / "train/ABF10/meta/0000.pkl").write_bytes(python2_pickle({"objName": "x"}))
+    with pytest.raises(UserError, match=r"no annotation in train/\*/meta has a hand"):
+        load_ho3d(tmp_path)

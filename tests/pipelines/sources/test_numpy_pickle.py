@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.sources.numpy_pickle import read_numpy_pickle
+from tests.pipelines.sources.layouts import ho3d_meta, python2_pickle
+
+CONTENT: dict[str, Any] = {
+    "float64": np.arange(12.0).reshape(3, 4),
+    "float32": np.array([[1.5, -2]], np.float32),
+    "columns first": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "big-endian": np.arange(3, dtype=">i4"),
+    "bool": np.array([True, False]),
+    "text": np.array(["ab", "c"]),
+    "empty": np.zeros((0, 3)),
+    "number": np.float64(2.5),
+    "string": "021_bleach_cleanser",
+    "none": None,
+    "list": [1, 2.5, "x"],
+}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("module", ["numpy.core", "numpy._core"])
+def test_arrays_come_as_numpy_reads_them(tmp_path: Path, protocol: int, module: str) -> None:
+    data = pickle.dumps(CONTENT, protocol=protocol)
+    if protocol < 4:  # later ones give the length of the name before it
+        data = data.replace(b"numpy._core", module.encode())
+    file = tmp_path / "a.pkl"
+    file.write_bytes(data)
+    found = read_numpy_pickle(file)
+    assert found.keys() == CONTENT.keys()
+    for key, value in CONTENT.items():
+        assert type(found[key]) is type(value)
+        np.testing.assert_array_equal(found[key], value)
+        if isinstance(value, np.ndarray):
+            assert found[key].dtype == value.dtype
+            assert found[key].shape == value.shape
+
+
+def test_what_python_2_wrote(tmp_path: Path) -> None:
+    """The fixture is a real one: NumPy itself reads it, to the same."""
+    meta = ho3d_meta(3)
+    file = tmp_path / "a.pkl"
+    file.write_bytes(python2_pickle(meta))
+    found = read_numpy_pickle(file)
+    by_numpy = pickle.loads(file.read_bytes(), encoding="latin1")
+    assert found.keys() == by_numpy.keys() == meta.keys()
+    for key, value in meta.items():
+        np.testing.assert_array_equal(found[key], value)
+        np.testing.assert_array_equal(found[key], by_numpy[key])
+
+
+def test_an_array_of_objects_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "a.pkl"
+    file.write_bytes(pickle.dumps({"objects": np.array([{"a": 1}, None], dtype=object), "x": np.ones(2)}))
+    found = read_numpy_pickle(file)
+    assert found["objects"] is None
+    assert found["x"].tolist() == [1, 1]
+
+
+class Runs:
+    """Pickled, it says: call this function with these arguments."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def attacks(witness: Path) -> dict[str, bytes]:
+    """Pickles that make `witness` when they are trusted."""
+    command = f"touch {witness}"
+    arrays = np.array([Runs(os.system, command)], dtype=object)
+    return {
+        "os.system": pickle.dumps({"camMat": Runs(os.system, command)}),
+        "by its real name": pickle.dumps({"camMat": Runs(os.system, command)}, protocol=0),
+        "eval": pickle.dumps({"camMat": Runs(eval, f"open({str(witness)!r}, 'w').close()")}),
+        "inside an array": pickle.dumps({"camMat": arrays}),
+        "as the whole": pickle.dumps(Runs(os.system, command)),
+        "as a key": pickle.dumps({("a", Runs(os.system, command)): 1}),
+        "INST": f"(S'{command}'\nios\nsystem\n.".encode(),
+        "after the end of a dictionary": pickle.dumps({}, protocol=2)[:-1] + pickle.dumps(Runs(os.system, command)),
+        "a dotted name": b"\x80\x04\x8c\x16numpy._core.multiarray\x8c\x18_reconstruct.__globals__\x93.",
+        "a NumPy function": b"cnumpy\nload\n(S'x.npy'\ntR.",
+        "NumPy's own tests run commands": b"cnumpy.testing._private.utils\nrunstring\n(S'1'\n}tR.",
+        "a class of the library": b"cpipelines.sources.numpy_pickle\n_Array\n.",
+        "chumpy": b"cchumpy.ch\nCh\n.",
+    }
+
+
+@pytest.mark.parametrize("attack", attacks(Path("x")))
+def test_a_pickle_runs_nothing(tmp_path: Path, attack: str) -> None:
+    witness = tmp_path / "was_here"
+    file = tmp_path / "a.pkl"
+    file.write_bytes(attacks(witness)[attack])
+    with pytest.raises(UserError, match=r"this pickle asks for '.*Nothing of it was run") as caught:
+        read_numpy_pickle(file)
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert not witness.exists()
+
+
+def test_the_attacks_are_real(tmp_path: Path) -> None:
+    witness = tmp_path / "was_here"
+    for attack in ("os.system", "by its real name", "eval", "inside an array", "INST"):
+        pickle.loads(attacks(witness)[attack])
+        assert witness.exists()
+        witness.unlink()
+
+
+DTYPE = b"cnumpy\ndtype\n(S'f8'\nI0\nI1\ntR"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "nothing": b"",
+        "no pickle": b"\xff\xd8\xff\xe0\0\x10JFIF",
+        "cut": python2_pickle(ho3d_meta(0))[:-30],
+        "no dictionary": pickle.dumps([1, 2]),
+        "bytes that do not fill the shape": b"(dS'a'\n" + ARRAY + b"(I1\n(I5\nt" + DTYPE + b"I00\nS'xxxxxxxx'\ntbs.",
+        "a huge shape": b"(dS'a'\n" + ARRAY + b"(I1\n(L99999999999999L\nt" + DTYPE + b"I00\nS'xxxxxxxx'\ntbs.",
+        "a shape of text": b"(dS'a'\n" + ARRAY + b"(I1\nS'ab'\n" + DTYPE + b"I00\nS'xxxxxxxx'\ntbs.",
+        "no dtype": b"(dS'a'\n" + ARRAY + b"(I1\n(I1\ntS'f8'\nI00\nS'xxxxxxxx'\ntbs.",
+        "records": b"(dS'a'\n" + DTYPE + b"(I3\nS'<'\nN(S'x'\nt(dI-1\nI-1\nI0\ntbs.",
+        "a dtype with a call": b"(dS'a'\ncnumpy\ndtype\n(S'V8,O'\ntRs.",
+        "an array without its state": b"(dS'a'\n" + ARRAY + b"s.",
+        "another codec": b"(dS'a'\nc_codecs\nencode\n(Vx\nS'hex'\ntRs.",
+        "a deep list": b"(" * 100_000 + b".",
+    }.values(),
+)
+def test_a_damaged_pickle_is_one_line(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "a.pkl"
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.pkl: not a readable pickle of arrays") as caught:
+        read_numpy_pickle(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.pkl: no such file"):
+        read_numpy_pickle(tmp_path / "a.pkl")
+    with pytest.raises(UserError, match=r"cannot be read"):
+        read_numpy_pickle(tmp_path)
