@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_image
-from torchvision.transforms import InterpolationMode
+from torchvision.transforms import Compose, InterpolationMode, Normalize, ToTensor
 from torchvision.transforms.v2 import functional
 
 from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
@@ -24,14 +24,13 @@ from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
 PREFETCH_BATCHES: Final = 2
 """Batches that a worker makes ahead, torch's own default; 4 and 8 were no faster."""
 
+_NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+
 _LEVELS: Final = np.arange(256, dtype=np.float32)
 
 
 class OpencvSamples(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
-    """The pipeline of PeCLR's authors, as one would write it for these views: a sample at a time, in OpenCV and NumPy.
-
-    Theirs turns the whole image, crops, resizes by area and hands over normalised float32; this one warps once,
-    straight from the source, and hands over uint8, which is less work. The jitter is theirs: OpenCV's 8-bit HSV.
+    """The authors' jitter in fewer steps than theirs: one warp, straight from the source, and uint8 handed over.
 
     Args:
         paths: (N,) image files.
@@ -72,6 +71,28 @@ def jitter_hsv(view: Any, one: Draw) -> npt.NDArray[np.uint8]:
     jittered = [hue * one.hue, saturation * one.saturation, value * one.value + 255 * one.value_shift]
     hsv = cv2.merge([np.clip(channel, 0, 255).astype(np.uint8) for channel in jittered])
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB))
+
+
+class AuthorsSamples(OpencvSamples):
+    """The pipeline of PeCLR's authors in its own steps, with their tools, for the ranges that all peers draw from.
+
+    Turn the whole image, crop (cut off where the image ends), resize by area, jitter in OpenCV's 8-bit HSV, ToTensor
+    and Normalize: float32. Left out is what theirs does with the keypoints.
+    """
+
+    def _view(self, source: Any, box_px: Sequence[float], one: Draw) -> tuple[Tensor, Tensor]:
+        height, width = source.shape[:2]
+        x_px, y_px, side_px = box_px
+        turn_px = cv2.getRotationMatrix2D((x_px, y_px), -one.rotation_deg, 1.0)
+        turned = cv2.warpAffine(source, turn_px, (width, height))
+        crop_px = round(side_px / one.scale)
+        left = max(round(x_px - crop_px * (0.5 + one.x_frac)), 0)
+        top = max(round(y_px - crop_px * (0.5 + one.y_frac)), 0)
+        crop = turned[top : top + crop_px, left : left + crop_px]
+        view = cv2.resize(crop, (VIEW_PX, VIEW_PX), interpolation=cv2.INTER_AREA)
+        factor = [[VIEW_PX / crop.shape[1]], [VIEW_PX / crop.shape[0]]]
+        matrix_px = (turn_px - [[0, 0, left], [0, 0, top]]) * factor
+        return _NORMALISED(jitter_hsv(view, one)), torch.from_numpy(matrix_px.astype(np.float32))
 
 
 class ViewsOfFiles(Dataset[Tensor], ABC):
@@ -173,6 +194,12 @@ def hsv_table(one: Draw) -> npt.NDArray[np.uint8]:
     table[0, :, 1] = np.rint(_LEVELS * one.saturation)
     table[0, :, 2] = np.minimum(np.rint(_LEVELS * one.value + 255 * one.value_shift), 255)
     return table
+
+
+def start_authors(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:
+    """Endless sizes of batches made by the authors' steps in `threads` worker processes."""
+    for first, *_ in sample_loader(AuthorsSamples(paths, boxes_px), threads, batch):
+        yield len(first)
 
 
 def start_opencv(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:

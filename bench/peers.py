@@ -50,15 +50,22 @@ PEERS: Final = [
     ),
     Peer(
         "OpenCV + DataLoader",
-        "the authors' pipeline, as one would write it for these views: a sample at a time, imread, cvtColor, one "
-        "warpAffine from source to view (theirs turns the whole image, crops and resizes), OpenCV's 8-bit HSV jittered "
-        "in NumPy; uint8 views (theirs are normalised float32) and matrices, default collation",
+        "the authors' pipeline, in its own steps: a sample at a time, imread, cvtColor, warpAffine of the whole image, "
+        "crop, resize by area, OpenCV's 8-bit HSV jittered in NumPy, ToTensor and Normalize; float32 views and their "
+        "matrices, default collation",
+        2,
+        dataloader_peers.start_authors,
+    ),
+    Peer(
+        "OpenCV + DataLoader, lean",
+        "the same jitter in fewer steps: one warpAffine from source to view, uint8 views and their matrices, default "
+        "collation",
         2,
         dataloader_peers.start_opencv,
     ),
     Peer(
         "OpenCV + DataLoader, tuned",
-        "the same views, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
+        "lean, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
         "written straight into shared memory; no matrices",
         2,
         dataloader_peers.start_tuned_opencv,

@@ -11,6 +11,7 @@ import torch
 from bench import augmentation, dali_peers, dataloader_peers
 from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
 from bench.dataloader_peers import (
+    AuthorsSamples,
     OpencvSamples,
     OpencvViews,
     TorchvisionViews,
@@ -99,7 +100,7 @@ def test_views_of_dataloader_peers(
     assert corners == [*LEVELS[:-1], 0]  # only the whole image's square reaches beyond the image
 
 
-def test_views_of_the_authors_pipeline(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_lean_opencv(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataloader_peers, "draw", lambda count, rng: [IDENTITY] * count)
     samples = OpencvSamples(paths, boxes_px)
     first, matrix_px, second, _ = (
@@ -112,7 +113,26 @@ def test_views_of_the_authors_pipeline(paths: list[Path], boxes_px: Boxes, monke
     np.testing.assert_allclose(matrix_px[0], source_to_view_px((100, 75, 60), IDENTITY), rtol=1e-6)
 
 
-def test_authors_pipeline_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
+def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
+    file = paths[0].with_name("picture.png")
+    coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
+    cv2.imwrite(str(file), cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC))
+    box_px = (100.0, 75.0, 60.0)  # far from the image's edge, where the authors' crop is cut off
+    one = Draw(30, 0.1, -0.05, 1.5, hue=1, saturation=1, value=1, value_shift=0)
+    source = cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB)
+    theirs, matrix_px = AuthorsSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
+    lean, lean_matrix_px = OpencvSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
+    assert theirs.shape == (3, VIEW_PX, VIEW_PX)
+    assert theirs.dtype == torch.float32
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    assert ((theirs * deviation + mean) * 255 - lean).abs().mean() < 6
+    corners = torch.tensor([[85.0, 115, 100], [60, 60, 90], [1, 1, 1]])
+    assert (
+        matrix_px @ corners - lean_matrix_px @ corners
+    ).abs().max() < 3  # whole pixels in the crop, half a pixel in its frame
+
+
+def test_opencv_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
     batches = iter(sample_loader(OpencvSamples(paths, boxes_px), 2, 4))
     first, matrix_px, second, _ = next(batches)
     assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
