@@ -96,7 +96,7 @@ def load_ho3d(
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
         xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", listed)[places]
     keypoints_px = _project_px(tables["K"], xyz_m)
-    whole = np.isfinite(keypoints_px).all(axis=(1, 2), keepdims=True)[:, 0]  # (N, 1)
+    whole = np.isfinite(keypoints_px).reshape(len(keypoints_px), -1).all(axis=1, keepdims=True)  # (N, 1)
     low_px = np.where(whole, keypoints_px.min(axis=1), box_px[:, :2])
     high_px = np.where(whole, keypoints_px.max(axis=1), box_px[:, 2:])
     usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))
