@@ -119,7 +119,7 @@ def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
     cv2.imwrite(str(file), cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC))
     box_px = (100.0, 75.0, 60.0)  # far from the image's edge, where the authors' crop is cut off
     one = Draw(30, 0.1, -0.05, 1.5, hue=1, saturation=1, value=1, value_shift=0)
-    source = cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB)
+    source = cv2.cvtColor(np.asarray(cv2.imread(str(file))), cv2.COLOR_BGR2RGB)
     theirs, matrix_px = AuthorsSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
     lean, lean_matrix_px = OpencvSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
     assert theirs.shape == (3, VIEW_PX, VIEW_PX)
