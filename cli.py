@@ -285,6 +285,32 @@ def bench_loader(
 @main.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--to",
+    type=click.Choice(["ours", "published", "lightning"]),
+    default="ours",
+    show_default=True,
+    help="Whose reading: ours, that of the authors' published files, or of their pre-training's checkpoints.",
+)
+def convert(source: Path, out: Path, to: Any) -> None:
+    """Convert weights of PeCLR's authors in SOURCE into ours, or a run of ours into theirs.
+
+    \b
+      python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
+      python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
+      python cli.py convert runs/finetune theirs.pth --to published
+
+    Names and shapes are checked, and nothing in the file is run. A published pose network becomes a checkpoint that
+    evaluate, predict and export take as a run.
+    """
+    from train.convert import convert as run
+
+    click.echo(run(source, out, to))
+
+
+@main.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 def export(source: Path, out: Path) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT as a torchvision ResNet.
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import safetensors
-import safetensors.torch
-import torch
 import torchvision
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from errors import UserError
+from models.weights import check_state, encoder_state, read_weights
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -26,7 +22,8 @@ class EncoderConfig:
     Attributes:
         name: a torchvision ResNet.
         weights: "imagenet" (torchvision's IMAGENET1K_V1, what the authors start from), "random", or the path of a file
-            with a torchvision ResNet state dict: .safetensors, or .pth, there also under the key "state_dict".
+            of weights, .safetensors or .pth: of a torchvision ResNet, as published by the authors (pre-trained or
+            fine-tuned), of their pre-training's Lightning checkpoints, or a checkpoint of ours.
     """
 
     name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
@@ -76,8 +73,17 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     if config.weights == "imagenet":
         state, origin = _imagenet_state(config.name), "torchvision's ImageNet weights"
     else:
-        state, origin = _read_state(Path(config.weights)), config.weights
-    _check_state(state, encoder, config.name, origin)
+        expected = 'the weights of a torchvision ResNet (.pth or .safetensors), "imagenet" or "random"'
+        state = encoder_state(read_weights(Path(config.weights), key="encoder.weights", expected=expected))
+        origin = config.weights
+    check_state(
+        state,
+        encoder.torchvision_state_dict(),
+        origin=f"encoder.weights: {origin}",
+        model=f"encoder.name = {config.name!r}",
+        remedy="expected torchvision's names and shapes; set encoder.name to the model of the file.",
+        ignored=lambda key: key.startswith("fc."),
+    )
     # torch adds the batch counters that files from before 2018 lack, since a plain dict carries no version.
     encoder.resnet.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
     return encoder
@@ -93,57 +99,6 @@ def _imagenet_state(name: str) -> Mapping[str, Tensor]:
             'set encoder.weights = "random", or to the path of a torchvision state dict (.pth or .safetensors).'
         ) from error
     return state
-
-
-def _read_state(path: Path) -> Mapping[str, Tensor]:
-    if not path.is_file():
-        raise UserError(
-            f"encoder.weights = {str(path)!r} is no file: "
-            'expected a torchvision ResNet state dict (.pth or .safetensors), "imagenet" or "random".'
-        )
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        safetensors.SafetensorError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-    ) as error:
-        raise UserError(
-            f"encoder.weights = {str(path)!r} cannot be read as a file of tensors only: "
-            "expected a torchvision ResNet state dict saved by torch.save or safetensors."
-        ) from error
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(
-            f"encoder.weights = {str(path)!r} holds no state dict: expected names to tensors, "
-            'at the top or under "state_dict".'
-        )
-    return content
-
-
-def _check_state(state: Mapping[str, Tensor], encoder: Encoder, name: str, origin: str) -> None:
-    wanted = encoder.torchvision_state_dict()
-    problems = [f"{key} is missing" for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
-    problems += [
-        f"{key} is {tuple(state[key].shape)} instead of {tuple(value.shape)}"
-        for key, value in wanted.items()
-        if key in state and state[key].shape != value.shape
-    ]
-    problems += [f"{key} is unknown" for key in state if key not in wanted and not key.startswith("fc.")]
-    if problems:
-        more = f" and {len(problems) - 1} more such" if len(problems) > 1 else ""
-        raise UserError(
-            f"encoder.weights: {origin} does not fit encoder.name = {name!r}: {problems[0]}{more}: "
-            "expected torchvision's names and shapes; set encoder.name to the model of the file."
-        )
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,308 @@
+import collections
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor
+from torch.nn import functional as F
+
+from errors import UserError
+from models.encoders import Encoder, EncoderConfig, build_encoder
+from models.hand import FINGERS, JOINTS, KEYPOINTS
+from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
+from models.pose import PoseConfig, PoseNetwork
+from models.projector import ProjectorConfig
+from models.weights import resnet_name
+from train.checkpoint import FORMAT, Checkpoints, load_checkpoint
+from train.convert import convert
+
+State = dict[str, Tensor]
+
+
+def published_pose(name: str = "resnet18", seed: int = 0) -> State:
+    """Names and shapes of the authors' published fine-tuned file, for a hand somewhere in the picture."""
+    torch.manual_seed(seed)
+    resnet = torchvision.models.get_model(name, weights=None)
+    state = {f"backend_model.{key}": value for key, value in resnet.state_dict().items() if key[:3] != "fc."}
+    for key, value in state.items():
+        if key.endswith("running_mean"):
+            value.normal_(0, 0.1)
+        if key.endswith("running_var"):
+            value.uniform_(0.8, 1.2)
+    features = resnet.fc.in_features
+    keypoints = torch.cat([torch.rand(21, 2) * 120 + 50, torch.randn(21, 1)], dim=1)
+    keypoints[[3, 8]] = torch.tensor([[110, 120, 0.2], [118, 95, 0.5]])  # a reference bone of usual size
+    resnet.load_state_dict({key[14:]: value for key, value in state.items()}, strict=False)
+    resnet.fc = torch.nn.Identity()
+    with torch.no_grad():
+        size = resnet.eval()(torch.randn(2, 3, 64, 64)).norm(dim=1).mean()
+    state["backend_model.fc.weight"] = torch.randn(64, features) / size  # the picture moves keypoints by about a pixel
+    state["backend_model.fc.weight"][2::3] /= 10  # and depths by a tenth
+    state["backend_model.fc.bias"] = torch.cat([keypoints.flatten(), torch.tensor([99.0])])
+    sizes = {"0": (128, 64), "1": (128,), "3": (128, 128), "4": (128,), "6": (1, 128)}
+    for layer, shape in sizes.items():
+        prefix = f"zroot_ref.zroot_ref.{layer}."
+        state[prefix + "weight"] = torch.randn(shape) * 0.2
+        state[prefix + "bias"] = torch.randn(shape[0]) * 0.1
+        if layer in "14":
+            state[prefix + "running_mean"], state[prefix + "running_var"] = torch.randn(128), torch.rand(128) + 0.5
+            state[prefix + "num_batches_tracked"] = torch.tensor(1000)
+    return state
+
+
+def theirs_by_hand(state: State, name: str, image: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """The authors' network, derived again from the papers' formulas, in their order of keypoints: float64."""
+    resnet = torchvision.models.get_model(name, weights=None, num_classes=64).double().eval()
+    resnet.load_state_dict({key[14:]: value for key, value in state.items() if key.startswith("backend_model.")})
+    mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    with torch.no_grad():
+        out = resnet((image.double() / 255 - mean) / std)[:, :63].reshape(-1, 21, 3)
+    kp2d, d = out[..., :2], out[..., 2].clone()
+    d[:, 0] = 0
+    rays = torch.linalg.solve(k[:, None], torch.cat([kp2d, torch.ones_like(kp2d[..., :1])], 2)[..., None])[..., 0]
+    # The reference bone: middle finger's mcp and pip in their order. |rays_n (z + d_n) - rays_m (z + d_m)| = 1.
+    n, m = 8, 3
+    slope, offset = rays[:, n] - rays[:, m], rays[:, n] * d[:, n : n + 1] - rays[:, m] * d[:, m : m + 1]
+    a, half_b, c = (slope**2).sum(1), (slope * offset).sum(1), (offset**2).sum(1) - 1
+    z = (-half_b + (half_b**2 - a * c).clamp(min=2.5e-9).sqrt()) / a.clamp(min=1e-8)
+    z = z.clamp(4, 50)
+    x = torch.cat([d, rays[..., :2].reshape(-1, 42), z[:, None]], dim=1)
+    weights = {key.removeprefix("zroot_ref.zroot_ref."): v.double() for key, v in state.items() if "zroot" in key}
+    for linear, norm in (("0", "1"), ("3", "4")):
+        x = x @ weights[linear + ".weight"].T + weights[linear + ".bias"]
+        x = (x - weights[norm + ".running_mean"]) / (weights[norm + ".running_var"] + 1e-5).sqrt()
+        x = F.leaky_relu(x * weights[norm + ".weight"] + weights[norm + ".bias"], 0.01)
+    refined = z + (x @ weights["6.weight"].T + weights["6.bias"])[:, 0]
+    return {"kp2d": kp2d, "d": d, "z": z, "refined": refined, "kp3d": rays * (d + refined[:, None])[..., None]}
+
+
+def in_freihands_order(theirs: Tensor) -> Tensor:
+    """By name: theirs are the wrist (palm), then all mcp, pip, dip, tip."""
+    names = ["wrist", *(f"{finger}_{joint}" for joint in JOINTS for finger in FINGERS)]
+    return theirs[:, [names.index(name) for name in KEYPOINTS]]
+
+
+def load_as_ours(path: Path) -> PoseNetwork:
+    saved = load_checkpoint(path)
+    pose = PoseConfig(**saved["config"]["pose"])
+    network = PoseNetwork(Encoder(saved["config"]["encoder"]["name"]), pose)
+    network.load_state_dict(saved["network"])
+    return network.eval()
+
+
+IMAGES = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+K = torch.tensor(
+    [[[480.0, 0, 112], [0, 470, 110], [0, 0, 1]], [[500.0, 0, 30], [0, 510, 200], [0, 0, 1]],
+     [[350.0, -200, 90], [200, 350, 80], [0, 0, 1]]]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_published_pose_network_gives_the_same_hands(name: str, tmp_path: Path) -> None:
+    state = published_pose(name)
+    torch.save({"state_dict": state}, tmp_path / "published.pth")
+    assert name in convert(tmp_path / "published.pth", tmp_path / "ours.pth", "ours")
+    expected = theirs_by_hand(state, name, IMAGES, K.double())
+    palm = in_freihands_order(expected["kp3d"])
+    joints = torch.cat([2 * palm[:, :1] - palm[:, 9:10], palm[:, 1:]], dim=1)  # their test code's wrist
+    network = load_as_ours(tmp_path / "ours.pth").double()
+    network.normalize.double()
+    with torch.no_grad():
+        features = network.encoder(network.normalize(IMAGES))
+        found = network.from_features(features, K.double(), side_px=224)  # theirs know one side only
+    for ours, theirs in (
+        (found.keypoints_px, in_freihands_order(expected["kp2d"])),
+        (found.relative_depth, in_freihands_order(expected["d"])),
+        (found.root_depth_unrefined, expected["z"]),
+        (found.root_depth, expected["refined"]),
+        (found.joints, joints),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert 4 < expected["z"].min() < expected["z"].max() < 50  # the closed form was at work, not the clamp
+
+
+def test_pose_network_there_and_back(tmp_path: Path) -> None:
+    state = published_pose()
+    torch.save({"state_dict": state}, tmp_path / "published.pth")
+    convert(tmp_path / "published.pth", tmp_path / "ours.pth", "ours")
+    said = convert(tmp_path / "ours.pth", tmp_path / "back.pth", "published")
+    assert ";" not in said  # nothing to warn about
+    back = torch.load(tmp_path / "back.pth", weights_only=True)["state_dict"]
+    state["backend_model.fc.weight"][-1], state["backend_model.fc.bias"][-1] = 0, 0  # the output that nothing reads
+    assert back.keys() == state.keys()
+    for key, value in state.items():
+        torch.testing.assert_close(back[key], value, rtol=1e-6, atol=1e-4 if key.endswith("fc.bias") else 1e-9)
+
+
+def test_pretrained_and_lightning_files_become_encoders(tmp_path: Path) -> None:
+    resnet = torchvision.models.resnet18(weights=None).state_dict()
+    torch.save({"state_dict": resnet}, tmp_path / "published.pth")
+    children = ["conv1", "bn1", "", "", "layer1", "layer2", "layer3", "layer4"]
+    lightning = {
+        f"encoder.features.{children.index(key.split('.')[0])}.{key.split('.', 1)[1]}": value
+        for key, value in resnet.items()
+        if key[:3] != "fc."
+    }
+    lightning |= {"encoder.final_layer.0.weight": torch.zeros(64, 512), "encoder.final_layer.0.bias": torch.zeros(64)}
+    lightning |= {"projection_head.0.weight": torch.zeros(512, 512)}
+    torch.save({"epoch": 3, "state_dict": lightning, "optimizer_states": [{"lr": 1.0}]}, tmp_path / "lightning.ckpt")
+    image = torch.randn(2, 3, 64, 64)
+    full = torchvision.models.resnet18(weights=None)
+    full.load_state_dict(resnet)
+    full.fc = torch.nn.Identity()
+    expected = full.eval()(image)
+    for source in ("published.pth", "lightning.ckpt"):
+        out = tmp_path / f"{source}.safetensors"
+        assert "resnet18" in convert(tmp_path / source, out, "ours")
+        for file in (out, tmp_path / source):  # encoder.weights also reads the source as it is
+            torch.testing.assert_close(build_encoder(EncoderConfig("resnet18", str(file))).eval()(image), expected)
+
+
+def test_encoders_start_from_published_pose_networks(tmp_path: Path) -> None:
+    state = published_pose()
+    torch.save({"state_dict": state}, tmp_path / "published.pth")
+    encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / "published.pth")))
+    assert torch.equal(encoder.resnet.conv1.weight, state["backend_model.conv1.weight"])
+
+
+def pretraining_checkpoint(folder: Path) -> State:
+    network = build_network(EncoderConfig("resnet18", "random"), ProjectorConfig()).state_dict()
+    config = {"encoder": {"name": "resnet18"}}
+    Checkpoints(folder / "checkpoints", keep=1).save(7, {"config": config, "network": network})
+    return dict(network)
+
+
+def test_our_pretraining_becomes_theirs(tmp_path: Path) -> None:
+    ours = pretraining_checkpoint(tmp_path / "run")
+    convert(tmp_path / "run", tmp_path / "lightning.pth", "lightning")
+    theirs = torch.load(tmp_path / "lightning.pth", weights_only=True)["state_dict"]
+    assert torch.equal(theirs["encoder.features.0.weight"], ours["encoder.resnet.conv1.weight"])
+    assert torch.equal(theirs["encoder.features.7.1.bn2.bias"], ours["encoder.resnet.layer4.1.bn2.bias"])
+    assert torch.equal(theirs["projection_head.3.weight"], ours["projector.3.weight"])
+    assert len(theirs) == len(ours)
+    # Their own loading copies "features" tensors in order into a torchvision ResNet.
+    names = [key for key in torchvision.models.resnet18().state_dict() if key[:3] != "fc."]
+    in_order = [value for key, value in theirs.items() if "features" in key]
+    assert all(torch.equal(ours[f"encoder.resnet.{n}"], value) for n, value in zip(names, in_order, strict=True))
+
+    convert(tmp_path / "run", tmp_path / "published.pth", "published")
+    resnet = torchvision.models.resnet18(weights=None)
+    resnet.load_state_dict(torch.load(tmp_path / "published.pth", weights_only=True)["state_dict"])  # strict, as theirs
+    assert torch.equal(resnet.conv1.weight, ours["encoder.resnet.conv1.weight"])
+    convert(tmp_path / "lightning.pth", tmp_path / "again.safetensors", "ours")
+    again = build_encoder(EncoderConfig("resnet18", str(tmp_path / "again.safetensors")))
+    assert torch.equal(again.resnet.conv1.weight, ours["encoder.resnet.conv1.weight"])
+
+
+class Callback:
+    """What Lightning's old checkpoints name: a class that the reader does not have."""
+
+
+def test_foreign_classes_in_a_file_are_not_needed_and_not_run(tmp_path: Path) -> None:
+    state = torchvision.models.resnet18(weights=None).state_dict()
+    settings: Any = collections.UserDict(lr=1)
+    content = {"state_dict": state, "callbacks": {Callback: {"best": 1.0}, "one": Callback()}, "hyper": settings}
+    torch.save(content, tmp_path / "foreign.pth")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "foreign.pth", weights_only=True)
+    convert(tmp_path / "foreign.pth", tmp_path / "ours.pth", "ours")
+    assert torch.equal(torch.load(tmp_path / "ours.pth", weights_only=True)["conv1.weight"], state["conv1.weight"])
+
+
+class Evil:
+    def __init__(self, run: Any, *arguments: Any) -> None:
+        self.run, self.arguments = run, arguments
+
+    def __reduce__(self) -> Any:
+        return self.run, self.arguments
+
+
+@pytest.mark.parametrize("run", [os.mkdir, exec, eval, Path.mkdir])
+def test_malicious_files_do_nothing(run: Any, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    argument = {os.mkdir: str(target), Path.mkdir: target}.get(run, f"__import__('os').mkdir({str(target)!r})")
+    torch.save({"state_dict": {"conv1.weight": torch.zeros(1)}, "evil": Evil(run, argument)}, tmp_path / "evil.pth")
+    with pytest.raises(UserError):
+        convert(tmp_path / "evil.pth", tmp_path / "out.pth", "ours")
+    assert not target.exists()
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
+    good = published_pose()
+    files: dict[str, object] = {
+        "no_refinement.pth": {k: v for k, v in good.items() if not k.startswith("zroot_ref.zroot_ref.6")},
+        "narrow.pth": {**good, "backend_model.fc.weight": torch.zeros(63, 512)},
+        "more.pth": {**good, "surprise": torch.zeros(1)},
+        "odd.pth": {"backend_model.layer1.0.conv1.weight": torch.zeros(1)},
+        "empty_dict.pth": {},
+        "vgg.pth": {"features.0.weight": torch.zeros(1)},
+        "text.pth": {"state_dict": "no"},
+        "gray.pth": {**torchvision.models.resnet18().state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)},
+    }
+    for file, content in files.items():
+        torch.save(content, tmp_path / file)
+    with zipfile.ZipFile(tmp_path / "zip.pth", "w") as archive:
+        archive.writestr("a", "b")
+    (tmp_path / "folder").mkdir()
+    for file, message in {
+        "absent.pth": "is no file",
+        "folder": "holds no checkpoint",
+        "zip.pth": "cannot be read",
+        "no_refinement.pth": "zroot_ref.zroot_ref.6.weight is missing and 1 more",
+        "narrow.pth": r"fc.weight is \(63, 512\) instead of \(64, 512\)",
+        "more.pth": "surprise is unknown",
+        "odd.pth": "no ResNet that is known",
+        "empty_dict.pth": "no ResNet that is known",
+        "vgg.pth": r"no ResNet that is known \(its first tensor is features.0.weight\)",
+        "text.pth": "holds no state dict",
+        "gray.pth": r"conv1.weight is \(64, 1, 7, 7\)",
+    }.items():
+        with pytest.raises(UserError, match=message) as caught:
+            convert(tmp_path / file, tmp_path / "out.pth", "ours")
+        assert file in str(caught.value)
+        assert not (tmp_path / "out.pth").exists()
+    torch.save(good, tmp_path / "good.pth")
+    pretraining_checkpoint(tmp_path / "run")
+    for source, out, to, message in (
+        ("good.pth", "out.onnx", "ours", "ends in .onnx; expected .pth or .safetensors"),
+        ("good.pth", "out.safetensors", "ours", "expected a name that ends in .pth"),
+        ("good.pth", "out.safetensors", "published", "expected .pth"),
+        ("run", "out.pth", "ours", "is a checkpoint of ours already"),
+        ("good.pth", "out.pth", "lightning", "is no pre-training run of ours"),
+        ("good.pth", "absent/out.pth", "ours", "cannot be written"),
+    ):
+        with pytest.raises(UserError, match=message):
+            convert(tmp_path / source, tmp_path / out, to)  # type: ignore[arg-type]
+
+
+def test_pose_networks_of_another_kind_cannot_be_theirs(tmp_path: Path) -> None:
+    def save(name: str, **changes: Any) -> Path:
+        pose = {"head": "linear", "refine": True, "root": "wrist", "first_keypoint": "wrist", **changes}
+        network = PoseNetwork(Encoder("resnet18"), PoseConfig(**pose)).state_dict()
+        config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 64}, "pose": pose}
+        torch.save({"format": FORMAT, "step": 1, "config": config, "network": network}, tmp_path / name)
+        return tmp_path / name
+
+    for changes, message in (
+        ({"head": "mlp"}, "pose.head = 'mlp'; the authors' pose network has 'linear' only"),
+        ({"refine": False}, "pose.refine = False"),
+        ({"root": "middle_mcp"}, "pose.root = 'middle_mcp'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            convert(save("other.pth", **changes), tmp_path / "out.pth", "published")
+    said = convert(save("small.pth"), tmp_path / "out.pth", "published")
+    assert "keypoint 0 is the wrist" in said
+    assert "views of 64 pixels" in said
+
+
+def test_resnets_are_known_by_their_blocks() -> None:
+    for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
+        with torch.device("meta"):
+            assert resnet_name(Encoder(name).torchvision_state_dict()) == name
+    assert resnet_name({}) is None

@@ -1,0 +1,189 @@
+"""Weights of the authors into ours and ours into theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from errors import UserError
+from models.encoders import Encoder
+from models.pose import PoseConfig, PoseNetwork
+from models.weights import (
+    PUBLISHED_SIDE_PX,
+    State,
+    check_state,
+    encoder_state,
+    naming,
+    pose_from_published,
+    pose_to_published,
+    read_weights,
+    resnet_name,
+    to_lightning,
+)
+from train.checkpoint import FORMAT, Checkpoints, load_checkpoint
+
+Target = Literal["ours", "published", "lightning"]
+
+PUBLISHED_BOX_MARGIN = 1 / 0.7
+"""The authors crop so that the rectangle around the keypoints takes 0.7 of the view's side."""
+PUBLISHED_POSE = PoseConfig(first_keypoint="palm")
+
+_EXPECTED = "published weights, a checkpoint of the authors' pre-training, or a run of ours"
+
+
+def convert(source: Path, out: Path, to: Target) -> str:
+    """Write the weights of `source` as somebody else reads them.
+
+    - "ours": an encoder (published, or from a Lightning checkpoint) becomes a file for `encoder.weights`; a published
+      pose network becomes a checkpoint that `evaluate`, `predict` and `export` take as a run.
+    - "published": an encoder in torchvision's names under "state_dict", with an `fc` of zeros, which the authors'
+      loading needs and nothing uses; a pose network as their `RN_25D_wMLPref` loads it.
+    - "lightning": a pre-training run as a checkpoint of their pre-training code, projection head included.
+
+    Args:
+        source: a file, or the folder of a run.
+        out: .pth, or .safetensors for an encoder of ours.
+        to: whose reading.
+
+    Returns:
+        What was written, in a line.
+
+    Raises:
+        UserError: `source` is none of these or does not fit, or `out` cannot be written.
+    """
+    path = _file_of(source)
+    endings = (".pth", ".safetensors") if to == "ours" else (".pth",)
+    if out.suffix not in endings:
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
+    state = read_weights(path, key="SOURCE", expected=_EXPECTED)
+    if to == "ours":
+        return _to_ours(state, path, out)
+    if to == "lightning":
+        return _to_lightning(state, path, out)
+    return _to_published(state, path, out)
+
+
+def _to_ours(state: State, path: Path, out: Path) -> str:
+    found = naming(state)
+    if found == "ours":
+        raise UserError(
+            f"{path} is a checkpoint of ours already; `export` writes its encoder, --to published converts it"
+        )
+    if found == "pose_published":
+        if out.suffix != ".pth":
+            raise UserError(f"{out}: a pose network comes with its configuration; expected a name that ends in .pth")
+        network, config = _published_pose(state, path)
+        _save({"format": FORMAT, "step": 0, "config": config, "network": network}, out)
+        return f"{out}: pose network on a {config['encoder']['name']}, its keypoints in FreiHAND's order"
+    encoder, name = _checked_encoder(state, path)
+    _save({key: tensor for key, tensor in encoder.items() if not key.startswith("fc.")}, out)
+    return f"{out}: {name}, torchvision's names, without fc; for encoder.weights"
+
+
+def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
+    """A published pose network as network state and the configuration that goes with it, shapes checked."""
+    encoder = resnet_name(encoder_state(state))
+    if encoder is None:
+        raise UserError(f"{path}: its backend_model is no ResNet that is known: expected {_EXPECTED}")
+    with torch.device("meta"):  # shapes alone
+        built = PoseNetwork(Encoder(encoder), PUBLISHED_POSE)
+        wanted = {f"backend_model.{key}": value for key, value in built.encoder.torchvision_state_dict().items()}
+        wanted["backend_model.fc.weight"] = torch.empty(64, built.encoder.feature_dim)
+        wanted["backend_model.fc.bias"] = torch.empty(64)
+    prefix = "refinement."
+    wanted |= {
+        "zroot_ref." + key.removeprefix(prefix): value
+        for key, value in built.state_dict().items()
+        if key.startswith(prefix)
+    }
+    check_state(
+        state, wanted, origin=str(path), model=f"the authors' pose network on a {encoder}",
+        remedy="expected their published file as it is; download it again.",
+    )  # fmt: skip
+    config = {
+        "encoder": {"name": encoder, "weights": "random"},
+        "pose": TypeAdapter(PoseConfig).dump_python(PUBLISHED_POSE, mode="json"),
+        "geometry": {"side_px": PUBLISHED_SIDE_PX},
+        "data": {"box": "joints", "box_margin": PUBLISHED_BOX_MARGIN},
+    }
+    return pose_from_published(state), config
+
+
+def _file_of(source: Path) -> Path:
+    if not source.is_dir():
+        return source
+    path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
+    if path is None:
+        raise UserError(f"{source} holds no checkpoint: expected {_EXPECTED}")
+    return path
+
+
+def _to_published(state: State, path: Path, out: Path) -> str:
+    if "head.weight" in state or "head.0.weight" in state:
+        return _pose_to_published(state, path, out)
+    encoder, name = _checked_encoder(state, path)
+    features = Encoder(name).feature_dim
+    fc = {"fc.weight": torch.zeros(1000, features), "fc.bias": torch.zeros(1000)}
+    _save({"state_dict": {**fc, **encoder}}, out)
+    return f'{out}: {name} in torchvision\'s names under "state_dict", fc without meaning'
+
+
+def _pose_to_published(state: State, path: Path, out: Path) -> str:
+    config = load_checkpoint(path)["config"]
+    pose, side_px = config["pose"], int(config["geometry"]["side_px"])
+    wanted = {"head": "linear", "refine": True, "root": "wrist"}
+    for key, value in wanted.items():
+        if pose[key] != value:
+            raise UserError(
+                f"{path}: pose.{key} = {pose[key]!r}; the authors' pose network has {value!r} only, so it cannot be "
+                "written as one"
+            )
+    _save({"state_dict": pose_to_published(state, side_px=side_px)}, out)
+    notes = []
+    if pose["first_keypoint"] != "palm":
+        notes.append("keypoint 0 is the wrist, so leave out their step from palm to wrist")
+    if side_px != PUBLISHED_SIDE_PX:
+        notes.append(f"made for views of {side_px} pixels, theirs are {PUBLISHED_SIDE_PX}")
+    return f"{out}: the authors' pose network on a {config['encoder']['name']}" + "".join(f"; {note}" for note in notes)
+
+
+def _to_lightning(state: State, path: Path, out: Path) -> str:
+    if naming(state) != "ours" or not any(key.startswith("projector.") for key in state):
+        raise UserError(
+            f"{path} is no pre-training run of ours, and only such become the authors' Lightning checkpoints"
+        )
+    _save({"state_dict": to_lightning(state)}, out)
+    return f"{out}: encoder and projection head in the names of the authors' pre-training code"
+
+
+def _checked_encoder(state: State, path: Path) -> tuple[State, str]:
+    encoder = encoder_state(state)
+    name = resnet_name(encoder)
+    if name is None:
+        first = next(iter(state), "nothing")
+        raise UserError(f"{path} holds no ResNet that is known (its first tensor is {first}): expected {_EXPECTED}")
+    with torch.device("meta"):
+        wanted = Encoder(name).torchvision_state_dict()
+    check_state(
+        encoder, wanted, origin=str(path), model=f"torchvision's {name}",
+        remedy=f"expected {_EXPECTED}.", ignored=lambda key: key.startswith("fc."),
+    )  # fmt: skip
+    return encoder, name
+
+
+def _save(content: Mapping[str, Any], out: Path) -> None:
+    try:
+        if out.suffix == ".safetensors":
+            tensors: dict[str, Tensor] = {key: value.contiguous() for key, value in content.items()}
+            save_file(tensors, out, metadata={"format": "pt"})
+        else:
+            torch.save(content, out)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{out} cannot be written: {error}") from error
