@@ -62,7 +62,7 @@ def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> li
             if index.keypoints_px is not None:
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
-                if np.isfinite(keypoints).all():  # of several sources, one may have none
+                if np.isfinite(keypoints).any():  # of several sources, one may have none
                     draw_hand(picture, keypoints * enlarge)
             pictures.append(picture)
         rows.append(pictures)

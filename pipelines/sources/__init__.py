@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from errors import UserError
 from pipelines.index import Index, join
+from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
 from pipelines.sources.ho3d import load_ho3d
@@ -25,7 +26,8 @@ class DataConfig:
     """Which images, and which square of each is the canonical view.
 
     Attributes:
-        source: layout of the files: "freihand", "youtube3d", "ho3d" or "folder" (any tree of JPEG and PNG files).
+        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", or "folder" (any tree of JPEG and
+            PNG files).
         root: the dataset's folder.
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
@@ -33,7 +35,8 @@ class DataConfig:
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
             boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
-            the square around the hand's mesh. HO-3D: a file of boxes, or else around the keypoints.
+            the square around the hand's mesh. HO-3D and Dexter+Object: a file of boxes, or else
+            around the keypoints.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: the canonical square is the box times this. The whole image takes no margin.
         regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
@@ -44,7 +47,7 @@ class DataConfig:
         weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
-    source: Literal["freihand", "youtube3d", "ho3d", "folder"] = "freihand"
+    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "folder"] = "freihand"
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
@@ -87,6 +90,10 @@ def _load_source(config: DataConfig, root: Path) -> Index:
         return load_youtube3d(root, part=_youtube3d_part(config), regressor=regressor)
     if config.source == "ho3d":
         return load_ho3d(root, part=config.part, split=config.split, boxes=_boxes_file(config))
+    if config.source == "dexter_object":
+        if config.split != "all":
+            raise UserError(f'data.split = {config.split!r}: Dexter+Object is not split. Use "all".')
+        return load_dexter_object(root, boxes=_boxes_file(config))
     return load_freihand(
         root,
         part=config.part,

@@ -98,3 +98,24 @@ def write_ho3d(root: Path, folder: str, sequences: dict[str, int], *, ending: st
             meta.write_bytes(python2_pickle(ho3d_meta(100 * number + frame, evaluation=folder == "evaluation")))
     (root / f"{folder}.txt").write_text("\n".join(lines) + "\n")
     return lines
+
+
+def dexter_tips_mm(seed: int) -> np.ndarray:
+    """(5, 3) fingertips in front of the depth camera, x left and y up, to the file's two decimals."""
+    rng = np.random.default_rng(seed)
+    return np.asarray(np.round(rng.uniform((-60, -60, 350), (60, 60, 450), (5, 3)), 2))
+
+
+def write_dexter_object(root: Path, frames: dict[str, int], *, hidden: dict[tuple[str, int], list[int]]) -> None:
+    """Frames and annotations; a hidden fingertip has the depth 32001. Three corners of the object end each line."""
+    for number, (sequence, count) in enumerate(frames.items()):
+        lines = []
+        for frame in range(count):
+            write_image(root / "data" / sequence / "color" / f"image_{frame:05d}_color.png", 640, 480)
+            write_image(root / "data" / sequence / "depth" / f"image_{frame:05d}_depth.png", 320, 240)
+            points = np.concatenate([dexter_tips_mm(100 * number + frame), np.full((3, 3), 7.0)])
+            points[hidden.get((sequence, frame), [])] = [0, 0, 32001]
+            lines.append("; ".join(", ".join(f"{value:.2f}" for value in point) for point in points) + ";")
+        annotations = root / "data" / sequence / "annotations"
+        annotations.mkdir()
+        (annotations / f"{sequence}3D.txt").write_text("\n".join(lines) + "\n")

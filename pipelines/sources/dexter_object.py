@@ -1,0 +1,177 @@
+"""Dexter+Object: 3,014 frames of a hand that moves a cuboid, with the visible fingertips in 3D. To evaluate on.
+
+Sridhar et al., "Real-time Joint Tracking of a Hand Manipulating an Object from RGB-D Input", ECCV 2016.
+
+The layout and the numbers below were taken from two public loaders, which agree on them, and not from the dataset
+itself, which was not at hand. So these are not verified: that colour frames are numbered so that the order of their
+names is the order of the annotations' lines; that all hands are left ones, as one of the loaders says; that x and y of
+the annotations point left and up, as that loader has it (the other shifts by constants that it calls strange); and
+whether pixels count from the first pixel's corner, which is assumed. Both loaders' authors found some annotations to be
+plainly wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.index import Index
+from pipelines.sources.boxes import read_boxes, squares_around
+
+SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
+KEYPOINTS: Final = 21
+
+TIPS: Final = (4, 8, 12, 16, 20)
+"""Keypoints that a line begins with: the tips from thumb to little finger. The object's corners follow."""
+
+NOT_ANNOTATED_MM: Final = 32001.0
+"""The depth of a point that is not annotated: what the depth camera calls no measurement."""
+
+COLOUR_K: Final = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
+"""The colour camera, in pixels of its 640 x 480 frames."""
+
+DEPTH_TO_COLOUR_MM: Final = np.array(
+    [[0.9999, 0.0034, 0.0161, 19.0473], [-0.0033, 1.0, -0.0079, -1.8514], [-0.0162, 0.0079, 0.9998, -4.7501]]
+)
+"""From the depth camera's frame, in which the annotations are, to the colour camera's."""
+
+LEAST_BOX_M: Final = 0.12
+"""A box around fewer fingertips would miss the hand: it shows at least this much at their depth."""
+
+_ENDINGS: Final = (".png", ".jpg", ".jpeg")
+
+log = logging.getLogger(__name__)
+
+
+def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
+    """All frames with an annotated fingertip, sequence by sequence.
+
+    `root` holds `data/SEQUENCE/color/`, whose n-th file in the order of names belongs to the n-th line of
+    `data/SEQUENCE/annotations/SEQUENCE3D.txt`. A line is `x, y, z; x, y, z; ...` in millimetres.
+
+    Only fingertips are annotated, and of them those that are visible: all other keypoints are NaN, in `keypoints_px`
+    and in `xyz_m`, so whatever is computed on them has to leave out what is NaN. The box is the square around the
+    fingertips, or `LEAST_BOX_M` at their depth if that is larger. All samples are mirrored, being left hands. Frames
+    without an annotated fingertip are left out and counted in one warning.
+
+    Args:
+        root: see above.
+        boxes: a file for `read_boxes`, which calls an image "data/Grasp1/color/NAME.png"; without it, as above.
+
+    Returns:
+        The index, with targets K and xyz_m, in the colour camera's frame.
+
+    Raises:
+        UserError: a folder or file is missing or does not fit the layout.
+    """
+    data = root / "data"
+    if not data.is_dir():
+        raise UserError(f"{data}: no such folder; expected {', '.join(SEQUENCES)} in it. Check data.root.")
+    present = [sequence for sequence in SEQUENCES if (data / sequence).is_dir()]
+    if not present:
+        raise UserError(f"{data}: none of {', '.join(SEQUENCES)} is in it. Unpack the dataset again.")
+    paths: list[str] = []
+    tips = []
+    for sequence in present:
+        frames = _frames(data / sequence / "color")
+        annotated = _tips_mm(data / sequence / "annotations" / f"{sequence}3D.txt")
+        if len(annotated) != len(frames):
+            raise UserError(
+                f"{data / sequence}: {len(frames)} frames in color, but {len(annotated)} lines in "
+                f"annotations/{sequence}3D.txt; expected one for each frame. Unpack the dataset again."
+            )
+        paths += [f"data/{sequence}/color/{frame}" for frame in frames]
+        tips.append(annotated)
+    tips_m = _in_colour_camera(np.concatenate(tips))  # (N, 5, 3)
+    kept = np.flatnonzero(np.isfinite(tips_m[..., 2]).any(axis=1))
+    if not len(kept):
+        raise UserError(f"{data}: no fingertip is annotated in any frame. Unpack the dataset again.")
+    if len(kept) < len(paths) or len(present) < len(SEQUENCES):
+        log.warning(
+            "%s: %d of %d frames are used, of %d of %d sequences; in the others no fingertip is annotated",
+            data,
+            len(kept),
+            len(paths),
+            len(present),
+            len(SEQUENCES),
+        )
+    names = [paths[row] for row in kept.tolist()]
+    xyz_m = np.full((len(kept), KEYPOINTS, 3), np.nan)
+    xyz_m[:, TIPS] = tips_m[kept]
+    homogeneous = xyz_m @ COLOUR_K.T
+    keypoints_px = homogeneous[..., :2] / homogeneous[..., 2:]
+    return Index(
+        name="dexter_object",
+        root=root,
+        paths=names,
+        box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else read_boxes(boxes, names),
+        keypoints_px=keypoints_px.astype(np.float32),
+        mirror=np.ones(len(kept), bool),
+        targets={
+            "K": np.tile(COLOUR_K.astype(np.float32), (len(kept), 1, 1)),
+            "xyz_m": xyz_m.astype(np.float32),
+        },
+    )
+
+
+def _frames(folder: Path) -> list[str]:
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed ({error.strerror}); expected the colour frames there.") from error
+    frames = [name for name in names if name.lower().endswith(_ENDINGS)]
+    if not frames:
+        found = f"such as {names[0]!r}" if names else "no file at all"
+        raise UserError(
+            f"{folder}: no {', '.join(_ENDINGS)} files, {found}; expected the colour frames. Other kinds are not "
+            "read: convert them to PNG under the same names."
+        )
+    return frames
+
+
+def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
+    """The annotated fingertips (N, 5, 3); NaN where there is none."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; expected the fingertips of each frame. Unpack it again.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read as text ({error}). Unpack the dataset again.") from error
+    rows = [_line_mm(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    tips_mm = np.array(rows, dtype=np.float64).reshape(-1, len(TIPS), 3)
+    tips_mm[(tips_mm[..., 2] == NOT_ANNOTATED_MM) | (tips_mm[..., 2] <= 0)] = np.nan
+    return tips_mm
+
+
+def _line_mm(file: Path, number: int, line: str) -> Sequence[Sequence[float]]:
+    try:
+        points = [[float(value) for value in point.split(",")] for point in line.split(";") if point.strip()]
+        if len(points) < len(TIPS) or any(len(point) != 3 for point in points):
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"{file}, line {number}: {line.strip()[:60]!r}; expected 'x, y, z;' of {len(TIPS)} fingertips or more. "
+            "Unpack the dataset again."
+        ) from None
+    return points[: len(TIPS)]
+
+
+def _in_colour_camera(tips_mm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Metres, x right, y down, z forward, from the colour camera."""
+    right_down = tips_mm * [-1, -1, 1]
+    moved: npt.NDArray[np.float64] = right_down @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]
+    return moved / 1000
+
+
+def _boxes_px(keypoints_px: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    box_px = squares_around(np.nanmin(keypoints_px, axis=1), np.nanmax(keypoints_px, axis=1))
+    least_px = LEAST_BOX_M * COLOUR_K[0, 0] / np.nanmean(xyz_m[..., 2], axis=1)
+    box_px[:, 2] = np.maximum(box_px[:, 2], least_px)
+    return box_px

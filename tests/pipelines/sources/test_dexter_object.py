@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from models.hand import KEYPOINTS
+from pipelines.sources import DataConfig, load_index
+from pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
+from tests.pipelines.sources.layouts import dexter_tips_mm, write_dexter_object
+
+FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
+HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_dexter_object(tmp_path, FRAMES, hidden=HIDDEN)
+    return tmp_path
+
+
+def by_hand(tip_mm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A fingertip in metres from the colour camera, and its pixel."""
+    x, y, z = -tip_mm[0], -tip_mm[1], tip_mm[2]
+    xyz_m = np.array([
+        0.9999 * x + 0.0034 * y + 0.0161 * z + 19.0473,
+        -0.0033 * x + y - 0.0079 * z - 1.8514,
+        -0.0162 * x + 0.0079 * y + 0.9998 * z - 4.7501,
+    ]) / 1000  # fmt: skip
+    return xyz_m, np.array([587.45209 * xyz_m[0] / xyz_m[2] + 325, 600.67456 * xyz_m[1] / xyz_m[2] + 249])
+
+
+def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = load_dexter_object(root)
+    assert len(index) == 10  # of 11: one frame shows no fingertip
+    assert index.paths[:4] == [f"data/Grasp1/color/image_{frame:05d}_color.png" for frame in range(3)] + [
+        "data/Grasp2/color/image_00001_color.png"
+    ]
+    assert all(index.path(row).is_file() for row in range(10))
+    assert [record.message for record in caplog.records] == [
+        f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; in the others no fingertip is annotated"
+    ]
+    assert [KEYPOINTS[tip] for tip in TIPS] == ["thumb_tip", "index_tip", "middle_tip", "ring_tip", "little_tip"]
+    keypoints_px, xyz_m = index.keypoints_px, index.targets["xyz_m"]
+    assert keypoints_px is not None
+    known = np.isfinite(xyz_m[..., 2])
+    np.testing.assert_array_equal(known[..., None], np.isfinite(xyz_m[..., :1]))
+    np.testing.assert_array_equal(np.repeat(known[..., None], 2, axis=2), np.isfinite(keypoints_px))
+    expected = np.zeros((10, 21), bool)
+    expected[:, list(TIPS)] = True
+    expected[1, [4, 16]] = False
+    expected[6, [4, 8, 12, 16]] = False
+    np.testing.assert_array_equal(known, expected)
+    for row, seed in ((0, 0), (1, 1), (3, 101), (9, 501)):
+        for tip, tip_mm in zip(TIPS, dexter_tips_mm(seed), strict=True):
+            if known[row, tip]:
+                position_m, pixel = by_hand(tip_mm)
+                np.testing.assert_allclose(xyz_m[row, tip], position_m, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(keypoints_px[row, tip], pixel, rtol=1e-4)
+    assert index.mirror is not None
+    assert index.mirror.all()
+    np.testing.assert_allclose(
+        index.targets["K"][5], [[587.45209, 0.0, 325.0], [0.0, 600.67456, 249.0], [0.0, 0.0, 1.0]]
+    )
+
+
+def test_the_box_is_around_the_tips_and_no_smaller_than_a_hand(root: Path) -> None:
+    index = load_dexter_object(root)
+    assert index.keypoints_px is not None
+    low, high = np.nanmin(index.keypoints_px, axis=1), np.nanmax(index.keypoints_px, axis=1)
+    np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
+    assert (index.box_px[:, 2] >= (high - low).max(axis=1) * 0.9999).all()
+    (depth_m,) = index.targets["xyz_m"][6, 20:, 2]  # the frame with a single fingertip
+    np.testing.assert_allclose(index.box_px[6, 2], 0.12 * 587.45209 / depth_m, rtol=1e-5)
+
+
+def test_by_configuration(root: Path) -> None:
+    boxes = root / "boxes.json"
+    boxes.write_text(json.dumps({"data/Rotate/color/image_00001_color.png": [0, 0, 10, 20]}))
+    index = load_index(DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1))
+    assert index.box_px[9].tolist() == [5, 10, 20]
+    with pytest.raises(UserError, match="Dexter\\+Object is not split"):
+        load_index(DataConfig(source="dexter_object", root=str(root), split="train"))
+
+
+def rewrite(change: Any) -> Any:
+    def damage(root: Path) -> None:
+        file = root / "data/Rigid/annotations/Rigid3D.txt"
+        file.write_bytes(change(file.read_text()).encode("latin1"))
+
+    return damage
+
+
+def only_bmp(root: Path) -> None:
+    frame = root / "data/Rigid/color/image_00000_color.png"
+    frame.rename(frame.with_suffix(".bmp"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: (root / "data").rename(root / "x"), "data: no such folder; expected Grasp1, Grasp2"),
+        (lambda root: [(root / "data" / name).rename(root / name) for name in SEQUENCES], "none of Grasp1, .* is"),
+        (lambda root: (root / "data/Rigid/color").rename(root / "c"), r"Rigid/color: cannot be listed \(No such file"),
+        (only_bmp, r"Rigid/color: no \.png, .* such as 'image_00000_color\.bmp'; .*convert them to PNG"),
+        (lambda root: (root / "data/Rigid/annotations/Rigid3D.txt").unlink(), r"Rigid3D\.txt: no such file"),
+        (rewrite(lambda text: text + text), r"Rigid: 1 frames in color, but 2 lines in annotations/Rigid3D\.txt"),
+        (rewrite(lambda text: ""), r"Rigid: 1 frames in color, but 0 lines"),
+        (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"Rigid3D\.txt, line 1: '1, 2, 3; 4, 5, 6'; expected 'x, y, z;'"),
+        (rewrite(lambda text: "1, 2;" * 6), r"line 1: '1, 2;.*; expected"),
+        (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),
+        (rewrite(lambda text: "\xff\xfe"), r"Rigid3D\.txt: cannot be read as text"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
+    damage(root)
+    with pytest.raises(UserError, match=message) as caught:
+        load_dexter_object(root)
+    assert "\n" not in str(caught.value)
+    assert str(root) in str(caught.value)
+
+
+def test_nothing_annotated(tmp_path: Path) -> None:
+    write_dexter_object(tmp_path, {"Pinch": 1}, hidden={("Pinch", 0): [0, 1, 2, 3, 4]})
+    with pytest.raises(UserError, match="no fingertip is annotated in any frame"):
+        load_dexter_object(tmp_path)
