@@ -283,6 +283,33 @@ def bench_loader(
 
 
 @main.command()
+@config_options
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--per-shard", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images in one tar file."
+)
+@click.option("--workers", default=None, type=click.IntRange(1), help="Shards at a time.  [default: one per core]")
+def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
+    """Pack the images of a configuration's data into WebDataset tar shards in OUT.
+
+    \b
+      python cli.py pack --set data.root=/data/freihand /data/freihand_shards
+      python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
+
+    Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
+    """
+    from train.log import progress_bar
+    from train.pack import pack_data
+
+    with progress_bar("packing") as progress:
+        packed = pack_data(_config(files, overrides), out, per_shard=per_shard, workers=workers, progress=progress)
+    if packed.left_out:
+        click.echo(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
+    done = "is packed already" if packed.already_there else "written and read back"
+    click.echo(f"{out}: {packed.samples} images in {packed.shards} shards of {packed.bytes / 2**20:.0f} MiB, {done}")
+
+
+@main.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(

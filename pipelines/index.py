@@ -29,6 +29,19 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Samples that lie together, so that a shuffle may keep near ones near.
+
+    Attributes:
+        first: (B + 1,) int64, rows where each block begins, and where the last ends.
+        window: blocks that are shuffled together.
+    """
+
+    first: npt.NDArray[np.int64]
+    window: int
+
+
+@dataclass(frozen=True)
 class SourceRows:
     """One of several sources in an index: `count` rows after those of the sources before it.
 
@@ -36,11 +49,13 @@ class SourceRows:
         name: as messages call it.
         count: samples.
         weight: its share of a batch is this over the sum of all.
+        blocks: of its rows, counted from its first; None if it is shuffled as a whole.
     """
 
     name: str
     count: int
     weight: float
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,7 @@ class Index:
 
         sources: what a joined index is made of, in the order of its rows; empty for a single source.
         store: reads the samples; None where each is a file at `paths`.
+        blocks: which rows lie together, where a shuffle is to respect it. Of a joined index, see `sources`.
     """
 
     name: str
@@ -88,6 +104,7 @@ class Index:
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         count = len(self.paths)
@@ -123,6 +140,7 @@ class Index:
             group=None if self.group is None else self.group[rows],
             targets={name: array[rows] for name, array in self.targets.items()},
             store=None if self.store is None else _SelectedStore(self.store, rows),
+            blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
         )
 
     def path(self, sample: int) -> Path:
@@ -173,7 +191,8 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             if all(name in index.targets for index in indices)
         },
         sources=tuple(
-            SourceRows(index.name, len(index), weight) for index, weight in zip(indices, weights, strict=True)
+            SourceRows(index.name, len(index), weight, index.blocks)
+            for index, weight in zip(indices, weights, strict=True)
         ),
         store=_JoinedStore(indices) if stored else None,
     )
@@ -223,6 +242,13 @@ class _JoinedPaths(Sequence[str]):
         row = range(len(self))[row]
         number = bisect_right(self._first, row) - 1
         return f"{self._folders[number]}/{self._indices[number].paths[row - self._first[number]]}"
+
+
+def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
+    """The blocks of some of the rows, ascending."""
+    if (np.diff(rows) <= 0).any():
+        raise ValueError("rows of blocks are selected in ascending order")
+    return Blocks(np.searchsorted(rows, blocks.first).astype(np.int64), blocks.window)
 
 
 def _first_rows(indices: Sequence[Index]) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from errors import UserError
 from pipelines.draws import IntArray, Stream, philox
-from pipelines.index import Index
+from pipelines.index import Blocks, Index
 
 
 class Order(Protocol):
@@ -46,7 +46,7 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
     """
     length = len(index) // batch * batch
     if len(index.sources) < 2:
-        return EpochOrder(len(index), length, seed=seed)
+        return EpochOrder(len(index), length, seed=seed, blocks=index.blocks)
     rows = rows_per_batch([source.weight for source in index.sources], batch)
     for number, (source, count) in enumerate(zip(index.sources, rows, strict=True)):
         if count == 0:
@@ -54,7 +54,8 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
                 f"data.{number}.weight = {source.weight:g} gives {source.name} no row of a batch of {batch}: "
                 f"raise the weight or the batch, or leave this source out"
             )
-    return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed)
+    blocks = [source.blocks for source in index.sources]
+    return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed, blocks=blocks)
 
 
 class EpochOrder:
@@ -65,13 +66,16 @@ class EpochOrder:
         length: positions in an epoch, at most `count`; the rest of the shuffle sits this epoch out.
         seed: the run's seed.
         shuffle: False keeps the index's order, for evaluation.
+        blocks: shuffle within windows of them only.
     """
 
-    def __init__(self, count: int, length: int, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, count: int, length: int, *, seed: int, shuffle: bool = True, blocks: Blocks | None = None
+    ) -> None:
         if not 0 < length <= count:
             raise ValueError(f"an epoch of {length} positions cannot be drawn from {count} samples without repeating")
         self.count, self.length = count, length
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._blocks = seed, shuffle, blocks
         self._permutations: dict[int, IntArray] = {}
         self._lock = threading.Lock()  # the loader's readers ask at the same time
 
@@ -88,7 +92,7 @@ class EpochOrder:
     def _permutation(self, epoch: int) -> IntArray:
         if not self._shuffle:
             return np.arange(self.count, dtype=np.int64)
-        return np.random.Generator(philox(self._seed, Stream.ORDER, epoch=epoch)).permutation(self.count)
+        return _shuffled(philox(self._seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
 
     def substitutes(self, epoch: int, position: int, attempts: int) -> IntArray:
         """Rows that stand in, in this order, for a bad sample at a position: (attempts,) int64."""
@@ -107,9 +111,18 @@ class MixtureOrder:
         rows: positions of each source in every batch, all positive.
         length: positions in an epoch, whole batches.
         seed: the run's seed.
+        blocks: of each source, see `EpochOrder`; empty for none.
     """
 
-    def __init__(self, counts: Sequence[int], rows: Sequence[int], length: int, *, seed: int) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int],
+        rows: Sequence[int],
+        length: int,
+        *,
+        seed: int,
+        blocks: Sequence[Blocks | None] = (),
+    ) -> None:
         self._batch = sum(rows)
         if length <= 0 or length % self._batch:
             raise ValueError(f"an epoch of {length} positions is not one of whole batches of {self._batch}")
@@ -122,7 +135,7 @@ class MixtureOrder:
         for source, count in enumerate(rows):
             self._rank[self._source == source] = np.arange(count)
         self._laps = [
-            _Laps(count, own, seed=seed, source=source)
+            _Laps(count, own, seed=seed, source=source, blocks=blocks[source] if blocks else None)
             for source, (count, own) in enumerate(zip(counts, rows, strict=True))
         ]
 
@@ -154,11 +167,12 @@ class _Laps:
             negative.
         seed: the run's seed.
         source: number of the source.
+        blocks: of the source.
     """
 
-    def __init__(self, count: int, apart: int, *, seed: int, source: int) -> None:
+    def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
         self._count, self._apart = count, apart if count >= 3 * apart else 0
-        self._seed, self._source = seed, source
+        self._seed, self._source, self._blocks = seed, source, blocks
         self._kept: dict[int, IntArray] = {}
         self._lock = threading.Lock()  # the loader's readers ask at the same time
 
@@ -191,7 +205,7 @@ class _Laps:
 
     def _shuffled(self, lap: int) -> IntArray:
         bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
-        return np.random.Generator(bits).permutation(self._count)
+        return _shuffled(bits, self._count, self._blocks)
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
@@ -210,6 +224,23 @@ def spread(rows: Sequence[int]) -> IntArray:
     """Which source stands at each place of a batch, each evenly from beginning to end: (sum(rows),) int64."""
     at = np.concatenate([(np.arange(count) + 0.5) / count for count in rows])
     return np.repeat(np.arange(len(rows)), rows)[np.argsort(at, kind="stable")]
+
+
+def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntArray:
+    """All of `count` rows: (count,) int64; with blocks, these in random order and the rows of a few at a time mixed."""
+    generator = np.random.Generator(bits)
+    if blocks is None:
+        return generator.permutation(count)
+    order = np.empty(count, np.int64)
+    blocks_in_order = generator.permutation(len(blocks.first) - 1)
+    done = 0
+    for start in range(0, len(blocks_in_order), blocks.window):
+        window = blocks_in_order[start : start + blocks.window].tolist()
+        rows = np.concatenate([np.arange(blocks.first[block], blocks.first[block + 1]) for block in window])
+        generator.shuffle(rows)
+        order[done : done + len(rows)] = rows
+        done += len(rows)
+    return order
 
 
 def _substitutes(seed: int, epoch: int, position: int, count: int, attempts: int) -> IntArray:

@@ -17,6 +17,7 @@ from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
 from pipelines.sources.ho3d import load_ho3d
+from pipelines.sources.shards import load_shards
 from pipelines.sources.subsets import in_fraction
 from pipelines.sources.youtube3d import load_youtube3d
 
@@ -26,8 +27,8 @@ class DataConfig:
     """Which images, and which square of each is the canonical view.
 
     Attributes:
-        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", or "folder" (any tree of JPEG and
-            PNG files).
+        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "folder" (any tree of JPEG, PNG
+            and WebP files) or "shards" (what the `pack` command writes).
         root: the dataset's folder.
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
@@ -36,7 +37,7 @@ class DataConfig:
         box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
             boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
             the square around the hand's mesh. HO-3D and Dexter+Object: a file of boxes, or else
-            around the keypoints.
+            around the keypoints. Shards: always the box that was packed.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: the canonical square is the box times this. The whole image takes no margin.
         regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
@@ -44,10 +45,12 @@ class DataConfig:
         label_fraction: use this share of the samples only, chosen by pose or frame; smaller shares are subsets of
             larger ones. For fine-tuning with fewer labels.
         label_seed: another seed, another choice.
+        shuffle_shards: of shards, shuffle within so many at a time, for storage that is slow at random reads; without
+            it, over all of them.
         weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
-    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "folder"] = "freihand"
+    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "folder", "shards"] = "freihand"
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
@@ -58,6 +61,7 @@ class DataConfig:
     regressor: str | None = None
     label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     label_seed: Annotated[int, Field(ge=0)] = 0
+    shuffle_shards: Annotated[int, Field(ge=1)] | None = None
     weight: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -83,6 +87,17 @@ def _load(config: DataConfig) -> Index:
 
 
 def _load_source(config: DataConfig, root: Path) -> Index:
+    if config.source == "shards":
+        if config.box != "center":
+            raise UserError(
+                f"data.box = {config.box!r}: shards hold the boxes that they were packed with. Leave it out."
+            )
+        return load_shards(root, window=config.shuffle_shards)
+    if config.shuffle_shards is not None:
+        raise UserError(
+            f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
+            "Leave it out, or pack the data first."
+        )
     if config.source == "folder":
         return load_folder(root, boxes=None if config.box == "center" else Path(config.box))
     if config.source == "youtube3d":

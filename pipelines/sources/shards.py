@@ -1,0 +1,248 @@
+"""Packed data: WebDataset tar shards beside an index that says where in them each sample lies.
+
+A folder of shards holds
+
+    shard-000000.tar ...   a sample's image as it was, 000000012.jpg, then 000000012.json: its path, box and labels
+    index.json             what there is, and each shard's size; written last
+    index/*.npy            where the images are, their sizes and checksums, boxes and labels: a row per sample
+    SHA256SUMS             of the shards, for `sha256sum -c`
+
+The tables are memory-mapped, so opening costs the same for ten samples and for ten million. The shards are read at an
+offset, not mapped: a read that fails is then an error of one sample, where a page that cannot be had ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.index import Blocks, Index
+
+FORMAT: Final = 1
+INDEX_FILE: Final = "index.json"
+INDEX_FOLDER: Final = "index"
+BLOCK_BYTES: Final = 512
+"""Tar's unit: a header is one, and what follows it fills whole ones."""
+
+OPEN_SHARDS: Final = 128
+"""File descriptors held at most; a process may have 1024 by default."""
+
+_PLACES: Final = {"offset": np.dtype(np.uint64), "size": np.dtype(np.uint32), "crc32": np.dtype(np.uint32)}
+_TABLES: Final = {
+    "box_px": np.dtype(np.float32),
+    "keypoints_px": np.dtype(np.float32),
+    "mirror": np.dtype(np.bool_),
+    "group": np.dtype(np.int64),
+}
+_TARGET: Final = "target."
+
+Table = npt.NDArray[Any]
+
+
+def load_shards(root: Path, *, window: int | None = None) -> Index:
+    """What `pack` wrote, in the order of the source that was packed.
+
+    Args:
+        root: the folder of the shards.
+        window: shuffle within so many shards at a time, the shards in random order; None shuffles over all.
+
+    Returns:
+        The index. Its labels are memory-mapped; nothing but the boxes is read before it is asked for.
+
+    Raises:
+        UserError: the folder is none of shards, a shard is missing or cut, or the index does not fit.
+    """
+    content = _read_index_file(root)
+    shards: list[dict[str, Any]] = content["shards"]
+    _check_shards(root, shards)
+    count = sum(shard["samples"] for shard in shards)
+    tables = {name: _read_table(root, name, count) for name in content["tables"]}
+    first = [0, *accumulate(shard["samples"] for shard in shards)]
+    store = ShardStore(
+        [root / shard["file"] for shard in shards], first, tables["offset"], tables["size"], tables["crc32"], window
+    )
+    return Index(
+        name=content["name"],
+        root=root,
+        paths=_Names(store),
+        box_px=np.array(tables["box_px"]),
+        keypoints_px=tables.get("keypoints_px"),
+        mirror=tables.get("mirror"),
+        group=tables.get("group"),
+        targets={name.removeprefix(_TARGET): table for name, table in tables.items() if name.startswith(_TARGET)},
+        store=store,
+        blocks=None if window is None else Blocks(np.array(first, np.int64), window),
+    )
+
+
+class ShardStore:
+    """Reads samples out of shards, each in constant time, by any thread.
+
+    Args:
+        shards: paths of the tar files.
+        first: (len(shards) + 1,) rows where each begins, and where the last ends.
+        offset: (N,) where a sample's image begins in its shard.
+        size: (N,) its length in bytes.
+        crc32: (N,) its checksum.
+        window: shards that are read at a time, or None. With it, a shard that is opened is read ahead as a whole, which
+            slow storage does faster than it seeks.
+    """
+
+    def __init__(
+        self, shards: Sequence[Path], first: Sequence[int], offset: Table, size: Table, crc32: Table, window: int | None
+    ) -> None:
+        self._shards, self._first, self._window = shards, first, window
+        self._offset, self._size, self._crc32 = offset, size, crc32
+        self._open: dict[int, _Descriptor] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    def read(self, sample: int) -> bytes:
+        """The bytes of one image.
+
+        Raises:
+            OSError: the shard cannot be read, or ends before the image does.
+        """
+        return self._bytes(sample, int(self._offset[sample]), int(self._size[sample]))
+
+    def checksum(self, sample: int) -> int:
+        """CRC-32 of the image as it was packed."""
+        return int(self._crc32[sample])
+
+    def name(self, sample: int) -> str:
+        """Shard and member of a sample, for messages; from the tar itself."""
+        shard = self._shards[self._shard(sample)].name
+        try:
+            header = self._bytes(sample, int(self._offset[sample]) - BLOCK_BYTES, BLOCK_BYTES)
+        except OSError:
+            return f"{shard}/row {sample}"
+        member = header[:100].rstrip(b"\0").decode(errors="replace")
+        return f"{shard}/{member}"
+
+    def _shard(self, sample: int) -> int:
+        return bisect_right(self._first, sample) - 1
+
+    def _bytes(self, sample: int, offset: int, size: int) -> bytes:
+        shard = self._shard(sample)
+        descriptor = self._open.get(shard) or self._opened(shard)
+        data = os.pread(descriptor.number, size, offset)
+        if len(data) < size:  # a signal, or a file system that gives less than was asked for
+            while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
+                data += more
+            if len(data) < size:
+                raise OSError(f"{self._shards[shard].name} ends before byte {offset + size}")
+        return data
+
+    def _opened(self, shard: int) -> _Descriptor:
+        with self._lock:
+            if shard not in self._open:
+                descriptor = _Descriptor(self._shards[shard])
+                if self._window is not None:
+                    os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_WILLNEED)
+                if len(self._open) >= OPEN_SHARDS:  # readers that still use the oldest hold it open
+                    del self._open[next(iter(self._open))]
+                self._open[shard] = descriptor
+            return self._open[shard]
+
+
+class _Descriptor:
+    """An open file, closed when nobody uses it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+class _Names(Sequence[str]):
+    """What a store's samples are called; read when asked for."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._store.name(one) for one in range(*row.indices(len(self)))]
+        return self._store.name(range(len(self))[row])
+
+
+def index_tables(index: Index) -> dict[str, Table]:
+    """The tables of an index by the names of their files, which `load_shards` reads again."""
+    known: dict[str, Table | None] = {name: getattr(index, name) for name in _TABLES}
+    known |= {_TARGET + name: table for name, table in index.targets.items()}
+    return {name: table for name, table in known.items() if table is not None}
+
+
+def _read_index_file(root: Path) -> dict[str, Any]:
+    file = root / INDEX_FILE
+    try:
+        content = json.loads(file.read_bytes())
+        if content["format"] != FORMAT:
+            raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
+        shards = [(shard["file"], shard["samples"] + 0, shard["bytes"] + 0) for shard in content["shards"]]
+        if not shards or not {*_PLACES, "box_px"} <= {*content["tables"]} or not isinstance(content["name"], str):
+            raise ValueError("something is missing")
+    except FileNotFoundError:
+        hint = "run the same 'python cli.py pack' again: it goes on where it stopped"
+        if not (root / "pack.json").exists():
+            hint = "give a folder that 'python cli.py pack' made"
+        raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not a readable index of shards ({error!r}). Restore it, or pack again.") from error
+    return dict(content)
+
+
+def _check_shards(root: Path, shards: list[dict[str, Any]]) -> None:
+    for shard in shards:
+        path = root / shard["file"]
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            raise UserError(
+                f"{path}: {error.strerror}; the index names {len(shards)} shards. Copy this one again, or pack again."
+            ) from error
+        if found != shard["bytes"]:
+            raise UserError(
+                f"{path}: {found} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or pack again."
+            )
+
+
+def _read_table(root: Path, name: str, count: int) -> Table:
+    file = root / INDEX_FOLDER / f"{name}.npy"
+    try:
+        table: Table = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"{file}: not a readable table of the index ({error}). Copy it again, or pack again."
+        ) from error
+    dtype = _PLACES.get(name) or _TABLES.get(name, np.dtype(np.float32))
+    shape = {"box_px": (3,)}.get(name, () if name in _PLACES else table.shape[1:])
+    if table.dtype != dtype or table.shape != (count, *shape):
+        raise UserError(
+            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: of other shards. "
+            "Copy the whole folder again, or pack again."
+        )
+    return table

@@ -1,0 +1,322 @@
+"""Shards: what other tools read in them, the same batches as from the source, what is said of damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset  # type: ignore[import-untyped]
+
+from errors import UserError
+from pipelines.batch import Batch
+from pipelines.draws import ColourConfig, GeometryConfig
+from pipelines.index import Index
+from pipelines.loader import Loader, PipelinesConfig
+from pipelines.order import EpochOrder, RankSlice, build_order
+from pipelines.pack import Packed, pack
+from pipelines.sources import DataConfig, load_index
+from pipelines.sources.folder import load_folder
+from pipelines.sources.shards import load_shards
+from tests.pipelines.decoder_fuzz import encoded, smooth_picture
+from tests.pipelines.harness import BACKENDS
+
+COUNT = 50
+ROOT = Path(__file__).parents[3]
+
+
+def write_images(root: Path, count: int = COUNT) -> None:
+    root.mkdir()
+    for number in range(count):
+        kind = ("JPEG", "PNG")[number % 2]
+        ending = {"JPEG": "jpg", "PNG": "png"}[kind]
+        picture = smooth_picture(40 + number % 7, 48, seed=number)
+        (root / f"{number:03}.{ending}").write_bytes(encoded(picture, kind))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """50 files with everything that an index can know."""
+    root = tmp_path_factory.mktemp("source") / "images"
+    write_images(root)
+    rng = np.random.default_rng(0)
+    keypoints_px = rng.uniform(0, 48, (COUNT, 21, 2)).astype(np.float32)
+    keypoints_px[3, 5] = np.nan
+    return dataclasses.replace(
+        load_folder(root),
+        box_px=rng.uniform(10, 30, (COUNT, 3)).astype(np.float32),
+        keypoints_px=keypoints_px,
+        mirror=rng.random(COUNT) < 0.5,
+        group=np.arange(COUNT) // 3,
+        targets={"K": rng.random((COUNT, 3, 3)).astype(np.float32), "scale_m": rng.random(COUNT).astype(np.float32)},
+    )
+
+
+@pytest.fixture(scope="module")
+def packed(source: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("packed") / "shards"
+    assert packed_by(source, out) == Packed(COUNT, 8, sum(file.stat().st_size for file in out.glob("*.tar")), 0, False)
+    return out
+
+
+def packed_by(index: Index, out: Path, **options: Any) -> Packed:
+    return pack(index, out, **{"per_shard": 7, "workers": 2, **options})
+
+
+def test_an_index_comes_back_as_it_was(source: Index, packed: Path) -> None:
+    index = load_shards(packed)
+    assert [index.read(row) for row in range(COUNT)] == [source.read(row) for row in range(COUNT)]
+    np.testing.assert_array_equal(index.box_px, source.box_px)
+    for ours, theirs in (
+        (index.keypoints_px, source.keypoints_px),
+        (index.mirror, source.mirror),
+        (index.group, source.group),
+    ):
+        assert ours is not None
+        assert theirs is not None
+        np.testing.assert_array_equal(ours, theirs)
+    assert index.targets.keys() == source.targets.keys()
+    for name, table in source.targets.items():
+        np.testing.assert_array_equal(index.targets[name], table)
+    assert str(index.path(8)) == f"{packed}/shard-000001.tar/000000008.jpg"
+    assert index.paths[-1] == "shard-000007.tar/000000049.png"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_are_bit_identical(source: Index, packed: Path, backend: Any) -> None:
+    def batches(index: Index) -> list[Batch]:
+        order = build_order(index, batch=16, seed=3)
+        config = PipelinesConfig(backend=backend, batch=8, threads=2)
+        with Loader(
+            index, order, RankSlice(16, 0, 16), config, GeometryConfig(side_px=16), ColourConfig(), seed=3,
+            device=torch.device("cpu"), last_step=7,
+        ) as loader:  # fmt: skip
+            return list(loader)
+
+    for ours, theirs in zip(batches(load_shards(packed)), batches(source), strict=True):
+        assert torch.equal(ours.samples, theirs.samples)
+        for one, other in zip(ours.views, theirs.views, strict=True):
+            assert torch.equal(one.image, other.image)
+            assert torch.equal(one.matrix, other.matrix)
+            assert torch.equal(one.source_to_view_px, other.source_to_view_px)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the package's own: it leaves files open
+def test_webdataset_reads_the_shards(source: Index, packed: Path) -> None:
+    urls = sorted(str(file) for file in packed.glob("*.tar"))
+    samples = list(webdataset.WebDataset(urls, shardshuffle=False))
+    assert [sample["__key__"] for sample in samples] == [f"{row:09d}" for row in range(COUNT)]
+    for row, sample in enumerate(samples):
+        known = json.loads(sample["json"])
+        assert sample["jpg" if row % 2 == 0 else "png"] == source.read(row)
+        assert known["path"] == source.paths[row]
+        np.testing.assert_array_equal(np.array(known["box_px"], np.float32), source.box_px[row])
+        assert source.keypoints_px is not None
+        np.testing.assert_array_equal(np.array(known["keypoints_px"], np.float32), source.keypoints_px[row])
+        np.testing.assert_array_equal(np.array(known["K"], np.float32), source.targets["K"][row])
+    assert json.loads(samples[3]["json"])["keypoints_px"][5] == [None, None]
+
+
+def test_sums_are_those_of_the_shards(packed: Path) -> None:
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=packed, check=True, capture_output=True)
+
+
+def test_nothing_is_overwritten(source: Index, packed: Path, tmp_path: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in packed.rglob("*")}
+    assert packed_by(source, packed).already_there
+    with pytest.raises(UserError, match="shards of per_shard 7, not 8"):
+        packed_by(source, packed, per_shard=8)
+    with pytest.raises(UserError, match="shards of other files, boxes or labels"):
+        packed_by(dataclasses.replace(source, box_px=source.box_px + 1), packed)
+    assert {file: file.stat().st_mtime_ns for file in packed.rglob("*")} == before
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(UserError, match="holds no shards of this source"):
+        packed_by(source, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+def test_what_was_interrupted_goes_on_and_ends_the_same(source: Index, packed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+
+    def kill(done: int, total: int) -> None:
+        if done:
+            raise Killed
+
+    class Slow(type(source)):  # type: ignore[misc]
+        def read(self, sample: int) -> bytes:
+            time.sleep(0.02)
+            return source.read(sample)
+
+    slow = Slow(**{field.name: getattr(source, field.name) for field in dataclasses.fields(source)})
+    with pytest.raises(Killed):
+        packed_by(slow, out, progress=kill, workers=1)
+    assert not (out / "index.json").exists()
+    with pytest.raises(UserError, match=r"run the same 'python cli\.py pack' again"):
+        load_shards(out)
+    finished = {file: file.stat().st_mtime_ns for file in out.glob("*.tar")}
+    assert len(finished) < 8
+    packed_by(source, out)
+    for file, written in finished.items():
+        assert file.stat().st_mtime_ns == written
+    for file in packed.rglob("*"):
+        if file.is_file():
+            assert (out / file.relative_to(packed)).read_bytes() == file.read_bytes()
+    assert len(list(out.rglob("*"))) == len(list(packed.rglob("*")))
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(tmp_path: Path) -> None:
+    """SIGKILL at ten moments; what is there at the end is what an undisturbed call writes."""
+    write_images(tmp_path / "images", 400)
+    source = load_folder(tmp_path / "images")
+    command = [
+        sys.executable, "cli.py", "pack", "--per-shard", "20", "--set", "data.source=folder",
+        "--set", f"data.root={tmp_path / 'images'}", str(tmp_path / "out"),
+    ]  # fmt: skip
+    for attempt in range(10):
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit and len(list((tmp_path / "out").glob("parts/*.npz"))) < 2 * attempt:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    pack(source, tmp_path / "again", per_shard=20, workers=1)
+    ours, theirs = ({f.name: f.read_bytes() for f in (tmp_path / n).glob("*.tar")} for n in ("out", "again"))
+    assert ours == theirs
+    assert len(load_shards(tmp_path / "out")) == 400
+
+
+def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(source.root, images)
+    (images / "004.jpg").write_bytes(b"")
+    index = dataclasses.replace(source, root=images, paths=[*source.paths[:-1], "gone.png"])
+    assert packed_by(index, tmp_path / "out").left_out == 2
+    rows = [json.loads(line) for line in (tmp_path / "out/left_out.jsonl").read_text().splitlines()]
+    assert [Path(row["path"]).name for row in rows] == ["004.jpg", "gone.png"]
+    assert rows[0]["reason"] == "empty file"
+    kept = load_shards(tmp_path / "out")
+    assert [kept.read(row) for row in range(48)] == [source.read(row) for row in range(49) if row != 4]
+    np.testing.assert_array_equal(kept.box_px[4], source.box_px[5])
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(packed, tmp_path / "copy"))
+
+
+def test_damage_is_one_clear_line(copy: Path) -> None:
+    def message() -> str:
+        with pytest.raises(UserError) as caught:
+            load_shards(copy)
+        return str(caught.value)
+
+    shard = copy / "shard-000003.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    assert message() == (
+        f"{shard}: {len(whole) - 1} bytes, expected {len(whole)}: cut or changed. Copy it again, or pack again."
+    )
+    shard.unlink()
+    assert message().startswith(f"{shard}: No such file or directory; the index names 8 shards")
+    shard.write_bytes(whole)
+    table = copy / "index/size.npy"
+    np.save(table, np.load(table)[:-1])
+    assert message().startswith(f"{table}: uint32 (49,), expected uint32 with 50 rows")
+    table.write_bytes(table.read_bytes()[:100])
+    assert message().startswith(f"{table}: not a readable table")
+    (copy / "index.json").write_text("{")
+    assert message().startswith(f"{copy / 'index.json'}: not a readable index of shards")
+    shutil.rmtree(copy)
+    copy.mkdir()
+    assert "give a folder that 'python cli.py pack' made" in message()
+
+
+def test_a_shard_cut_while_it_is_read_loses_its_samples_only(copy: Path) -> None:
+    index = load_shards(copy)
+    os.truncate(copy / "shard-000001.tar", 700)
+    with pytest.raises(OSError, match=r"shard-000001\.tar ends before byte"):
+        index.read(8)
+    assert index.paths[9] == "shard-000001.tar/row 9"
+    assert len(index.read(20)) > 100
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    packed_by(source, out, per_shard=1)
+    index = load_shards(out, window=2)
+    before = descriptors()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.sources.shards.OPEN_SHARDS", 4)
+        assert [index.read(row) for row in range(COUNT)] == [source.read(row) for row in range(COUNT)]
+    assert descriptors() <= before + 4
+
+
+def test_keys_that_do_not_go_together(packed: Path, source: Index) -> None:
+    with pytest.raises(UserError, match=r"data\.box = 'joints': shards hold the boxes"):
+        load_index(DataConfig(source="shards", root=str(packed), box="joints"))
+    with pytest.raises(UserError, match=r"data\.shuffle_shards = 2: data.source is 'folder'"):
+        load_index(DataConfig(source="folder", root=str(source.root), shuffle_shards=2))
+
+
+def test_a_window_keeps_near_what_lies_near(packed: Path) -> None:
+    """Every sample once an epoch; at any moment, samples of two shards only; another epoch mixes other shards."""
+    index = load_index(DataConfig(source="shards", root=str(packed), shuffle_shards=2))
+    order = EpochOrder(COUNT, COUNT, seed=1, blocks=index.blocks)
+    everything = np.arange(COUNT)
+    pairs = []
+    for epoch in range(3):
+        rows = order.samples(epoch, everything)
+        np.testing.assert_array_equal(np.sort(rows), everything)
+        shards = rows // 7
+        blocks = order_of_first_sight(shards)
+        for number in range(0, 8, 2):
+            places = np.flatnonzero(np.isin(shards, blocks[number : number + 2]))
+            assert places[-1] - places[0] + 1 == len(places)
+        pairs.append({frozenset(blocks[number : number + 2]) for number in range(0, 8, 2)})
+    assert pairs[0] != pairs[1]
+    again = EpochOrder(COUNT, COUNT, seed=1, blocks=index.blocks)
+    np.testing.assert_array_equal(again.samples(2, everything[::-1]), order.samples(2, everything)[::-1])
+
+
+def order_of_first_sight(values: np.ndarray) -> list[int]:
+    return list(dict.fromkeys(values.tolist()))
+
+
+def test_a_window_holds_in_a_mixture_and_for_a_part_of_the_labels(packed: Path, source: Index) -> None:
+    shards = DataConfig(source="shards", root=str(packed), shuffle_shards=1)
+    folder = DataConfig(source="folder", root=str(source.root))
+    order = build_order(load_index((folder, shards)), batch=10, seed=0)
+    rows = order.samples(0, np.arange(order.length))
+    ours = rows[rows >= COUNT] - COUNT
+    np.testing.assert_array_equal(np.sort(ours[:COUNT]), np.arange(COUNT))
+    assert len(order_of_first_sight(ours[:14] // 7)) <= 3  # one after the other
+    half = load_index(dataclasses.replace(shards, label_fraction=0.5))
+    assert half.blocks is not None
+    assert half.blocks.first[-1] == len(half)
+    assert [half.read(row) for row in range(3)] == [
+        source.read(source.paths.index(json_path(half, row))) for row in range(3)
+    ]
+
+
+def json_path(index: Index, row: int) -> str:
+    return f"{int(Path(index.paths[row]).stem):03}{Path(index.paths[row]).suffix}"
