@@ -16,7 +16,7 @@ import torch
 from nvidia.dali import Pipeline
 
 from pipelines.batch import Batch
-from pipelines.draws import ColourConfig, GeometryConfig, draw_view
+from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, draw_view
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.index import Index
 from pipelines.loader import Loader, PipelinesConfig
@@ -24,6 +24,7 @@ from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder
 from pipelines.views import GraphConfig, Request, view_pipeline
 from tests.pipelines.harness import Image, encode, make_views, smooth_image
+from tests.pipelines.test_appearance import ALL, ALWAYS
 from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
 
@@ -40,8 +41,9 @@ def as_jpeg(image: Image) -> Image:
 
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("appearance", [NO_APPEARANCE, ALL])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, monkeypatch: pytest.MonkeyPatch
+    jitter: Jitter, antialias: bool, appearance: AppearanceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs: list[Any] = []
     monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *nodes: outputs.extend(nodes))
@@ -51,7 +53,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
         raise StopIteration
 
     graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2)
-    view_pipeline(graph, GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter), no_request)
+    view_pipeline(graph, GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter), no_request, appearance)
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
 
@@ -91,6 +93,28 @@ def test_a_gpu_gives_what_a_cpu_gives(
     assert len(differences) > 100_000
     assert differences.mean() <= 1.0
     assert np.percentile(differences, 99.9) <= 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("option", [*ALWAYS, "all"])
+def test_a_gpu_changes_the_appearance_as_a_cpu_does(option: str) -> None:
+    """Pixels that only the option changes; noise and holes to the bit, since they are chosen in whole numbers."""
+    rng = np.random.default_rng(0)
+    appearance = ALWAYS.get(option, ALL)
+    geometry = GeometryConfig(rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
+    images = [rng.integers(0, 256, (128, 128, 3), dtype=np.uint8) for _ in range(24)]
+    boxes = np.zeros((len(images), 3), np.float32)
+    draws = draw_view(geometry, NO_COLOUR, appearance, seed=1, epoch=0, view=0, positions=np.arange(len(images)))
+
+    def view(device: Literal["cpu", "gpu"]) -> torch.Tensor:
+        (made,) = make_views("dali", images, boxes, [draws], geometry, NO_COLOUR, device=device, appearance=appearance)
+        return made.image.cpu().int()
+
+    difference = (view("gpu") - view("cpu")).abs().double()
+    if option in ("noise", "cut_out"):
+        assert not difference.any()
+    assert difference.mean() <= 1
+    assert difference.flatten()[::7].quantile(0.999) <= 6
 
 
 @pytest.fixture(scope="module")

@@ -135,6 +135,13 @@ SWEEPS: dict[str, dict[Draw, Range]] = {
         Draw.SHIFT_X_FRAC: (-15 / 128, 15 / 128),
         Draw.SHIFT_Y_FRAC: (-15 / 128, 15 / 128),
     },
+    "crop": {
+        Draw.ANGLE_DEG: (-45, 45),
+        Draw.CROP: (1, 1),
+        Draw.CROP_SIDE_FRAC: (0.5, 1),
+        Draw.CROP_X_FRAC: (-0.2, 0.2),
+        Draw.CROP_Y_FRAC: (-0.2, 0.2),
+    },
 }
 
 
@@ -171,9 +178,10 @@ def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: st
     assert max(errors_px) < 0.1
 
 
-def test_the_loss_frame_and_the_pixel_frame_are_one_map() -> None:
+@pytest.mark.parametrize("crop_probability", [0, 0.5])
+def test_the_loss_frame_and_the_pixel_frame_are_one_map(crop_probability: float) -> None:
     """Augmentation and source-to-view matrix agree on where a point of the source goes."""
-    geometry = GeometryConfig()
+    geometry = GeometryConfig(crop_probability=crop_probability)
     draws = draws_of(geometry, NO_COLOUR, 16)
     points_px = np.random.default_rng(0).uniform(0, 224, (16, 2))
     for draw, point_px in zip(draws, points_px, strict=True):
