@@ -106,13 +106,15 @@ def test_a_gpu_changes_the_appearance_as_a_cpu_does(option: str) -> None:
     boxes = np.zeros((len(images), 3), np.float32)
     draws = draw_view(geometry, NO_COLOUR, appearance, seed=1, epoch=0, view=0, positions=np.arange(len(images)))
 
-    def view(device: Literal["cpu", "gpu"]) -> torch.Tensor:
+    def view(device: Literal["cpu", "gpu"], appearance: AppearanceConfig) -> torch.Tensor:
         (made,) = make_views("dali", images, boxes, [draws], geometry, NO_COLOUR, device=device, appearance=appearance)
         return made.image.cpu().int()
 
-    difference = (view("gpu") - view("cpu")).abs().double()
+    difference = (view("gpu", appearance) - view("cpu", appearance)).abs().double()
     if option in ("noise", "cut_out"):
-        assert not difference.any()
+        warped_alike = view("gpu", NO_APPEARANCE) == view("cpu", NO_APPEARANCE)
+        assert warped_alike.double().mean() > 0.9
+        assert not difference[warped_alike].any()
     assert difference.mean() <= 1
     assert difference.flatten()[::7].quantile(0.999) <= 6
 
