@@ -245,6 +245,13 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
+@click.option(
+    "--soak",
+    "soak_minutes",
+    type=click.FloatRange(0.1),
+    metavar="MINUTES",
+    help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
+)
 def bench_loader(
     files: Sequence[Path],
     overrides: Sequence[str],
@@ -254,22 +261,31 @@ def bench_loader(
     seconds: float,
     as_json: bool,
     record: Path | None,
+    soak_minutes: float | None,
 ) -> None:
     """Measure the loader beside its ceiling and beside other loaders, on the same cores in one run.
 
     \b
       python cli.py make-data .data/hands
       python cli.py bench-loader
+      python cli.py bench-loader --soak 60 --record bench/results/soak.jsonl
     """
     import json
 
-    from bench import loader
+    from bench import loader, soak
     from pipelines.loader import available_cores
     from train.log import configure_logging, progress_bar
 
     configure_logging()
     config = _config(files, overrides)
     settings = loader.Settings(cores or available_cores(), batch, repeats, seconds)
+    if soak_minutes is not None:
+        with progress_bar("soaking (s)") as progress:
+            found = soak.soak(config, settings, soak_minutes * 60, progress)
+        row = json.dumps(soak.as_json(found, config, settings))
+        click.echo(row if as_json else soak.verdict(found))
+        _append(record, row)
+        sys.exit(0 if found.steady else 1)
     with progress_bar("measuring") as progress:
         rows = loader.bench_loader(config, settings, progress)
     row = json.dumps(loader.as_json(rows, config, settings))
@@ -277,6 +293,10 @@ def bench_loader(
         click.echo(row)
     else:
         Console().print(loader.as_table(rows, settings))
+    _append(record, row)
+
+
+def _append(record: Path | None, row: str) -> None:
     if record is not None:
         with record.open("a") as file:
             file.write(row + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -62,13 +62,10 @@ def bench_loader(
         UserError: the data cannot be used, or has fewer images than a batch.
     """
     index = load_index(config.data)
-    if len(index) < settings.batch:
-        raise UserError(f"{index.root} has {len(index)} images, fewer than a batch of {settings.batch}")
-    if settings.cores > available_cores():
-        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+    check(index, settings)
     paths = [index.path(sample) for sample in range(len(index))]
     _read_all(paths)
-    peers = [_our_peer(config, lambda: _ours(index, config, settings)), *installed_peers()]
+    peers = [_our_peer(config, lambda: our_batches(index, config, settings.batch)), *installed_peers()]
     gc.freeze()  # as pretraining does
     with limited_to_cores(settings.cores):
         rates = measure_in_rounds(
@@ -137,11 +134,24 @@ def _our_peer(config: Config, start: Any) -> Peer:
     return Peer(f"this loader ({config.pipelines.backend})", "", 2, lambda paths, boxes, threads, batch: start())
 
 
-def _ours(index: Index, config: Config, settings: Settings) -> Iterator[int]:
+def check(index: Index, settings: Settings) -> None:
+    """Whether the settings fit the data and the machine.
+
+    Raises:
+        UserError: the data has fewer images than a batch, or there are not that many cores.
+    """
+    if len(index) < settings.batch:
+        raise UserError(f"{index.root} has {len(index)} images, fewer than a batch of {settings.batch}")
+    if settings.cores > available_cores():
+        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+
+
+def our_batches(index: Index, config: Config, batch: int) -> Generator[int]:
+    """Endless sizes of batches of our loader, as configured; closing it closes the loader."""
     with Loader(
         index,
-        build_order(index, batch=settings.batch, seed=config.run.seed),
-        RankSlice(settings.batch, 0, settings.batch),
+        build_order(index, batch=batch, seed=config.run.seed),
+        RankSlice(batch, 0, batch),
         config.pipelines,
         config.geometry,
         config.colour,
@@ -149,8 +159,8 @@ def _ours(index: Index, config: Config, settings: Settings) -> Iterator[int]:
         device=torch.device("cpu"),
         appearance=config.appearance,
     ) as loader:
-        for batch in loader:
-            yield len(batch)
+        for made in loader:
+            yield len(made)
 
 
 def _read_all(paths: list[Path]) -> None:

@@ -183,14 +183,17 @@ def cpu_seconds() -> float:
 
 
 def memory_mib() -> float:
-    """Memory of this process and all below it; what several share is counted once (proportional set size)."""
+    """Memory that this process and all below it took; what they share is counted once (proportional set size).
+
+    Pages of files, which programs and libraries are, do not count: how much of them is ours depends on what else runs.
+    """
     total_kib = 0
     for pid in _family(_statuses()):
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:  # it has ended meanwhile
             continue
-        total_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        total_kib += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return total_kib / 1024
 
 

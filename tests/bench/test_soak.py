@@ -1,0 +1,63 @@
+"""What a soak holds against a loader."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import soak
+from bench.loader import Settings
+from pipelines.sources import DataConfig
+from tests.train.tiny_run import write_images
+from train.config import Config
+
+
+def found(before: tuple[float, int], after: tuple[float, int]) -> soak.Soak:
+    return soak.Soak(3600, 1, (), soak.Held(60, *before), soak.Held(3600, *after))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "steady"),
+    [
+        ((1000, 40), (1019, 40), True),
+        ((1000, 40), (1021, 40), False),
+        ((1000, 40), (979, 40), False),
+        ((1000, 40), (1000, 39), True),
+        ((1000, 40), (1000, 41), False),
+    ],
+)
+def test_verdict(before: tuple[float, int], after: tuple[float, int], steady: bool) -> None:
+    assert found(before, after).steady is steady
+    assert ("expected" in soak.verdict(found(before, after))) is not steady
+
+
+def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "images", count=48)
+    config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
+    settings = Settings(cores=1, batch=16)
+    clean = soak.soak(config, settings, 3)
+    assert clean.images > 0
+    assert clean.end.open_files <= clean.settled.open_files
+    assert len(clean.history) > 100
+    row = json.loads(json.dumps(soak.as_json(clean, config, settings)))
+    assert row["images_per_s"] == pytest.approx(clean.images / clean.seconds, abs=0.1)
+
+    real, kept = soak.our_batches, list[Any]()
+
+    def leaking(*arguments: Any) -> Generator[int]:
+        for count in real(*arguments):
+            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (1 << 20)])
+            yield count
+
+    monkeypatch.setattr(soak, "our_batches", leaking)
+    leaky = soak.soak(config, settings, 0.5)
+    assert leaky.end.open_files > leaky.settled.open_files
+    assert leaky.memory_growth > 0
+    assert not leaky.steady
+    for file in kept[::2]:
+        os.close(file)
