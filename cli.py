@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
 
 from errors import UserError
 
@@ -239,12 +238,20 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
 @config_options
 @click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")
 @click.option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Images in a batch.")
-@click.option(
-    "--repeats", default=7, show_default=True, type=click.IntRange(2), help="Rounds; each times every loader once."
-)
+@click.option("--repeats", default=7, show_default=True, type=click.IntRange(2), help="Rounds; each times all once.")
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
+@click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
+@click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.png", help="Draw what was found.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
+@click.option(
+    "--compare",
+    metavar="FILE[:NUMBER]",
+    help="Fail (exit 1) if slower, beyond both intervals, than this row, or the file's last.",
+)
+@click.option("--tune", is_flag=True, help="Instead: find the loader's settings for this machine, as TOML.")
 @click.option(
     "--soak",
     "soak_minutes",
@@ -252,54 +259,51 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     metavar="MINUTES",
     help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
 )
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.png",
+    help="Instead: draw images/s over the rows of --record's file, by default bench/results/loader.jsonl.",
+)
 def bench_loader(
     files: Sequence[Path],
     overrides: Sequence[str],
     cores: int | None,
-    batch: int,
-    repeats: int,
-    seconds: float,
     as_json: bool,
     record: Path | None,
     soak_minutes: float | None,
+    history: Path | None,
+    tune: bool,
+    **options: Any,
 ) -> None:
-    """Measure the loader beside its ceiling and beside other loaders, on the same cores in one run.
+    """Is training loader-bound, and by what? Our loader, its parts, and other loaders, on the same cores in one run.
 
     \b
       python cli.py make-data .data/hands
-      python cli.py bench-loader
+      python cli.py bench-loader --step --plot loader.png
+      python cli.py bench-loader --tune
+      python cli.py bench-loader --record bench/results/loader.jsonl
       python cli.py bench-loader --soak 60 --record bench/results/soak.jsonl
     """
-    import json
-
-    from bench import loader, soak
+    from bench import commands
     from pipelines.loader import available_cores
-    from train.log import configure_logging, progress_bar
+    from train.log import configure_logging
 
     configure_logging()
-    config = _config(files, overrides)
-    settings = loader.Settings(cores or available_cores(), batch, repeats, seconds)
-    if soak_minutes is not None:
-        with progress_bar("soaking (s)") as progress:
-            found = soak.soak(config, settings, soak_minutes * 60, progress)
-        row = json.dumps(soak.as_json(found, config, settings))
-        click.echo(row if as_json else soak.verdict(found))
-        _append(record, row)
-        sys.exit(0 if found.steady else 1)
-    with progress_bar("measuring") as progress:
-        rows = loader.bench_loader(config, settings, progress)
-    row = json.dumps(loader.as_json(rows, config, settings))
-    if as_json:
-        click.echo(row)
+    if history is not None:
+        click.echo(commands.draw_history(record or Path("bench/results/loader.jsonl"), history))
+        return
+    config, on_cores = _config(files, overrides), cores or available_cores()
+    if tune:
+        click.echo(commands.tune_loader(config, on_cores, options["batch"]), nl=False)
+    elif soak_minutes is not None:
+        steady = commands.soak_loader(config, on_cores, options["batch"], soak_minutes, as_json=as_json, record=record)
+        sys.exit(0 if steady else 1)
     else:
-        Console().print(loader.as_table(rows, settings))
-    _append(record, row)
-
-
-def _append(record: Path | None, row: str) -> None:
-    if record is not None:
-        with record.open("a") as file:
-            file.write(row + "\n")
+        slower = commands.bench_loader(config, on_cores, as_json=as_json, record=record, **options)
+        if slower is not None:
+            click.echo(f"error: {slower}", err=True)
+            sys.exit(1)
 
 
 @main.command()

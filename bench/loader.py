@@ -1,27 +1,33 @@
-"""`bench-loader`: our loader beside its ceiling and beside what people use instead, in one run on the same cores."""
+"""`bench-loader`: our loader beside its ceilings and beside what people use instead, in one run on the same cores."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-from collections.abc import Callable, Generator
-from dataclasses import astuple, dataclass
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from rich.table import Table
 
-from bench.hardware import describe_machine
-from bench.measure import Interval, Rate, limited_to_cores, measure_in_rounds
-from bench.peers import Peer, installed_peers
+from bench.measure import Interval, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds
+from bench.peers import installed_peers
+from bench.stages import stages
+from bench.verdict import PageCache, verdict
 from errors import UserError
 from pipelines.index import Index
 from pipelines.loader import Loader, available_cores
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.config import Config, to_dict
+from train.config import Config
+
+Progress = Callable[[int, int], None]
+
+_VIEWS = 2
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,11 @@ class Settings:
     Attributes:
         cores: that everything is limited to.
         batch: images in a batch.
-        repeats: rounds, in each of which every loader is timed once.
+        repeats: rounds, in each of which everything is timed once.
         repeat_s: least length of a repeat.
         warmup_s: left out before each repeat, from the first batch on.
+        peers: whether to measure what people use instead.
+        passes: over all files, warm and cold; 0 for none.
     """
 
     cores: int
@@ -41,11 +49,20 @@ class Settings:
     repeats: int = 7
     repeat_s: float = 2.0
     warmup_s: float = 2.0
+    peers: bool = True
+    passes: int = 3
 
 
 @dataclass(frozen=True)
 class Row:
-    """One loader's figures."""
+    """One loader's figures, or those of a part.
+
+    Attributes:
+        name: short, for a table.
+        description: what it does.
+        views: views of an image, 0 where none is made.
+        rate: what was measured.
+    """
 
     name: str
     description: str
@@ -53,10 +70,49 @@ class Row:
     rate: Rate
 
 
+@dataclass(frozen=True)
+class Report:
+    """What one run found.
+
+    Attributes:
+        settings: of the run.
+        device: where the batches of our loader were.
+        ours: our loader, as configured.
+        peers: other loaders.
+        stages: parts of ours, each alone.
+        threads: ours with other numbers of threads.
+        cache: passes over warm and cold files, if made.
+        step: the training step on batches that are there already, if measured.
+        verdict: one sentence.
+    """
+
+    settings: Settings
+    device: str
+    ours: Row
+    peers: list[Row]
+    stages: list[Row]
+    threads: dict[int, Row]
+    cache: PageCache | None
+    step: Rate | None
+    verdict: str
+
+
 def bench_loader(
-    config: Config, settings: Settings, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[Row]:
-    """Measure our loader, as configured, and every peer that is installed, taking turns.
+    config: Config,
+    settings: Settings,
+    *,
+    device: torch.device,
+    step: Rate | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Report:
+    """Measure our loader as configured, its parts, and every peer that is installed, taking turns.
+
+    Args:
+        config: of the run that the loader would feed.
+        settings: how long and on what.
+        device: where our loader's batches are to be.
+        step: the training step alone, in images, which the verdict compares with.
+        progress: told of the repeats done and all there are.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.
@@ -65,73 +121,47 @@ def bench_loader(
     check(index, settings)
     paths = [index.path(sample) for sample in range(len(index))]
     _read_all(paths)
-    peers = [_our_peer(config, lambda: our_batches(index, config, settings.batch)), *installed_peers()]
+    ours = _Measured(
+        "this loader",
+        f"as configured, backend {config.pipelines.backend}",
+        _VIEWS,
+        _ours(index, config, settings, device),
+    )
+    parts = [_Measured(s.name, s.description, 0, s.start) for s in stages(index, config, settings.batch, device)]
+    threads = {count: _with_threads(index, config, settings, device, count) for count in thread_counts(settings.cores)}
+    peers = [
+        _Measured(
+            peer.name,
+            peer.description,
+            peer.views,
+            partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
+        )
+        for peer in (installed_peers() if settings.peers else [])
+    ]
     gc.freeze()  # as pretraining does
     with limited_to_cores(settings.cores):
+        everything = [ours, *peers, *parts, *threads.values()]
         rates = measure_in_rounds(
-            [partial(peer.start, paths, index.box_px, settings.cores, settings.batch) for peer in peers],
+            [one.start for one in everything],
             warmup_s=settings.warmup_s,
             repeat_s=settings.repeat_s,
             rounds=settings.repeats,
             progress=progress,
         )
-    return [Row(peer.name, peer.description, peer.views, rate) for peer, rate in zip(peers, rates, strict=True)]
+        cache = _passes(ours.start, paths, settings) if settings.passes else None
+    rows = [Row(one.name, one.description, one.views, rate) for one, rate in zip(everything, rates, strict=True)]
+    own, of_peers = rows[0], rows[1 : 1 + len(peers)]
+    of_parts, of_threads = rows[1 + len(peers) :][: len(parts)], rows[1 + len(peers) + len(parts) :]
+    said = verdict(own.rate, settings.cores, {row.name: row.rate for row in of_parts}, step=step, cache=cache)
+    return Report(
+        settings, str(device), own, of_peers, of_parts, dict(zip(threads, of_threads, strict=True)), cache, step, said
+    )
 
 
-def as_table(rows: list[Row], settings: Settings) -> Table:
-    """Rates and ratios, each with its 95 % interval."""
-    ours = rows[0].rate
-    table = Table(title=f"{settings.cores} cores, batches of {settings.batch}, {settings.repeats} rounds")
-    table.add_column("loader")
-    for title in ("source images/s", "95 % interval", "views/s", "CPU ms/image", "cores busy", "memory", "ours is"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        low, high = row.rate.interval
-        table.add_row(
-            row.name,
-            f"{row.rate.mean:.0f}",
-            f"{low:.0f} to {high:.0f}",
-            f"{row.rate.mean * row.views:.0f}" if row.views else "-",
-            f"{row.rate.cpu_s_per_image * 1e3:.2f}",
-            f"{row.rate.cores_busy:.2f}",
-            f"{row.rate.memory_mib:.0f} MiB",
-            _times(ours.over(row.rate)) if row.rate is not ours else "1",
-        )
-    return table
-
-
-def as_json(rows: list[Row], config: Config, settings: Settings) -> dict[str, Any]:
-    """Everything that a row of bench/results/ holds."""
-    tables = to_dict(config)
-    return {
-        "bench": "loader",
-        "machine": describe_machine(),
-        "settings": {name: getattr(settings, name) for name in ("cores", "batch", "repeats", "repeat_s", "warmup_s")},
-        "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
-        "loaders": [
-            {
-                "name": row.name,
-                "images_per_s": round(row.rate.mean, 1),
-                "interval": [round(edge, 1) for edge in row.rate.interval],
-                "repeats": [round(rate, 1) for rate in row.rate.images_per_s],
-                "views_per_s": round(row.rate.mean * row.views, 1),
-                "cpu_ms_per_image": round(row.rate.cpu_s_per_image * 1e3, 3),
-                "cores_busy": round(row.rate.cores_busy, 2),
-                "memory_mib": round(row.rate.memory_mib),
-                "images": row.rate.images,
-                "ours_is": [round(edge, 3) for edge in astuple(rows[0].rate.over(row.rate))],
-            }
-            for row in rows
-        ],
-    }
-
-
-def _times(ratio: Interval) -> str:
-    return f"{ratio.mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) x"
-
-
-def _our_peer(config: Config, start: Any) -> Peer:
-    return Peer(f"this loader ({config.pipelines.backend})", "", 2, lambda paths, boxes, threads, batch: start())
+def thread_counts(cores: int) -> list[int]:
+    """Powers of two up to the cores, and the cores."""
+    powers = [2**power for power in range(cores.bit_length()) if 2**power < cores]
+    return [*powers, cores]
 
 
 def check(index: Index, settings: Settings) -> None:
@@ -146,8 +176,9 @@ def check(index: Index, settings: Settings) -> None:
         raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
 
 
-def our_batches(index: Index, config: Config, batch: int) -> Generator[int]:
+def our_batches(index: Index, config: Config, batch: int, device: torch.device | None = None) -> Generator[int]:
     """Endless sizes of batches of our loader, as configured; closing it closes the loader."""
+    device = torch.device("cpu") if device is None else device
     with Loader(
         index,
         build_order(index, batch=batch, seed=config.run.seed),
@@ -156,14 +187,71 @@ def our_batches(index: Index, config: Config, batch: int) -> Generator[int]:
         config.geometry,
         config.colour,
         seed=config.run.seed,
-        device=torch.device("cpu"),
+        device=device,
         appearance=config.appearance,
     ) as loader:
         for made in loader:
+            if device.type == "cuda":
+                made.to(device)
+                torch.cuda.current_stream(device).synchronize()  # so that the batch is there when it is counted
             yield len(made)
 
 
-def _read_all(paths: list[Path]) -> None:
+@dataclass(frozen=True)
+class _Measured:
+    name: str
+    description: str
+    views: int
+    start: Start
+
+
+def _ours(index: Index, config: Config, settings: Settings, device: torch.device) -> Start:
+    return lambda: our_batches(index, config, settings.batch, device)
+
+
+def _with_threads(index: Index, config: Config, settings: Settings, device: torch.device, count: int) -> _Measured:
+    pipelines = dataclasses.replace(config.pipelines, threads=count)
+    changed = dataclasses.replace(config, pipelines=pipelines)
+    name = f"this loader, {count} thread{'s' if count > 1 else ''}"
+    return _Measured(name, f"pipelines.threads = {count}", _VIEWS, _ours(index, changed, settings, device))
+
+
+def _passes(start: Start, paths: Sequence[Path], settings: Settings) -> PageCache:
+    """Passes over all files, in turn from a warm and from a cold page cache; both pay for their start-up."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    batches = len(paths) // settings.batch
+    for _ in range(settings.passes):
+        for cold in (False, True):
+            if cold:
+                drop_from_page_cache(paths)
+            else:
+                _read_all(paths)
+            began = time.perf_counter()
+            making = start()
+            images = sum(islice(making, batches))
+            rates[cold].append(images / (time.perf_counter() - began))
+            if isinstance(making, Generator):
+                making.close()
+    size = sum(path.stat().st_size for path in paths) / len(paths)
+    return PageCache(_interval(rates[False]), _interval(rates[True]), size)
+
+
+def _interval(rates: Sequence[float]) -> Interval:
+    return interval_of_mean(rates) if len(rates) > 1 else Interval(rates[0], float("-inf"), float("inf"))
+
+
+def drop_from_page_cache(paths: Sequence[Path]) -> None:
+    """Let the kernel forget what it holds of these files, so that the next read is the disk's."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # a page that is not on disk yet would stay
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _read_all(paths: Sequence[Path]) -> None:
     """Bring the files into the page cache, for all alike."""
     for path in paths:
-        np.fromfile(path, np.uint8)
+        path.read_bytes()

@@ -119,7 +119,7 @@ def as_json(found: Soak, config: Config, settings: Settings) -> dict[str, Any]:
         "bench": "soak",
         "machine": describe_machine(),
         "settings": {"cores": settings.cores, "batch": settings.batch},
-        "config": {name: tables[name] for name in ("data", "geometry", "colour", "pipelines")},
+        "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
         "seconds": round(found.seconds, 1),
         "images": found.images,
         "images_per_s": round(found.images / found.seconds, 1),

@@ -1,50 +1,175 @@
-"""The benchmark as a whole, in little: every loader is measured, and the row says on what."""
+"""The benchmark as a whole, in little: everything is measured, and the row says on what."""
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import io
 import json
+import mmap
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import cv2
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
-from bench.loader import Settings, as_json, as_table, bench_loader
+from bench import tune
+from bench.frames import make_frames
+from bench.loader import Settings, bench_loader, drop_from_page_cache, thread_counts
+from bench.measure import Rate
 from bench.peers import installed_peers
+from bench.report import as_json, as_tables, find_row, regression, save_history, save_plot
 from errors import UserError
-from pipelines.sources import DataConfig
+from pipelines.sources import DataConfig, load_index
 from tests.train.tiny_run import write_images
 from train.config import Config
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.slow
-def test_every_loader_is_measured(tmp_path: Path) -> None:
+def test_everything_is_measured(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
-    settings = Settings(cores=1, batch=16, repeats=2, repeat_s=0.1, warmup_s=0.1)
-    rows = bench_loader(config, settings)
-    assert [row.name for row in rows[1:]] == [peer.name for peer in installed_peers()]
+    settings = Settings(cores=1, batch=16, repeats=2, repeat_s=0.1, warmup_s=0.1, passes=2)
+    report = bench_loader(config, settings, device=CPU)
+    assert [row.name for row in report.peers] == [peer.name for peer in installed_peers()]
+    assert list(report.threads) == [1]
+    rows = [report.ours, *report.peers, *report.stages, *report.threads.values()]
     assert all(row.rate.mean > 0 for row in rows)
+    assert report.ours.rate.mean < 2 * min(row.rate.mean for row in report.stages)
 
-    row = json.loads(json.dumps(as_json(rows, config, settings)))
+    row = json.loads(json.dumps(as_json(report, config, "small")))
     assert {"date", "cpu", "cores", "torch", "nvidia-dali-cuda120", "commit"} <= row["machine"].keys()
     ours = row["loaders"][0]
     assert ours["views_per_s"] == pytest.approx(2 * ours["images_per_s"], rel=1e-3)
     low, high = ours["interval"]
     assert low <= ours["images_per_s"] <= high
-
     assert ours["ours_is"] == [1, 1, 1]
     assert all(loader["memory_mib"] > 50 and 0 < loader["cores_busy"] < 1.5 for loader in row["loaders"])
+    assert row["page_cache"]["bytes_per_image"] > 0
+    assert regression(row, row) is None
 
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(as_table(rows, settings))
-    assert "this loader" in console.export_text()
+    console = Console(width=120, record=True, file=io.StringIO())
+    for table in as_tables(report):
+        console.print(table)
+    assert "OpenCV + DataLoader, tuned" in console.export_text()
+    save_plot(report, tmp_path / "loader.png")
+    assert cv2.imread(str(tmp_path / "loader.png")) is not None
+    assert save_history([row, row], tmp_path / "history.png") == 2
+    assert cv2.imread(str(tmp_path / "history.png")) is not None
 
 
 def test_too_few_images_or_cores_are_told(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=4)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
     with pytest.raises(UserError, match="4 images, fewer than a batch of 16"):
-        bench_loader(config, Settings(cores=1, batch=16))
+        bench_loader(config, Settings(cores=1, batch=16), device=CPU)
     with pytest.raises(UserError, match="--cores 4096"):
-        bench_loader(config, Settings(cores=4096, batch=2))
+        bench_loader(config, Settings(cores=4096, batch=2), device=CPU)
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16])])
+def test_thread_counts(cores: int, counts: list[int]) -> None:
+    assert thread_counts(cores) == counts
+
+
+def test_dropped_files_are_no_longer_in_the_page_cache(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * (1 << 22))
+    drop_from_page_cache([file])
+    assert resident_share(file) < 0.1
+    file.read_bytes()
+    assert resident_share(file) > 0.9
+
+
+def resident_share(file: Path) -> float:
+    """Share of a file's pages that are in the page cache (mincore)."""
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+        pages = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+        whole = np.frombuffer(mapped, np.uint8)
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(whole.ctypes.data), ctypes.c_size_t(len(mapped)), pages)
+        del whole
+        assert failed == 0
+        return sum(page & 1 for page in pages) / len(pages)
+
+
+def row_of(images_per_s: float, half: float, **machine: str) -> dict[str, Any]:
+    return {
+        "bench": "loader",
+        "machine": {"cpu": "a", "gpu": "none", "date": "2030-01-01", "commit": "abc", **machine},
+        "settings": {"cores": 2, "batch": 256},
+        "config": {"geometry": {}, "colour": {}},
+        "loaders": [{"images_per_s": images_per_s, "interval": [images_per_s - half, images_per_s + half]}],
+    }
+
+
+def test_slower_is_slower_beyond_both_intervals() -> None:
+    assert regression(row_of(1000, 50), row_of(910, 50)) is None
+    assert regression(row_of(1000, 50), row_of(2000, 50)) is None
+    told = regression(row_of(1000, 50), row_of(890, 50))
+    assert told is not None
+    assert "890 images/s, interval 840 to 940; it was 1000, 950 to 1050" in told
+
+
+def test_rows_of_other_machines_are_not_compared() -> None:
+    with pytest.raises(UserError, match="cpu = 'a', this run with 'b'"):
+        regression(row_of(1000, 50), row_of(1000, 50, cpu="b"))
+
+
+def test_a_row_is_found_by_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [row_of(1, 0), {"bench": "soak"}, row_of(2, 0)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert find_row(str(file)) == rows[2]
+    assert find_row(f"{file}:1") == rows[0]
+    with pytest.raises(UserError, match="holds 2 rows"):
+        find_row(f"{file}:3")
+    with pytest.raises(UserError, match="No such file"):
+        find_row(str(tmp_path / "none.jsonl"))
+    file.write_text("{")
+    with pytest.raises(UserError, match="one JSON object a line"):
+        find_row(str(file))
+
+
+def test_history_of_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no row of bench-loader"):
+        save_history([{"bench": "soak"}], tmp_path / "out.png")
+
+
+def test_large_frames_are_what_the_folder_source_takes(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", count=4)
+    index = load_index(DataConfig(source="folder", root=str(tmp_path / "images")))
+    make_frames([index.path(sample) for sample in range(4)], tmp_path / "frames", 3)
+    boxes = str(tmp_path / "frames" / "boxes.csv")
+    large = load_index(DataConfig(source="folder", root=str(tmp_path / "frames"), box=boxes, box_margin=1.0))
+    assert len(large) == 3
+    for sample in range(3):
+        frame = cv2.imread(str(large.path(sample)))
+        assert frame is not None
+        assert frame.shape == (720, 1280, 3)
+        x, y, side = large.box_px[sample]
+        assert side == 250
+        assert side / 2 <= x <= 1280 - side / 2
+        assert side / 2 <= y <= 720 - side / 2
+
+
+def test_tuning_gives_toml(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", count=48)
+    config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
+    found = tune.tune(config, Settings(cores=1, batch=32, repeat_s=0.05, warmup_s=0.05), CPU)
+    table = tomllib.loads(tune.as_toml(found))["pipelines"]
+    assert table.keys() == {"threads", "batch", "prefetch"}
+    assert table["threads"] == 1
+    assert found.pipelines == dataclasses.replace(config.pipelines, **table)
+
+
+def test_of_values_as_good_as_each_other_the_first_stays() -> None:
+    steady = [Rate(tuple(speed * at for at in (1.0, 1.1, 0.9)), 0.0, 1) for speed in (5, 7, 6)]
+    assert tune.fastest(steady) == 1
+    noisy = [Rate((5.0, 9.0, 5.0), 0.0, 1), Rate((6.0, 5.0, 9.0), 0.0, 1)]
+    assert tune.fastest(noisy) == 0

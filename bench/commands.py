@@ -1,0 +1,103 @@
+"""What the commands of the benchmark do: measure, print, record, compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from bench import frames, report, soak, tune
+from bench.loader import Settings
+from bench.loader import bench_loader as measure_loader
+from pipelines.sources import DataConfig, load_index
+from train.config import Config
+from train.distributed import described_world
+from train.log import progress_bar
+
+_FRAMES = Path(".data/bench-frames")
+_FRAMES_COUNT = 512
+_TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines
+
+
+def bench_loader(
+    config: Config,
+    cores: int,
+    *,
+    batch: int,
+    repeats: int,
+    seconds: float,
+    peers: bool,
+    large: bool,
+    step: bool,
+    as_json: bool,
+    plot: Path | None,
+    record: Path | None,
+    compare: str | None,
+) -> str | None:
+    """Measure and report; a line if our loader is slower than the row to compare with.
+
+    Raises:
+        UserError: the data, the settings or the row to compare with cannot be used.
+    """
+    before = report.find_row(compare) if compare is not None else None
+    if large:
+        config = dataclasses.replace(config, data=_large_frames(config))
+    settings = Settings(cores, batch, repeats, seconds, peers=peers)
+    with progress_bar("measuring") as progress:
+        found = measure_loader(config, settings, device=described_world(config.train.device).device, progress=progress)
+    row = report.as_json(found, config, "large" if large else "small")
+    slower = report.regression(before, row) if before is not None else None
+    if as_json:
+        click.echo(json.dumps(row))
+    else:
+        for table in report.as_tables(found):
+            Console(width=max(Console().width, _TABLE_WIDTH)).print(table)
+        click.echo(found.verdict)
+    if plot is not None:
+        report.save_plot(found, plot)
+    append(record, row)
+    return slower
+
+
+def soak_loader(config: Config, cores: int, batch: int, minutes: float, *, as_json: bool, record: Path | None) -> bool:
+    """Soak and report; whether the loader held still."""
+    settings = Settings(cores, batch)
+    with progress_bar("soaking (s)") as progress:
+        found = soak.soak(config, settings, minutes * 60, progress)
+    row = soak.as_json(found, config, settings)
+    click.echo(json.dumps(row) if as_json else soak.verdict(found))
+    append(record, row)
+    return found.steady
+
+
+def tune_loader(config: Config, cores: int, batch: int) -> str:
+    """The TOML of what was fastest."""
+    with progress_bar("tuning") as progress:
+        return tune.as_toml(
+            tune.tune(config, Settings(cores, batch), described_world(config.train.device).device, progress)
+        )
+
+
+def draw_history(rows: Path, out: Path) -> str:
+    """Draw the rows of a file; what was drawn, for people."""
+    return f"{out}: {report.save_history(report.read_rows(rows), out)} rows of {rows}"
+
+
+def append(record: Path | None, row: dict[str, Any]) -> None:
+    """Add a row to a file, if there is one."""
+    if record is not None:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with record.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _large_frames(config: Config) -> DataConfig:
+    index = load_index(config.data)
+    if not (_FRAMES / "boxes.csv").exists():
+        with Console(stderr=True).status(f"making {_FRAMES_COUNT} large frames in {_FRAMES}"):
+            frames.make_frames([index.path(sample) for sample in range(len(index))], _FRAMES, _FRAMES_COUNT)
+    return DataConfig(source="folder", root=str(_FRAMES), box=str(_FRAMES / "boxes.csv"))
