@@ -28,13 +28,15 @@ class Poses:
         samples: (N,) rows of the index that were looked at: a bad file has another one in its place.
         keypoints_px: (N, 21, 2) in pixels of the source as decoded, corner-based.
         joints: (N, 21, 3) in the source camera's frame, over the reference bone's length.
-        images: (M, S, S, 3) uint8, the first M views as the network saw them.
+        image_rows: (M,) rows of this table of which this rank kept the view.
+        images: (M, S, S, 3) uint8, these views, as the network saw them.
         source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
     """
 
     samples: npt.NDArray[np.int64]
     keypoints_px: Floats
     joints: Floats
+    image_rows: npt.NDArray[np.int64]
     images: npt.NDArray[np.uint8]
     source_to_view_px: Floats
 
@@ -72,7 +74,7 @@ def estimate_poses(
         world: this rank among all.
         dtype: of the intrinsics; the parameters' type or wider.
         autocast_dtype: 16-bit type for the network; None for none.
-        keep_images: how many views to return, of this rank's first ones.
+        keep_images: how many views to return at most, of this rank's first ones.
         progress: called with (images done, images in all).
 
     Raises:
@@ -86,7 +88,7 @@ def estimate_poses(
     samples = torch.zeros(rows, dtype=torch.int64)
     keypoints_px, joints = torch.zeros(rows, 21, 2, dtype=torch.float64), torch.zeros(rows, 21, 3, dtype=torch.float64)
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
-    images: list[npt.NDArray[np.uint8]] = []
+    images: dict[int, npt.NDArray[np.uint8]] = {}
     network.eval()
     with (
         torch.inference_mode(),
@@ -115,14 +117,19 @@ def estimate_poses(
             keypoints_px[made.positions] = torch.linalg.solve(affine[:, :, :2], shifted).mT
             joints[made.positions] = output.joints.double().cpu()
             matrices[made.positions] = affine
-            if keep_images > sum(map(len, images)):
-                images.append(view.image.permute(0, 2, 3, 1).cpu().numpy())
+            for row, position in enumerate(made.positions.tolist()):
+                if len(images) < keep_images and position < count:
+                    images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
             if progress is not None:
                 progress(min((step + 1) * step_rows, count), count)
     for table in (samples, keypoints_px, joints, matrices):
         table.copy_(world.sum_(table.to(world.device)))  # exact: every number but one of each sum is zero
     side_px = geometry.side_px
-    kept = np.concatenate(images)[:keep_images] if images else np.empty((0, side_px, side_px, 3), np.uint8)
     return Poses(
-        samples[:count].numpy(), keypoints_px[:count].numpy(), joints[:count].numpy(), kept, matrices[:count].numpy()
+        samples[:count].numpy(),
+        keypoints_px[:count].numpy(),
+        joints[:count].numpy(),
+        np.array(list(images), np.int64),
+        np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
+        matrices[:count].numpy(),
     )

@@ -58,7 +58,7 @@ def save_predictions(path: Path, poses: Poses, validation: Validation) -> None:
     """Held-out hands in three pictures each: the labels, the prediction, and both from the side."""
     assert validation.index.keypoints_px is not None
     pictures = []
-    for number, image in enumerate(poses.images):
+    for number, image in zip(poses.image_rows.tolist(), poses.images, strict=True):
         sample = int(poses.samples[number])
         enlarge = _SIDE_PX / image.shape[0]
         large: Image = np.asarray(cv2.resize(image, (_SIDE_PX, _SIDE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)

@@ -44,7 +44,7 @@ def load_validation(config: FinetuneConfig) -> Validation | None:
     sources: tuple[DataConfig, ...] = config.data if isinstance(config.data, tuple) else (config.data,)
     if config.validation.every_epochs == 0 or any(source.split != "train" for source in sources):
         return None
-    index = load_index([dataclasses.replace(source, split="val") for source in sources])
+    index = load_index([dataclasses.replace(source, split="val", label_fraction=1.0) for source in sources])
     return Validation(index, PoseLabels(index, config.pose))
 
 

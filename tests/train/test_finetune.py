@@ -1,0 +1,191 @@
+"""Whole fine-tuning runs: what they learn, what stays frozen, killed and resumed, on one process and on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from errors import UserError
+from models.encoders import EncoderConfig, build_encoder
+from models.pose import PoseConfig
+from pipelines.sources import load_index
+from tests.train import tiny_hands, tiny_run
+from train.checkpoint import Checkpoints
+from train.config import load_config
+from train.distributed import World
+from train.finetune import finetune
+from train.finetune_config import FinetuneConfig
+from train.pose_run import load_pose_run
+from train.pose_targets import PoseLabels
+from train.run_folder import RunFolder
+from train.starting_weights import start_pose_network
+from train.validation import Validation, validate
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "hands"
+    tiny_hands.write_hands(root, 12)
+    return root
+
+
+def config_of(root: Path, out: Path, *overrides: str) -> FinetuneConfig:
+    return load_config(FinetuneConfig, [], tiny_hands.settings(root, out, *overrides))
+
+
+def weights_of(out: Path) -> dict[str, Tensor]:
+    """The network of the last step's checkpoint."""
+    path = out / "checkpoints" / f"step_{tiny_hands.STEPS:09d}.pt"
+    weights: dict[str, Tensor] = torch.load(path, weights_only=True)["network"]
+    return weights
+
+
+def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run folder of a run that nothing disturbed."""
+    return finetune(config_of(hands, tmp_path_factory.mktemp("runs") / "whole"))
+
+
+def test_a_run_folder_holds_what_it_promises(uninterrupted: RunFolder) -> None:
+    root = uninterrupted.root
+    names = {path.name for path in root.iterdir()}
+    pictures = {"views.png", "loss.png", "predictions.png"}
+    assert names >= {
+        "config.toml",
+        "metrics.jsonl",
+        "validation.jsonl",
+        "checkpoints",
+        "best",
+        "tensorboard",
+        *pictures,
+    }
+    rows, validations = uninterrupted.read_metrics(), uninterrupted.read_validations()
+    assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12, 14, 15]
+    assert {"loss", "keypoints_px", "depth", "root_depth", "lr", "wait_share", "images_per_s"} <= rows[0].keys()
+    assert [row["step"] for row in validations] == [5, 10, 15]
+    best = min(validations, key=lambda row: row["pa_epe_cm"])
+    run = load_pose_run(root)
+    assert (run.path, run.step) == (uninterrupted.best.latest(), best["step"])
+    assert len(uninterrupted.best.paths()) == 1
+
+
+def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterrupted: RunFolder) -> None:
+    run = load_pose_run(uninterrupted.root)
+    index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
+    figures, poses = validate(run.network, Validation(index, PoseLabels(index, run.config.pose)), run.config, World())
+    row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
+    assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
+    assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
+
+
+def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
+    hands: Path, uninterrupted: RunFolder, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    moment = random.Random(os.urandom(8))
+    process = tiny_run.start(tiny_hands.arguments(hands, out))
+    target = moment.randrange(1, 12)
+    log = out / "samples-rank0.jsonl"
+    while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= target):
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finetune(config_of(hands, out), "auto")
+    assert_same_bits(weights_of(uninterrupted.root), weights_of(out))
+    assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted.root)
+    assert RunFolder(out, keep=3).read_validations() == uninterrupted.read_validations()
+    assert [path.name for path in Checkpoints(out / "best", keep=1).paths()] == [
+        path.name for path in uninterrupted.best.paths()
+    ]
+
+
+def test_two_processes_train_the_same_run(hands: Path, tmp_path: Path) -> None:
+    """In float64, batch norm in train mode: two micro-batches on one rank, or one on each of two."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    process = tiny_run.start(tiny_hands.arguments(hands, two, "train.precision=fp64"), processes=2)
+    finetune(config_of(hands, one, "train.precision=fp64"))
+    tiny_run.finish(process)
+    assert (two / "samples-rank1.jsonl").exists()
+    assert tiny_run.samples_of_steps(one) == tiny_run.samples_of_steps(two)
+    torch.testing.assert_close(weights_of(one), weights_of(two), rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(*(RunFolder(out, keep=3).read_validations() for out in (one, two)), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    start = build_encoder(EncoderConfig("resnet18", "random")).torchvision_state_dict()
+    torch.save(start, tmp_path / "start.pth")
+    out = tmp_path / "frozen"
+    finetune(config_of(hands, out, f"encoder.weights={tmp_path}/start.pth", "train.frozen=true", "pose.head=mlp"))
+    weights = weights_of(out)
+    assert_same_bits(
+        start, {name.removeprefix("encoder.resnet."): w for name, w in weights.items() if name.startswith("encoder.")}
+    )
+    saved = torch.load(Checkpoints(out / "checkpoints", keep=3).paths()[0], weights_only=True)["network"]
+    assert not torch.equal(saved["head.0.weight"], weights["head.0.weight"])
+    assert weights["refinement.zroot_ref.1.num_batches_tracked"] == tiny_hands.STEPS
+
+
+def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
+    """Held out and trained on are the same images here: the error must fall clearly."""
+    settings = (
+        "data.split=all", "train.epochs=12", "train.batch=16", "train.micro_batch=16", "geometry.rotation_deg=[0, 0]",
+        "geometry.translation_frac=0", "geometry.scale=[1, 1]", "run.checkpoint_every=100", "optim.lr=2e-3",
+    )  # fmt: skip
+    config = config_of(hands, tmp_path / "learnt", *settings)
+    index = load_index(config.data)
+    validation = Validation(index, PoseLabels(index, config.pose))
+    torch.manual_seed(0)
+    before, _ = validate(start_pose_network(config.encoder, config.pose), validation, config, World())
+    folder = finetune(config)
+    assert folder.read_validations() == []  # nothing is held out of split "all"
+    after, _ = validate(load_pose_run(folder.root).network, validation, config, World())
+    assert after["pa_epe_cm"] < 0.6 * before["pa_epe_cm"]
+    assert after["epe_px"] < 0.4 * before["epe_px"]
+    assert after["epe_cm"] < 0.6 * before["epe_cm"]
+
+
+def test_an_encoder_starts_from_a_run_of_pre_training(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder(EncoderConfig("resnet18", "random"))
+    network = {f"encoder.resnet.{name}": value for name, value in encoder.torchvision_state_dict().items()}
+    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {**network, "projector.0.bias": torch.zeros(3)}}
+    run = tmp_path / "run"
+    checkpoint = Checkpoints(run / "checkpoints", keep=1).save(7, saved)
+    for start in (run, checkpoint):
+        started = start_pose_network(EncoderConfig("resnet18", str(start)), PoseConfig())
+        assert_same_bits(encoder.torchvision_state_dict(), started.encoder.torchvision_state_dict())
+    with pytest.raises(UserError, match=r"holds a resnet18, and encoder.name = 'resnet50': set encoder.name"):
+        start_pose_network(EncoderConfig("resnet50", str(run)), PoseConfig())
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match="is a folder without checkpoints"):
+        start_pose_network(EncoderConfig("resnet18", str(run)), PoseConfig())
+
+
+def test_fewer_labels_are_fewer_images_and_the_same_validation(hands: Path, tmp_path: Path) -> None:
+    folder = finetune(config_of(hands, tmp_path / "few", "data.label_fraction=0.2", "train.epochs=1"))
+    seen = {sample for samples in tiny_run.samples_of_steps(folder.root).values() for sample in samples}
+    assert len(seen) == 8  # two of eleven poses, four versions each
+    assert [row["step"] for row in folder.read_validations()] == [1]
+    config = json.loads(json.dumps(torch.load(folder.checkpoints.paths()[0], weights_only=True)["config"]))
+    assert config["data"]["label_fraction"] == 0.2
+    assert np.isfinite(folder.read_validations()[0]["pa_epe_cm"])
