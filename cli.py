@@ -223,6 +223,55 @@ def finetune(
 
 
 @main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
+@click.option("--out", default="predictions", show_default=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option("--box", default=None, metavar="X0,Y0,X1,Y1", help="Around the hand, in pixels.  [default: all of it]")
+@click.option("--intrinsics", default=None, type=click.Path(path_type=Path), help="JSON file with the camera matrix.")
+@click.option(
+    "--scale-m",
+    default=None,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Length of the middle finger's first phalanx in metres, to get the pose in metres.",
+)
+def predict(
+    run: Path, images: Sequence[str], out: Path, box: str | None, intrinsics: Path | None, scale_m: float | None
+) -> None:
+    """Predict the hand in each IMAGE (files, folders, patterns) with the fine-tuned RUN; draw it and write JSON.
+
+    \b
+      python cli.py predict runs/finetune_demo hand.jpg
+      python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
+
+    Nothing here detects hands: without --box the whole picture is shown to the network, as if the hand filled it.
+    """
+    from train.log import progress_bar
+    from train.predict import predict as run_prediction
+
+    box_px = None if box is None else _box_px(box)
+    with progress_bar("predicting") as progress:
+        results = run_prediction(
+            run, images, out, box_px=box_px, intrinsics=intrinsics, scale_m=scale_m, progress=progress
+        )
+    for result in results:
+        click.echo(f"{result.picture}")
+        if result.box_needed != "no":
+            click.echo(f"  {result.note}")
+    if scale_m is None:
+        click.echo("poses are scale-normalised (the middle finger's first phalanx is 1): --scale-m gives metres")
+    if intrinsics is None:
+        click.echo("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
+
+
+def _box_px(text: str) -> tuple[float, float, float, float]:
+    try:
+        x0, y0, x1, y1 = (float(edge) for edge in text.split(","))
+    except ValueError:
+        raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
+    return x0, y0, x1, y1
+
+
+@main.command()
 @config_options
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images; each in two views.")

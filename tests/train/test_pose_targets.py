@@ -15,7 +15,7 @@ from errors import UserError
 from models.hand import KEYPOINTS
 from models.pose import PoseConfig, back_project, normalize_keypoints, project
 from pipelines.batch import View
-from pipelines.draws import ColourConfig, GeometryConfig, draw_view
+from pipelines.draws import ColourConfig, draw_view
 from pipelines.index import Index
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
@@ -54,11 +54,8 @@ def centroids_px(image: Tensor) -> npt.NDArray[np.float64]:
     """Centres of mass (N, 2) of the brightness of (N, 3, S, S)."""
     weight = image[:, 0].double().numpy()
     centre = np.arange(weight.shape[1]) + 0.5
-    total = weight.sum(axis=(1, 2))
-    return (
-        np.stack([(weight.sum(axis=1) * centre).sum(axis=1), (weight.sum(axis=2) * centre).sum(axis=1)], 1)
-        / (total[:, None])
-    )
+    moments = np.stack([weight.sum(axis=1) @ centre, weight.sum(axis=2) @ centre], axis=1)
+    return np.asarray(moments / weight.sum(axis=(1, 2))[:, None])
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +132,7 @@ def test_images_without_labels_are_told_so() -> None:
 
 
 def test_geometry_of_fine_tuning_is_the_papers() -> None:
-    geometry: GeometryConfig = FinetuneGeometryConfig()
-    assert geometry.rotation_deg == (-90, 90)
+    geometry = FinetuneGeometryConfig()
+    assert geometry.rotation_deg == (-90.0, 90.0)
     assert geometry.translation_frac * 128 == 20
     assert geometry.scale == (0.7, 1.3)

@@ -1,0 +1,323 @@
+"""Hands in a user's own pictures: skeletons, 3D poses and what was assumed to get them."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from errors import UserError
+from models.hand import KEYPOINTS
+from pipelines.files import MAX_PIXELS, MIN_PIXELS
+from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.sources.boxes import squares_around
+from train.distributed import World
+from train.pose_inference import Poses, estimate_poses
+from train.pose_run import PoseRun, load_pose_run
+from train.prediction_picture import save_prediction
+
+Box = tuple[float, float, float, float]
+Image = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+
+ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
+"""What is taken from a folder; a file that is named is tried whatever it is called."""
+
+SECOND_LOOK_FRAC: Final = 0.25
+"""If the crop around a first prediction moves the keypoints by more than this share of the hand, neither is to be
+trusted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A hand in a picture.
+
+    Attributes:
+        image: of the file.
+        picture: where the drawing is; the same name with .json holds all of this.
+        keypoints_px: (21, 2) in pixels of the picture as displayed, corner-based.
+        joints: (21, 3) in the camera's frame (x right, y down, z forward), in `unit`.
+        unit: "m", or "reference_bone": the length of the middle finger's first phalanx is 1.
+        box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
+        intrinsics: (3, 3), as given or assumed.
+        intrinsics_assumed: whether nobody gave them.
+        box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
+        note: for people.
+    """
+
+    image: Path
+    picture: Path
+    keypoints_px: Floats
+    joints: Floats
+    unit: Literal["m", "reference_bone"]
+    box_px: Box
+    intrinsics: Floats
+    intrinsics_assumed: bool
+    box_needed: Literal["no", "likely", "unknown"]
+    note: str
+
+
+def predict(
+    run: Path,
+    images: Sequence[str],
+    out: Path,
+    *,
+    box_px: Box | None = None,
+    intrinsics: Path | None = None,
+    scale_m: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Prediction]:
+    """Predict the hand in each picture and write a drawing and a JSON file of it.
+
+    Every picture goes through the loader of training, without augmentation. It is decoded by OpenCV first, which reads
+    more kinds of files than training does, turned as its EXIF orientation says.
+
+    Args:
+        run: a fine-tuning run's folder, or a checkpoint.
+        images: files, folders and patterns such as "photos/*.jpg".
+        out: folder for the results.
+        box_px: x0, y0, x1, y1 around the hand in pixels of the picture as displayed; None takes the whole picture.
+        intrinsics: JSON file with the camera matrix of the pictures; None assumes a focal length of the picture's
+            longer side and its centre as the principal point.
+        scale_m: length of the middle finger's first phalanx; None leaves the pose in units of that length.
+        progress: called with (pictures done, pictures in all).
+
+    Raises:
+        UserError: an input that cannot be used.
+    """
+    files = find_images(images)
+    if box_px is not None and len(files) > 1:
+        raise UserError(f"--box names one place, and there are {len(files)} pictures: predict them one by one")
+    loaded = load_pose_run(run, _device())
+    given = None if intrinsics is None else read_intrinsics(intrinsics)
+    sizes_px = [_read(str(file)).shape[1::-1] for file in files]  # width, height; all are read before any is predicted
+    cameras = [assumed_intrinsics(*size) if given is None else given for size in sizes_px]
+    boxes = _boxes(box_px, sizes_px, loaded)
+    first = _estimate(loaded, files, boxes, cameras, progress)
+    second = None if box_px is not None else _second_look(loaded, files, first, cameras)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        results = []
+        for row, file in enumerate(files):
+            needed, note = _box_needed(loaded, first, second, row, sizes_px[row])
+            result = Prediction(
+                image=file,
+                picture=out / f"{_names(files)[row]}.png",
+                keypoints_px=first.keypoints_px[row],
+                joints=first.joints[row] * (1.0 if scale_m is None else scale_m),
+                unit="reference_bone" if scale_m is None else "m",
+                box_px=_shown_px(first, row, loaded.config.geometry.side_px),
+                intrinsics=cameras[row].astype(np.float64),
+                intrinsics_assumed=given is None,
+                box_needed=needed,
+                note=note,
+            )
+            save_prediction(result.picture, _read(str(file)), result)
+            result.picture.with_suffix(".json").write_text(json.dumps(as_json(result, loaded), indent=2) + "\n")
+            results.append(result)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to: {error.strerror or error}; name another with --out") from error
+    return results
+
+
+def find_images(words: Sequence[str]) -> list[Path]:
+    """The files that words name: a file, the pictures in a folder, or what a pattern matches; each once, in order.
+
+    Raises:
+        UserError: a word names nothing.
+    """
+    found: dict[Path, None] = {}
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+        elif path.exists():
+            files = [path]
+        else:
+            files = sorted(file for name in glob.glob(word, recursive=True) if (file := Path(name)).is_file())  # noqa: PTH207
+        if not files:
+            kind = "a folder without pictures" if path.is_dir() else "no such file, and no pattern that matches one"
+            raise UserError(f"{word}: {kind}; expected pictures of a hand ({', '.join(ENDINGS)}). Check the path")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
+    """The camera matrix (3, 3) of a JSON file: a list of three rows, {"K": rows}, or {"fx", "fy", "cx", "cy"}.
+
+    Raises:
+        UserError: the file holds none.
+    """
+    try:
+        content = json.loads(file.read_text())
+        if isinstance(content, dict) and content.keys() >= {"fx", "fy", "cx", "cy"}:
+            content = [[content["fx"], 0, content["cx"]], [0, content["fy"], content["cy"]], [0, 0, 1]]
+        camera = np.array(content["K"] if isinstance(content, dict) else content, np.float64)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        camera = np.empty(0)
+    usable = camera.shape == (3, 3) and bool(np.isfinite(camera).all()) and camera[2].tolist() == [0, 0, 1]
+    if not usable or camera[0, 0] <= 0 or camera[1, 1] <= 0:
+        raise UserError(
+            f"{file} holds no camera matrix in pixels: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]], "
+            '{"K": [...]} or {"fx": ..., "fy": ..., "cx": ..., "cy": ...}'
+        )
+    return camera.astype(np.float32)
+
+
+def assumed_intrinsics(width_px: int, height_px: int) -> npt.NDArray[np.float32]:
+    """A camera for a picture of which nothing is known: focal length the longer side, seen 53 degrees wide."""
+    focal_px = max(width_px, height_px)
+    return np.array([[focal_px, 0, width_px / 2], [0, focal_px, height_px / 2], [0, 0, 1]], np.float32)
+
+
+def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
+    """Everything that is known about a prediction, as plain values."""
+    return {
+        "image": str(result.image),
+        "checkpoint": str(run.path),
+        "keypoints": list(KEYPOINTS),
+        "keypoints_px": result.keypoints_px.round(3).tolist(),
+        "joints": result.joints.round(6).tolist(),
+        "unit": result.unit,
+        "scale_normalised": result.unit != "m",
+        "box_px": [round(edge, 2) for edge in result.box_px],
+        "box_needed": result.box_needed,
+        "intrinsics": result.intrinsics.tolist(),
+        "intrinsics_assumed": result.intrinsics_assumed,
+        "note": result.note,
+    }
+
+
+class _Pictures:
+    """Pictures of any kind as PNG files, which training's loader reads."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    def read(self, sample: int) -> bytes:
+        """The sample's picture; upright, eight bits, no alpha."""
+        encoded = cv2.imencode(".png", _read(str(self._files[sample]))[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])[1]
+        return encoded.tobytes()
+
+
+@lru_cache(maxsize=4)
+def _read(file: str) -> Image:
+    """The picture (H, W, 3) RGB as displayed."""
+    try:
+        data = np.frombuffer(Path(file).read_bytes(), np.uint8)
+        decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; expected a picture") from error
+    except cv2.error as error:  # a header that promises more than OpenCV allows
+        raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it anew") from error
+    if decoded is None:
+        raise UserError(f"{file} is no picture that can be read: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
+    height, width, _ = decoded.shape
+    if not MIN_PIXELS <= height * width <= MAX_PIXELS:
+        raise UserError(
+            f"{file} has {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read. Resize or cut it"
+        )
+    return np.ascontiguousarray(decoded[..., ::-1], dtype=np.uint8)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Of the results: the files' own, numbered where two are the same."""
+    stems = [file.stem for file in files]
+    return [stem if stems.count(stem) == 1 else f"{stem}_{row}" for row, stem in enumerate(stems)]
+
+
+def _margin(run: PoseRun) -> float:
+    """How much larger than the hand's box the views of training are."""
+    data = run.config.data
+    return (data[0] if isinstance(data, tuple) else data).box_margin
+
+
+def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun) -> npt.NDArray[np.float32]:
+    if box_px is None:
+        return np.tile(np.array(WHOLE_IMAGE, np.float32), (len(sizes_px), 1))
+    x0, y0, x1, y1 = box_px
+    (width, height), *_ = sizes_px
+    if not (np.isfinite(box_px).all() and x0 < x1 and y0 < y1):
+        raise UserError(f"--box {x0:g},{y0:g},{x1:g},{y1:g} is no box: expected x0,y0,x1,y1 with x0 < x1 and y0 < y1")
+    if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
+        raise UserError(
+            f"--box {x0:g},{y0:g},{x1:g},{y1:g} lies outside the picture of {width} x {height} pixels: "
+            "expected pixels from its upper left corner, as displayed"
+        )
+    squares = squares_around(np.array([[x0, y0]]), np.array([[x1, y1]]))
+    squares[:, 2] *= _margin(run)
+    return squares
+
+
+def _estimate(
+    run: PoseRun,
+    files: Sequence[Path],
+    boxes_px: npt.NDArray[np.float32],
+    cameras: Sequence[npt.NDArray[np.float32]],
+    progress: Callable[[int, int], None] | None,
+) -> Poses:
+    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
+    world = World(device=_device())
+    return estimate_poses(
+        run.network, index, np.stack(cameras), run.config.geometry, run.config.pipelines, batch=16, world=world,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _second_look(
+    run: PoseRun, files: Sequence[Path], first: Poses, cameras: Sequence[npt.NDArray[np.float32]]
+) -> Poses:
+    """What the network says when it is shown the part of the picture where it saw the hand at first."""
+    boxes_px = squares_around(first.keypoints_px.min(axis=1), first.keypoints_px.max(axis=1))
+    boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * _margin(run)
+    return _estimate(run, files, boxes_px, cameras, None)
+
+
+def _box_needed(
+    run: PoseRun, first: Poses, second: Poses | None, row: int, size_px: tuple[int, int]
+) -> tuple[Literal["no", "likely", "unknown"], str]:
+    """Whether a picture without a box should have had one, as far as the network itself can tell."""
+    if second is None:
+        return "no", "The hand was looked for in the box that was given."
+    keypoints_px = first.keypoints_px[row]
+    extent_px = float(np.ptp(keypoints_px, axis=0).max())
+    hand_frac = extent_px / max(size_px)
+    least_frac = run.config.geometry.scale[0] / _margin(run)
+    moved_px = float(np.linalg.norm(second.keypoints_px[row] - keypoints_px, axis=1).mean())
+    if hand_frac < 0.8 * least_frac:
+        return "likely", (
+            f"The hand seems to fill {hand_frac:.0%} of the picture; the network was trained on hands that fill "
+            f"{least_frac:.0%} or more. Give --box x0,y0,x1,y1 around the hand."
+        )
+    if moved_px > SECOND_LOOK_FRAC * max(extent_px, 1):
+        return "likely", (
+            f"Shown only the part where it saw a hand, the network puts the keypoints elsewhere, by "
+            f"{moved_px / max(extent_px, 1):.0%} of the hand's extent. Give --box x0,y0,x1,y1 around the hand."
+        )
+    return "unknown", (
+        "The whole picture was taken as the hand's surroundings. That is right if the hand fills about half of it or "
+        "more; nothing here detects hands. Else give --box x0,y0,x1,y1 around the hand."
+    )
+
+
+def _shown_px(poses: Poses, row: int, side_px: int) -> Box:
+    """Edges in the picture of what the network was shown."""
+    matrix = poses.source_to_view_px[row]
+    x0, y0 = np.linalg.solve(matrix[:, :2], -matrix[:, 2])
+    x1, y1 = np.linalg.solve(matrix[:, :2], side_px - matrix[:, 2])
+    return float(x0), float(y0), float(x1), float(y1)
