@@ -6,6 +6,7 @@ Run as `python cli.py COMMAND`, or under `torchrun` for several processes.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from errors import UserError
+from errors import ToldByAnother, UserError
 
 if TYPE_CHECKING:
     from train.config import Config
@@ -28,6 +29,8 @@ class OneLineErrors(click.Group):
         """Run the command that the arguments name."""
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
+        except ToldByAnother:
+            sys.exit(2)
         except UserError as error:
             _fail(str(error))
         except click.exceptions.NoArgsIsHelpError as request:
@@ -45,7 +48,7 @@ class OneLineErrors(click.Group):
 
 def _fail(message: str) -> None:
     rank = os.environ.get("RANK", "0")
-    prefix = "error" if rank == "0" else f"rank {rank}: error"
+    prefix = "error" if rank == "0" else f"rank {rank} on {platform.node()}: error"
     click.echo(f"{prefix}: {' '.join(message.split())}", err=True)
     sys.exit(2)
 
@@ -148,7 +151,8 @@ def pretrain(files: Sequence[Path], overrides: Sequence[str], out: str | None, r
     try:
         folder = run(config, resume)
     except Interrupted as stop:
-        click.echo(str(stop), err=True)
+        if os.environ.get("RANK", "0") == "0":
+            click.echo(str(stop), err=True)
         sys.exit(stop.exit_code)
     if os.environ.get("RANK", "0") == "0":
         rows = folder.read_metrics()

@@ -1,4 +1,4 @@
-"""The one exception that stands for the user's input rather than for a defect of ours."""
+"""The exception that stands for the user's input rather than for a defect of ours."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The message says what was found, where, what was expected and what to do about it.
     """
+
+
+class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
+    """Another rank of the run met bad input and prints it: this one leaves with the same exit code, in silence."""

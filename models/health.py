@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from models.losses import TILE_ELEMENTS
+
 
 @dataclass(frozen=True)
 class Health:
@@ -43,18 +45,22 @@ def health(embeddings: Tensor) -> Health:
     with torch.autocast(embeddings.device.type, enabled=False):
         exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
         unit = F.normalize(exact, dim=2)
-        cosine = unit.flatten(0, 1) @ unit.flatten(0, 1).T  # (2N, 2N)
-
         alignment = (unit[0] - unit[1]).square().sum(dim=1).mean()
 
-        diagonal = torch.eye(samples, dtype=torch.bool, device=unit.device)
-        same_view = torch.stack([cosine[:samples, :samples], cosine[samples:, samples:]])  # (2, N, N)
-        exponent = (4 * (same_view - 1)).masked_fill(diagonal, float("-inf"))  # -2 d^2, with d^2 = 2 - 2 cos
-        uniformity = (exponent.flatten(1).logsumexp(dim=1) - math.log(samples * (samples - 1))).mean()
-
-        positive = torch.cat([cosine.diagonal(samples), cosine.diagonal(-samples)])[:, None]  # (2N, 1)
-        itself = torch.eye(2 * samples, dtype=torch.bool, device=unit.device)
-        better = (cosine > positive).masked_fill(itself, False).sum(dim=1)  # (2N,)
-        tied = (cosine == positive).masked_fill(itself, False).sum(dim=1) - 1  # without the positive
-        positive_rank = (1 + better + tied / 2).to(unit.dtype).mean()
+        strip = max(1, TILE_ELEMENTS // (2 * samples))  # rows of the similarity matrix in memory at once
+        crowding: list[Tensor] = []  # of each embedding: log of the sum of exp(-2 d^2) over the others of its view
+        rank_sum = unit.new_zeros((), dtype=torch.float64)
+        for view in (0, 1):
+            for first in range(0, samples, strip):
+                cosine = unit[view, first : first + strip] @ unit.flatten(0, 1).T  # (s, 2N)
+                positive = cosine.diagonal((1 - view) * samples + first)[:, None].clone()  # (s, 1)
+                cosine.diagonal(view * samples + first).fill_(float("-inf"))  # itself
+                better = (cosine > positive).sum(dim=1)
+                tied = (cosine == positive).sum(dim=1) - 1  # without the positive
+                rank_sum += (1 + better + tied / 2).sum()
+                same_view = cosine[:, view * samples : (view + 1) * samples]
+                crowding.append((4 * (same_view - 1)).logsumexp(dim=1))  # -2 d^2, with d^2 = 2 - 2 cos
+        pairs_log = math.log(samples * (samples - 1))
+        uniformity = (torch.cat(crowding).view(2, samples).logsumexp(dim=1) - pairs_log).mean()
+        positive_rank = (rank_sum / (2 * samples)).to(unit.dtype)
     return Health(alignment, uniformity, positive_rank)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
@@ -52,7 +53,8 @@ def nt_xent_rows(embeddings: Tensor, rows: range, temperature: float = 0.5) -> T
     """The share of `nt_xent` that the anchors of some samples contribute, against the embeddings of all samples.
 
     The shares of ranges that partition 0..N-1 add up to `nt_xent`, and so do their gradients: with respect to all
-    of `embeddings`, since every one of them stands in the denominator of every share.
+    of `embeddings`, since every one of them stands in the denominator of every share. The similarity matrix is never
+    in memory as a whole, only `TILE_ELEMENTS` of it; the gradient has no gradient of its own.
 
     Args:
         embeddings: (2, N, D), both views of all samples.
@@ -65,11 +67,51 @@ def nt_xent_rows(embeddings: Tensor, rows: range, temperature: float = 0.5) -> T
     _, samples, dim = embeddings.shape
     with torch.autocast(embeddings.device.type, enabled=False):
         exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-        unit = F.normalize(exact, dim=2)
-        anchors = unit[:, rows.start : rows.stop].reshape(-1, dim)  # (2n, D)
-        logits = anchors @ unit.view(-1, dim).T / temperature  # (2n, 2N)
-        sample = torch.arange(rows.start, rows.stop, device=embeddings.device)
-        itself = torch.cat([sample, sample + samples])[:, None]  # (2n, 1), columns
-        positive = torch.cat([sample + samples, sample])  # (2n,)
-        logits = logits.scatter(1, itself, float("-inf"))
-        return F.cross_entropy(logits, positive, reduction="sum") / (2 * samples)
+        unit = F.normalize(exact, dim=2).view(-1, dim)  # (2N, D)
+        total: Tensor = _TiledCrossEntropy.apply(unit, rows, temperature)  # type: ignore[no-untyped-call]
+        return total / (2 * samples)
+
+
+TILE_ELEMENTS = 2**24
+"""Similarities in memory at once: 64 MiB in float32. The whole matrix has (2n)(2N) of them."""
+
+
+class _TiledCrossEntropy(torch.autograd.Function):
+    """Summed cross entropy of some anchors' rows of the similarity matrix, a strip of rows at a time.
+
+    A row of softmax needs no other row, so that one pass gives both the loss and its gradient, and nothing of a strip
+    is kept: neither for backward nor until the next one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, unit: Tensor, rows: range, temperature: float) -> Tensor:
+        columns = len(unit)
+        samples = columns // 2
+        strip = max(1, TILE_ELEMENTS // columns)
+        gradient = torch.zeros_like(unit) if ctx.needs_input_grad[0] else None
+        total = unit.new_zeros(())
+        for anchor, positive in ((0, samples), (samples, 0)):  # where the anchors' view begins, and the other one
+            for first in range(rows.start, rows.stop, strip):
+                anchors = unit[anchor + first : anchor + min(first + strip, rows.stop)]  # (s, D)
+                weight = (anchors / temperature) @ unit.T  # (s, 2N): first the logits, in the end their softmax
+                weight.diagonal(anchor + first).fill_(float("-inf"))  # itself
+                of_positive = weight.diagonal(positive + first)
+                highest = weight.amax(dim=1)
+                total += (highest - of_positive).sum()
+                weight.sub_(highest[:, None]).exp_()
+                normaliser = weight.sum(dim=1)
+                total += normaliser.log().sum()
+                if gradient is not None:
+                    weight.div_(normaliser[:, None])
+                    of_positive.sub_(1)
+                    gradient[anchor + first : anchor + first + len(anchors)].addmm_(weight, unit)
+                    gradient.addmm_(weight.T, anchors)
+        if gradient is not None:
+            ctx.save_for_backward(gradient.div_(temperature))
+        return total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer, None, None

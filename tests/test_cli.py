@@ -14,6 +14,7 @@ import torch
 
 from cli import main
 from tests.train import tiny_run
+from train.checkpoint import Checkpoints
 from train.config import Config, load_config
 
 STEP = "checkpoints/step_000000001.pt"
@@ -41,7 +42,7 @@ def _edit_checkpoint(run: Path, hidden: int) -> None:
     saved = torch.load(run / STEP, weights_only=True)
     before = f"hidden = {saved['config']['projector']['hidden']}"
     saved["config"]["projector"]["hidden"] = hidden
-    torch.save(saved, run / STEP)
+    Checkpoints(run / "checkpoints", keep=1).save(1, {k: v for k, v in saved.items() if k not in ("format", "step")})
     file = run / "config.toml"
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, f"hidden = {hidden}"))
@@ -188,15 +189,15 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "torn checkpoint": (
         pretrain(out="{root}/torn", resume="auto"),
-        ["{root}/torn/" + STEP + " is no checkpoint, or a torn one", "holds the last few"],
+        ["{root}/torn/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
     ),
     "empty checkpoint": (
         pretrain(out="{root}/emptied", resume="auto"),
-        ["{root}/emptied/" + STEP + " is no checkpoint, or a torn one", "holds the last few"],
+        ["{root}/emptied/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
     ),
     "foreign checkpoint": (
         pretrain(out="{root}/foreign", resume="auto"),
-        ["{root}/foreign/" + STEP + " is no pre-training checkpoint"],
+        ["{root}/foreign/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
     ),
     "checkpoint of another model": (
         pretrain("projector.hidden=24", out="{root}/other_model", resume="auto"),

@@ -1,20 +1,31 @@
-"""Checkpoints that are whole or absent: written beside, synced, then renamed."""
+"""Checkpoints that are whole or absent: written beside, synced, renamed, and checked when they are read."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import logging
 import os
-import pickle
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, BinaryIO, cast
 
 import torch
+from torch import Tensor
 
 from errors import UserError
 
-FORMAT = 1
+log = logging.getLogger(__name__)
+
+FORMAT = 2
 _NAME = re.compile(r"step_(\d{9})\.pt")
+_SEAL = b"\nsha256 of all before: "  # torch.load, as any reader of zip files, does not mind what follows the archive
+_SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size * 2
 
 
 class Checkpoints:
@@ -33,16 +44,49 @@ class Checkpoints:
         """The newest one."""
         return next(reversed(self.paths()), None)
 
+    def latest_whole(self) -> Path | None:
+        """The newest one that is whole; newer ones that are not are named in a warning, and nothing deletes them.
+
+        Raises:
+            UserError: there are some, and none is whole: starting anew would throw work away unasked.
+        """
+        torn: list[Path] = []
+        for path in reversed(self.paths()):
+            if _is_whole_and_readable(path):
+                for other in torn:
+                    log.warning("%s is torn or damaged: passed over for %s", other, path.name)
+                return path
+            torn.append(path)
+        if torn:
+            raise UserError(
+                f"{torn[0]} is no checkpoint, or a torn one, and so is every other in {self.folder}: restore one of "
+                f"them, or start a new run with --set run.out=..."
+            )
+        return None
+
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after `step` steps; a crash at any moment leaves the older ones untouched."""
+        """Write the state after `step` steps; a crash or an error at any moment leaves the older ones untouched.
+
+        Raises:
+            OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:09d}.pt"
         part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            torch.save({"format": FORMAT, "step": step, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        for left_by_a_crash in self.folder.glob("step_*.part"):
+            left_by_a_crash.unlink()
+        try:
+            with part.open("wb") as file:
+                sealed = _Hashing(file)
+                with sealed.own_errors():
+                    torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
+                file.write(_SEAL + sealed.digest())
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
         _sync_folder(self.folder)
         for old in self.paths()[: -self._keep]:
             old.unlink()
@@ -54,24 +98,193 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step_"))
 
 
+class BackgroundWriter:
+    """Saves checkpoints in a thread, so that training waits for a copy of the state only.
+
+    At most one is being written: the next one waits for it, and so does the end of the `with` block.
+
+    Args:
+        checkpoints: where to.
+        finally_do: called in the thread after each checkpoint.
+
+    Attributes:
+        waited_s: seconds that the caller has spent in here.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, finally_do: Callable[[], None] = lambda: None) -> None:
+        self.checkpoints, self._finally_do = checkpoints, finally_do
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._error: Exception | None = None
+        self.waited_s = 0.0
+
+    def __enter__(self) -> BackgroundWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wait()
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy the state after `step` steps and write it from a thread; not if the one before could not be written."""
+        start = time.perf_counter()
+        self._wait()
+        if self._error is None:
+            copied, when_copied = snapshot(state)
+            self._step = step
+            self._thread = threading.Thread(target=self._write, args=(step, copied, when_copied), name="checkpoint")
+            self._thread.start()
+        self.waited_s += time.perf_counter() - start
+
+    def finish(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            UserError: as `check`.
+        """
+        self._wait()
+        self.check()
+
+    def check(self) -> None:
+        """Hear of a checkpoint that could not be written; waits for nothing.
+
+        Raises:
+            UserError: once, with the reason and the newest checkpoint that is there.
+        """
+        error, self._error = self._error, None
+        if error is None:
+            return
+        if not isinstance(error, OSError):
+            raise error
+        raise UserError(
+            f"the checkpoint of step {self._step} cannot be written to {self.checkpoints.folder}: "
+            f"{error.strerror or error}; the newest one there is {self.checkpoints.latest() or 'none'}. Make room or "
+            f"set the folder's rights, then go on with --resume auto"
+        ) from error
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, step: int, state: Mapping[str, Any], when_copied: Callable[[], None]) -> None:
+        try:
+            when_copied()
+            self.checkpoints.save(step, state)
+            self._finally_do()
+        except Exception as error:  # whatever it is, the loop has to hear of it
+            self._error = error
+
+
+def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+    """A copy on the CPU of a tree of dicts, lists and tensors, which later steps do not change.
+
+    Copies from a GPU are only queued, behind the step that made the state and ahead of the next one.
+
+    Returns:
+        The copy, and a function that waits until it is complete.
+    """
+    streams: set[torch.device] = set()
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.device.type == "cpu":
+                return value.detach().clone()
+            streams.add(value.device)
+            host = torch.empty_like(value, device="cpu", pin_memory=True)
+            return host.copy_(value.detach(), non_blocking=True)
+        if isinstance(value, Mapping):
+            return {key: copy(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(copy(item) for item in value)
+        return value
+
+    copied: dict[str, Any] = copy(state)
+    events: list[torch.cuda.Event] = [
+        torch.cuda.current_stream(device).record_event()  # type: ignore[no-untyped-call]
+        for device in streams
+    ]
+
+    def wait() -> None:
+        for event in events:
+            event.synchronize()
+
+    return copied, wait
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file ends in the checksum of what comes before.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        left = file.seek(0, os.SEEK_END) - _SEAL_BYTES
+        file.seek(0)
+        digest = hashlib.sha256()
+        while left > 0 and (block := file.read(min(left, 2**22))):
+            digest.update(block)
+            left -= len(block)
+        return file.read() == _SEAL + digest.hexdigest().encode()
+
+
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of ours; only tensors and plain values are unpickled.
+    """Read a checkpoint of ours; only tensors and plain values are unpickled, and the checksum must agree.
 
     Raises:
         UserError: the file is missing, torn, or not one of ours.
     """
     try:
-        state = torch.load(path, map_location=map_location, weights_only=True)
+        if not is_whole(path):
+            raise UserError(
+                f"{path} is no checkpoint, or a torn one: expected a file that training wrote, of which a run's folder "
+                f"holds the last few"
+            )
+        state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        raise UserError(
-            f"{path} is no checkpoint, or a torn one: expected a file that pre-training wrote, of which a run's folder "
-            f"holds the last few"
-        ) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"{path} is no pre-training checkpoint of format {FORMAT}; expected one of a run folder")
+    if state["format"] != FORMAT:
+        raise UserError(f"{path} is a checkpoint of format {state['format']}; expected {FORMAT}, this version's")
     return state
+
+
+def _is_whole_and_readable(path: Path) -> bool:
+    try:
+        return is_whole(path)
+    except OSError:
+        return False
+
+
+class _Hashing(io.RawIOBase):
+    """A file to write to that keeps the checksum of what went in."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+        self._error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self._error = error
+            raise
+
+    @contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Errors of writing as they were: torch.save may put its own in their place."""
+        try:
+            yield
+        except RuntimeError:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
+    def digest(self) -> bytes:
+        return self._hash.hexdigest().encode()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,14 @@ class World:
         if self.world_size > 1:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
+
+    def gather_objects(self, mine: T) -> list[T]:
+        """Plain values of all ranks, by rank; over the hosts' network, so it waits for no GPU."""
+        if self.world_size == 1:
+            return [mine]
+        everybody: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everybody, mine)
+        return everybody
 
     def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
         """Joins the ranks' shares, which may differ in size, in global order.
@@ -119,7 +130,7 @@ def described_world(device: str = "auto") -> World:
 
 
 def join(world: World) -> None:
-    """Meets the other ranks, over Gloo on CPUs and NCCL on GPUs, one GPU per process.
+    """Meets the other ranks: NCCL carries what lies on GPUs, one per process, and Gloo what lies on CPUs.
 
     Raises:
         UserError: the environment does not say where to meet them.
@@ -129,7 +140,8 @@ def join(world: World) -> None:
         torch.cuda.set_device(world.device)
     if world.world_size > 1:
         try:
-            dist.init_process_group("nccl" if on_gpu else "gloo", device_id=world.device if on_gpu else None)
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # hosts tell each other small things without a GPU
+            dist.init_process_group(backend, device_id=world.device if on_gpu else None)
         except ValueError as error:  # a variable is missing
             raise UserError(
                 f"WORLD_SIZE = {world.world_size} in the environment, but the ranks cannot meet ({error}): "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,17 +12,19 @@ import torch
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
+from train.checkpoint import BackgroundWriter
 from train.config import to_dict
 from train.distributed import World, described_world, join, micro_batch_share, shutdown
 from train.finetune_config import FinetuneConfig
 from train.finetuning_state import FinetuningState
 from train.interrupt import Interrupted, StopSignals
-from train.loop import save, steps_per_epoch, where_to_go_on
+from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
 from train.meter import Meter
 from train.pictures import save_views
 from train.pose_pictures import save_curves, save_predictions
 from train.pose_targets import PoseLabels
 from train.run_folder import Resume, RunFolder
+from train.together import Together, together
 from train.validation import Validation, load_validation, validate
 
 log = logging.getLogger(__name__)
@@ -51,27 +54,25 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         torch.set_num_threads(config.train.threads)
     torch.manual_seed(config.run.seed)
 
-    index = load_index(config.data)
-    labels = PoseLabels(index, config.pose)
-    validation = load_validation(config)
-    epoch_steps = steps_per_epoch(index, config.train.batch)
+    index = together(world, lambda: load_index(config.data))
+    labels = together(world, lambda: PoseLabels(index, config.pose))
+    validation = together(world, lambda: load_validation(config))
+    epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
     total_steps = epoch_steps * config.train.epochs
     validate_every = max(1, round(config.validation.every_epochs * epoch_steps))
     order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
     folder = RunFolder(Path(config.run.out), keep=config.run.keep)
     checkpoint = where_to_go_on(folder, config, resume, world)
-    state = FinetuningState(config, world, epoch_steps, labels, fresh=checkpoint is None)
-    if checkpoint is not None:
-        state.restore(checkpoint, config, images=index.counts)
+    state = together(world, lambda: FinetuningState(config, world, epoch_steps, labels, fresh=checkpoint is None))
+    restore(state, checkpoint, config, world, images=index.counts)
     if state.steps_done >= total_steps:
         log.info("%s has finished its %d steps already", folder.root, total_steps)
         return folder
-    if world.is_main:
-        folder.claim(config)  # only now: a run that could not start leaves nothing behind
-    world.barrier()
+    claim(folder, config, state, world)  # only now: a run that could not start leaves nothing behind
 
-    loader = Loader(
+    make_loader = partial(
+        Loader,
         index,
         order,
         RankSlice(config.train.batch, share.start, share.stop),
@@ -85,6 +86,7 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         last_step=total_steps,
         processes_here=world.local_world_size,
     )
+    loader = together(world, make_loader)
     if world.is_main:
         log.info(
             "%d labelled images, %s held out for validation, %d steps per epoch, %s backend on %s, %s encoder %s, %s",
@@ -99,8 +101,14 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         )
 
     gc.freeze()  # what is here now stays: the collector need not go through it again and again
-    with loader, StopSignals() as stop, Meter(config, folder, state, world, total_steps, title="fine-tuning") as meter:
-        for batch in meter.timed(loader):
+    with (
+        loader,
+        StopSignals() as stop,
+        BackgroundWriter(folder.checkpoints, lambda: _draw_curves(folder)) as writer,
+        Meter(config, folder, state, world, total_steps, title="fine-tuning") as meter,
+    ):
+        ranks = Together(world, stop, writer.check)
+        for batch in ranks.each(meter.timed(loader)):
             if world.is_main and state.steps_done == 0:
                 save_views(folder.views_picture, batch, index)
 
@@ -108,19 +116,22 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
 
             done = state.steps_done
             last = done == total_steps
-            meter.after_step(batch, result, log_now=last or done % config.run.log_every == 0)
+            log_now = last or done % config.run.log_every == 0
+            stopping = ranks.stopping
+            save_now = last or stopping or done % config.run.checkpoint_every == 0
+            if log_now or save_now:
+                together(world, partial(meter.require_finite, result))
+            meter.after_step(batch, result, log_now=log_now)
             if validation is not None and (last or done % validate_every == 0):
                 with meter.paused():
                     meter.validated(_validate(config, folder, state, validation, world))
-            stopping = stop.agreed(world, ask=done % config.run.log_every == 0)
-            if last or stopping or done % config.run.checkpoint_every == 0:
-                meter.require_finite(result)
-                save(folder, config, state, world, images=index.counts, draw=lambda: _draw_curves(folder))
+            if save_now:
+                save(writer, config, state, world, images=index.counts)
             if stopping and not last:
+                together(world, writer.finish)
                 raise Interrupted(stop.signal_number, done, folder.root)
+        together(world, writer.finish)
 
-    if world.is_main:
-        _draw_curves(folder)
     return folder
 
 

@@ -7,10 +7,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
-
-from train.distributed import World
-
 
 class Interrupted(Exception):  # noqa: N818  asked for, not an error
     """The run was asked to stop, has saved and can be resumed."""
@@ -43,12 +39,3 @@ class StopSignals:
         if self.signal_number and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_number = number
-
-    def agreed(self, world: World, *, ask: bool) -> bool:
-        """Whether to stop now. Ranks ask each other, so that all stop after the same step; that takes a message."""
-        if world.world_size == 1:
-            return self.signal_number != 0
-        if not ask:
-            return False
-        self.signal_number = int(world.max_(torch.tensor(self.signal_number, device=world.device)))
-        return self.signal_number != 0

@@ -52,14 +52,13 @@ class RunLog:
     """Rank 0's voice.
 
     Args:
-        folder: where metrics.jsonl and TensorBoard's files go; rows after `first_step` are forgotten.
+        folder: where metrics.jsonl and TensorBoard's files go.
         title: before the progress bar.
         first_step: steps already taken.
         total_steps: steps of the whole run.
     """
 
     def __init__(self, folder: RunFolder, title: str, *, first_step: int, total_steps: int) -> None:
-        folder.cut_metrics(first_step)
         self._file = folder.metrics_file.open("a", buffering=1)
         self._validation_file = folder.validation_file
         self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from errors import UserError
 from pipelines.index import Index
+from train.checkpoint import BackgroundWriter, Checkpoints
 from train.config import to_dict
 from train.distributed import World
 from train.run_folder import Resume, RunFolder
 from train.state import TrainingState
+from train.together import together
 
 
 def steps_per_epoch(index: Index, batch: int) -> int:
@@ -37,48 +36,54 @@ def where_to_go_on(folder: RunFolder, config: object, resume: Resume, world: Wor
     Raises:
         UserError: on every rank, if the folder cannot be used.
     """
-    found: list[Any] = [None, None]
-    if world.is_main:
-        try:
-            found[0] = folder.check(config, resume)
-        except UserError as error:
-            found[1] = error
-    if world.world_size > 1:
-        dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
-    checkpoint: Path | None = found[0]
-    return checkpoint
+    found = together(world, lambda: folder.check(config, resume) if world.is_main else None)
+    return world.gather_objects(found)[0]
+
+
+def restore(
+    state: TrainingState[Any], checkpoint: Path | None, config: object, world: World, *, images: list[int]
+) -> None:
+    """Go on from a checkpoint, if there is one, on every rank.
+
+    Raises:
+        UserError: on every rank, if one of them cannot.
+    """
+    if checkpoint is not None:
+        together(world, lambda: state.restore(checkpoint, config, images=images))
+
+
+def claim(folder: RunFolder, config: object, state: TrainingState[Any], world: World) -> None:
+    """Rank 0 takes the folder for the run and forgets what comes after the state's step.
+
+    Raises:
+        UserError: on every rank, if the folder cannot be written to.
+    """
+    together(world, lambda: folder.claim(config, state.steps_done) if world.is_main else None)
 
 
 def save(
-    folder: RunFolder,
-    config: object,
-    state: TrainingState[Any],
-    world: World,
-    *,
-    images: list[int],
-    draw: Callable[[], None],
+    writer: BackgroundWriter, config: object, state: TrainingState[Any], world: World, *, images: list[int]
 ) -> None:
-    """Write a checkpoint and then the pictures; weights that are no numbers are never saved.
+    """Have rank 0 write a checkpoint in the background; weights that are no numbers are never saved.
 
     Args:
-        folder: of the run.
+        writer: of the run's folder.
         config: of the run, kept in the checkpoint.
         state: what to keep.
-        world: rank 0 writes, the others wait.
+        world: the ranks, of which none waits for the disk.
         images: in the index.
-        draw: draws the pictures that tell how the run goes.
 
     Raises:
-        UserError: the weights are no numbers any more.
+        UserError: on every rank, if the weights are no numbers any more.
     """
-    if not state.weights_are_finite():  # the same on all ranks
+    together(world, lambda: _require_finite_weights(writer.checkpoints, state))
+    if world.is_main:
+        writer.save(state.steps_done, {"config": to_dict(config), "images": images, **state.state_dict()})
+
+
+def _require_finite_weights(checkpoints: Checkpoints, state: TrainingState[Any]) -> None:
+    if not state.weights_are_finite():
         raise UserError(
             f"weights stopped being numbers at step {state.steps_done}, learning rate {state.lr:.3g}; the last good "
-            f"checkpoint is {folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+            f"checkpoint is {checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
         )
-    if world.is_main:
-        folder.checkpoints.save(state.steps_done, {"config": to_dict(config), "images": images, **state.state_dict()})
-        draw()
-    world.barrier()

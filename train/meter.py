@@ -17,7 +17,7 @@ from train.config import Config
 from train.distributed import World
 from train.finetune_config import FinetuneConfig
 from train.log import RunLog
-from train.run_folder import RunFolder, cut_jsonl
+from train.run_folder import RunFolder
 from train.state import Result, TrainingState
 
 
@@ -79,7 +79,6 @@ class Meter:
             self._log.advance(step)
         if not log_now:
             return
-        self.require_finite(result)
         elapsed_s = time.perf_counter() - self._since
         if self._log is not None:
             row = {
@@ -124,5 +123,4 @@ class Meter:
 
     def _open_samples(self) -> TextIO:
         path = self._folder.root / f"samples-rank{self._world.rank}.jsonl"
-        cut_jsonl(path, self._state.steps_done)
         return path.open("a", buffering=1)

@@ -61,10 +61,12 @@ class RunFolder:
             )
         if used:
             self._check_config(config)
-        return self.checkpoints.latest()
+        return self.checkpoints.latest_whole()
 
-    def claim(self, config: object) -> None:
-        """Take the folder for a run, new or resumed.
+    def claim(self, config: object, step: int) -> None:
+        """Take the folder for a run, new or resumed; what it tells of steps after `step` is forgotten.
+
+        The ranks of a run before may have been more than now, so this cuts the files of all of them.
 
         Raises:
             UserError: it cannot be written to.
@@ -73,6 +75,7 @@ class RunFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             self.config_file.write_text(to_toml(config))
             (self.root / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
+            self._cut(step)
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
 
@@ -99,10 +102,10 @@ class RunFolder:
         """The rows of validation.jsonl, whole ones only."""
         return read_jsonl(self.validation_file)
 
-    def cut_metrics(self, step: int) -> None:
+    def _cut(self, step: int) -> None:
         """Forget rows, and a best checkpoint, from after `step`: the steps that they tell of are taken again."""
-        cut_jsonl(self.metrics_file, step)
-        cut_jsonl(self.validation_file, step)
+        for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
+            cut_jsonl(file, step)
         for path in self.best.paths():
             if step_of(path) > step:
                 path.unlink()

@@ -44,7 +44,9 @@ def test_chance_is_the_middle_rank() -> None:
     assert figures.alignment.item() == pytest.approx(2, rel=0.05)
 
 
-def test_equals_loops() -> None:
+@pytest.mark.parametrize("elements", [1, 20, 2**24])  # strips of one, two and all rows
+def test_equals_loops(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.health.TILE_ELEMENTS", elements)
     embeddings = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     unit = F.normalize(embeddings, dim=2)
     z = [*unit[0], *unit[1]]

@@ -1,5 +1,8 @@
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +104,62 @@ def test_shares_of_the_rows_add_up_and_so_do_their_gradients(bounds: list[int]) 
     gradients = [torch.autograd.grad(share, embeddings)[0] for share in shares]
     torch.testing.assert_close(torch.stack(shares).sum(), whole, atol=1e-13, rtol=0)
     torch.testing.assert_close(torch.stack(gradients).sum(0), gradient, atol=1e-13, rtol=0)
+
+
+def untiled(embeddings: Tensor, rows: range, temperature: float) -> Tensor:
+    """The whole matrix at once, with autograd's own gradient."""
+    _, samples, dim = embeddings.shape
+    unit = F.normalize(embeddings, dim=2)
+    logits = unit[:, rows.start : rows.stop].reshape(-1, dim) @ unit.view(-1, dim).T / temperature
+    sample = torch.arange(rows.start, rows.stop)
+    itself, positive = torch.cat([sample, sample + samples]), torch.cat([sample + samples, sample])
+    logits = logits.scatter(1, itself[:, None], float("-inf"))
+    return F.cross_entropy(logits, positive, reduction="sum") / (2 * samples)
+
+
+@pytest.mark.parametrize("elements", [1, 30, 100, 10**6])  # strips of 1, 1, 3 and all rows of 29 columns or more
+@pytest.mark.parametrize("rows", [range(0, 15), range(4, 11), range(14, 15)])
+def test_tiles_change_nothing(elements: int, rows: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.losses.TILE_ELEMENTS", elements)
+    embeddings = torch.stack(pair(15, 4)).requires_grad_()
+    expected, loss = untiled(embeddings, rows, 0.1), nt_xent_rows(embeddings, rows, 0.1)
+    torch.testing.assert_close(loss, expected, atol=1e-13, rtol=0)
+    theirs, ours = (torch.autograd.grad(3 * value, embeddings)[0] for value in (expected, loss))
+    torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
+
+
+PEAK_IN_TILES = """
+import resource, torch
+from models.losses import TILE_ELEMENTS, nt_xent_rows
+torch.manual_seed(0)
+embeddings = torch.randn(2, {samples}, {dim}, requires_grad=True)
+nt_xent_rows(embeddings[:, :64], range(64)).backward()  # what torch itself takes at its first call
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+nt_xent_rows(embeddings, range({rows})).backward()
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+print(grown / (4 * TILE_ELEMENTS))
+"""
+"""A process of its own, so that its peak is the loss's."""
+
+
+def test_never_more_than_a_tile_of_similarities_in_memory() -> None:
+    """1024 anchors of 32,768 embeddings have 2 x 2^25 similarities: four tiles."""
+    assert peak_in_tiles(samples=16384, dim=8, rows=1024) < 2
+
+
+@pytest.mark.slow
+def test_a_global_batch_of_131072_embeddings() -> None:
+    """One of eight ranks: its rows of the matrix would take 8 GiB, and what autograd keeps of them more."""
+    assert peak_in_tiles(samples=65536, dim=16, rows=8192) < 2
+
+
+def peak_in_tiles(**sizes: int) -> float:
+    program = PEAK_IN_TILES.format(**sizes)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

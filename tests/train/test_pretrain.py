@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.train import tiny_run
+from tests.train import ranks, tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +28,21 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def start(images: Path, out: Path, *overrides: str, world_size: int = 1) -> list[BaseProcess]:
+    settings = tiny_run.settings(images, out, *overrides)
+    return ranks.start_ranks(world_size, ranks.pretrain, settings, log=out.with_suffix(".log"))
+
+
+def run(images: Path, out: Path, *overrides: str, world_size: int = 1, code: int = 0) -> str:
+    """What the run printed."""
+    return ranks.finish(start(images, out, *overrides, world_size=world_size), out.with_suffix(".log"), code=code)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    tiny_run.finish(tiny_run.start(tiny_run.arguments(images, out, resume="never")))
+    run(images, out)
     return out
 
 
@@ -66,62 +81,64 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     moment = random.Random(os.urandom(8))
     kills = 0
     for _ in range(2):
-        process = tiny_run.start(tiny_run.arguments(images, out))
+        processes = start(images, out)
         target = moment.randrange(1 + 5 * kills, 6 + 5 * kills)
         log = out / "samples-rank0.jsonl"
-        while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= target):
+        while processes[0].is_alive() and not (log.exists() and len(log.read_text().splitlines()) >= target):
             time.sleep(0.01)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
+        kills += processes[0].is_alive()
+        ranks.kill(processes)
     assert kills > 0
-    tiny_run.finish(tiny_run.start(tiny_run.arguments(images, out)))
+    run(images, out)
     assert_same_weights(uninterrupted, out)
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
     metrics = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert metrics == [2, 4, 6, 8, 10, 12]
 
 
-def test_sigterm_saves_and_leaves(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sigterm_saves_and_leaves(world_size: int, images: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """With several ranks it is enough to ask one of them."""
     out = tmp_path / "stopped"
-    process = tiny_run.start(tiny_run.arguments(images, out))
+    processes = start(images, out, "run.log_every=100", world_size=world_size)
     log = out / "samples-rank0.jsonl"
-    while process.poll() is None and not (log.exists() and log.read_text()):
+    while processes[0].is_alive() and not (log.exists() and log.read_text()):
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, output
-    assert "stopped by SIGTERM after step" in output
+    processes[-1].terminate()
+    output = ranks.finish(processes, out.with_suffix(".log"), code=128 + signal.SIGTERM)
+    assert output.count("stopped by SIGTERM after step") == 1
     assert "Traceback" not in output
-    tiny_run.finish(tiny_run.start(tiny_run.arguments(images, out)))
-    assert_same_weights(uninterrupted, out)
+    if world_size == 1:
+        run(images, out)
+        assert_same_weights(uninterrupted, out)
 
 
-def test_two_processes_train_the_same_run(images: Path, tmp_path: Path) -> None:
-    """In float64, batch norm in train mode, unequal shares: 3 micro-batches over 2 ranks."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    tiny_run.finish(tiny_run.start(tiny_run.arguments(images, one, "train.precision=fp64")))
-    tiny_run.finish(tiny_run.start(tiny_run.arguments(images, two, "train.precision=fp64"), processes=2))
-    assert (two / "samples-rank1.jsonl").exists()
-    assert tiny_run.samples_of_steps(one) == tiny_run.samples_of_steps(two)
-    torch.testing.assert_close(tiny_run.final_weights(one), tiny_run.final_weights(two), rtol=1e-9, atol=1e-11)
+def test_any_number_of_processes_trains_the_same_run(images: Path, tmp_path: Path) -> None:
+    """20 steps in float64, batch norm in train mode; four micro-batches, so that three ranks have unequal shares."""
+    settings = ("train.precision=fp64", "train.epochs=5", "train.micro_batch=3")
+    for world_size in (1, 2, 3, 4):
+        run(images, tmp_path / str(world_size), *settings, world_size=world_size)
+        assert len(list((tmp_path / str(world_size)).glob("samples-rank*.jsonl"))) == world_size
+    alone, samples = tiny_run.final_weights(tmp_path / "1", 20), tiny_run.samples_of_steps(tmp_path / "1")
+    assert len(samples) == 20
+    for world_size in (2, 3, 4):
+        assert tiny_run.samples_of_steps(tmp_path / str(world_size)) == samples
+        weights = tiny_run.final_weights(tmp_path / str(world_size), 20)
+        torch.testing.assert_close(weights, alone, rtol=1e-9, atol=1e-11)
 
 
 def test_recomputing_changes_no_bit(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
     out = tmp_path / "recomputed"
-    tiny_run.finish(tiny_run.start(tiny_run.arguments(images, out, "train.recompute=always")))
+    run(images, out, "train.recompute=always")
     assert_same_weights(uninterrupted, out)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "nan"
-    process = tiny_run.start(tiny_run.arguments(images, out, "optim.lr=1e38", "optim.clip=false"))
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 2, output
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loss_that_is_no_number_stops_the_run(world_size: int, images: Path, tmp_path: Path) -> None:
+    output = run(images, tmp_path / "nan", "optim.lr=1e38", "optim.clip=false", world_size=world_size, code=2)
+    assert output.count("last good checkpoint") == 1
     assert "at step" in output
     assert "learning rate" in output
-    assert "last good checkpoint" in output
     assert "Traceback" not in output
 
 
@@ -129,7 +146,84 @@ def test_a_run_is_not_resumed_on_other_data(uninterrupted: Path, tmp_path: Path)
     more = tmp_path / "more"
     tiny_run.write_images(more, count=51)
     shutil.copytree(uninterrupted, tmp_path / "run")
-    process = tiny_run.start(tiny_run.arguments(more, tmp_path / "run"))
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 2, output
+    output = run(more, tmp_path / "run", code=2)
     assert "is of a run on 50 images, and there are 51 now" in output
+
+
+def test_the_newest_whole_checkpoint_is_found(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    """The two newest are torn; rank 0 says so, on any number of ranks."""
+    out = tmp_path / "torn"
+    shutil.copytree(uninterrupted, out)
+    for step in (9, 12):
+        path = out / "checkpoints" / f"step_{step:09d}.pt"
+        path.write_bytes(path.read_bytes()[:-100])
+    output = run(images, out)
+    assert output.count("is torn or damaged: passed over for step_000000006.pt") == 2
+    assert_same_weights(uninterrupted, out)
+
+
+def test_what_goes_wrong_on_one_rank_stops_all_in_one_line(images: Path, tmp_path: Path) -> None:
+    """The data is missing on one host."""
+    out = tmp_path / "one_rank"
+    processes = ranks.start_ranks(3, _without_data_on_rank_1, str(images), str(out), log=out.with_suffix(".log"))
+    output = ranks.finish(processes, out.with_suffix(".log"), code=2)
+    assert output.count("\n") == 1
+    assert output.startswith(f"rank 1 on {platform.node()}: error: {images}/nowhere: does not exist")
+    assert not out.exists()
+
+
+def _without_data_on_rank_1(images: str, out: str) -> None:
+    root = Path(images, "nowhere") if os.environ["RANK"] == "1" else Path(images)
+    ranks.pretrain(tiny_run.settings(root, Path(out)))
+
+
+def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
+    images: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "full"
+    processes = ranks.start_ranks(
+        2, _full_after_the_first_checkpoint, tiny_run.settings(images, out), str(out), log=out.with_suffix(".log")
+    )
+    output = ranks.finish(processes, out.with_suffix(".log"), code=2)
+    lines = [line for line in output.splitlines() if "error" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: the checkpoint of step")
+    assert "No space left on device" in lines[0]
+    assert "Traceback" not in output
+    left = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert left == ["step_000000003.pt"]
+    run(images, out)
+    assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
+
+
+def _full_after_the_first_checkpoint(settings: list[str], out: str) -> None:
+    """/dev/full stands in for a file system without room: the kernel refuses what is written."""
+    part = Path(out, "checkpoints", "step_000000006.part")
+    real_open = Path.open
+
+    def open_(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        return real_open(Path("/dev/full") if self == part else self, mode, *arguments, **options)
+
+    Path.open = open_  # type: ignore[method-assign, assignment]
+    ranks.pretrain(settings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
+def test_a_read_only_run_folder_is_one_line(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "read_only"
+    shutil.copytree(uninterrupted, out)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    words = [word for setting in tiny_run.settings(images, out, "train.epochs=3") for word in ("--set", setting)]
+    (out / "checkpoints" / "step_000000012.pt").unlink()
+    mount = f"mount --bind {out} {out} && mount -o remount,bind,ro {out}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'{mount} || exit 77; exec "$@"', "sh", sys.executable, "cli.py", "pretrain",
+         "--resume", "auto", *words],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(f"may not mount: {done.stderr}")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: run.out = {out} cannot be written to: Read-only file system"
+    assert "Traceback" not in done.stderr
+    assert all(path.stat().st_mtime_ns == moment for path, moment in before.items() if path.is_file())

@@ -1,11 +1,8 @@
-"""A pre-training run that takes seconds, as a subprocess or as configuration overrides."""
+"""A pre-training run that takes seconds, as configuration overrides, and what it left."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -14,7 +11,6 @@ import torch
 
 from tests.pipelines.harness import smooth_image
 
-ROOT = Path(__file__).parents[2]
 STEPS = 12
 TINY = (
     "data.source=folder", "geometry.side_px=32", "encoder.name=resnet18", "encoder.weights=random",
@@ -32,34 +28,14 @@ def write_images(root: Path, count: int = 50) -> None:
         cv2.imwrite(str(root / f"{number:02}.jpg"), smooth_image(rng, 48, 48, 3))
 
 
-def arguments(images: Path, out: Path, *overrides: str, resume: str = "auto") -> list[str]:
-    """`pretrain` and its options."""
-    settings = [*TINY, f"data.root={images}", f"run.out={out}", *overrides]
-    return ["pretrain", "--resume", resume, *(word for setting in settings for word in ("--set", setting))]
+def settings(images: Path, out: Path, *overrides: str) -> list[str]:
+    """What `--set` takes."""
+    return [*TINY, f"data.root={images}", f"run.out={out}", *overrides]
 
 
-def start(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
-    """`python cli.py ...`, or under torchrun."""
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [*launcher, "cli.py", *arguments],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for success: what the process printed."""
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 0, output
-    return output
-
-
-def final_weights(out: Path) -> dict[str, torch.Tensor]:
+def final_weights(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
     """The network of the newest checkpoint, which is the last step's."""
-    path = out / "checkpoints" / f"step_{STEPS:09d}.pt"
+    path = out / "checkpoints" / f"step_{steps:09d}.pt"
     weights: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["network"]
     return weights
 

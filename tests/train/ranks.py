@@ -1,0 +1,81 @@
+"""Ranks as processes of this machine, as torchrun would start them, but without importing everything each time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
+_PRELOAD = ["pytest", "train.pretrain", "torch.fx.experimental.symbolic_shapes"]
+
+
+def start_ranks(world_size: int, target: Callable[..., None], *arguments: Any, log: Path) -> list[BaseProcess]:
+    """Call `target(*arguments)` in `world_size` processes, with torchrun's environment; `log` gets what they print."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes: list[BaseProcess] = [
+        context.Process(target=_one_rank, args=(rank, world_size, port, str(log), target, arguments))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def kill(processes: Sequence[BaseProcess]) -> None:
+    """SIGKILL, and wait until they are gone."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def finish(processes: Sequence[BaseProcess], log: Path, *, timeout_s: float = 300, code: int = 0) -> str:
+    """Wait until all have left, with this exit code: what they printed."""
+    try:
+        for process in processes:
+            process.join(timeout_s)
+        printed = log.read_text() if log.exists() else ""
+        assert [process.exitcode for process in processes] == [code] * len(processes), printed
+        return printed
+    finally:
+        kill(processes)
+
+
+def _one_rank(
+    rank: int, world_size: int, port: int, log: str, target: Callable[..., None], arguments: Sequence[Any]
+) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    torch.set_num_threads(1)
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    if world_size > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    target(*arguments)
+    sys.stdout.flush()
+
+
+def pretrain(settings: Sequence[str]) -> None:
+    """`cli.py pretrain --resume auto`, with the exit code of the command line."""
+    from cli import main
+
+    main.main(["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])

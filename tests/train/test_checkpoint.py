@@ -1,0 +1,172 @@
+"""Checkpoints: whole, or not there; written while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errors import UserError
+from train.checkpoint import BackgroundWriter, Checkpoints, is_whole, load_checkpoint, snapshot
+
+
+def state(value: float = 1.0, count: int = 5000) -> dict[str, Any]:
+    return {"network": {"weight": torch.full((count,), value)}, "scheduler": {"steps": [1, 2]}}
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to write more than `size` bytes into a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_is_saved_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "new", keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step))
+    assert [path.name for path in checkpoints.paths()] == ["step_000000002.pt", "step_000000003.pt"]
+    newest = checkpoints.latest_whole()
+    assert newest == checkpoints.latest() == tmp_path / "new" / "step_000000003.pt"
+    loaded = load_checkpoint(newest)
+    assert loaded["step"] == 3
+    assert torch.equal(loaded["network"]["weight"], torch.full((5000,), 3.0))
+    assert loaded["scheduler"] == {"steps": [1, 2]}
+
+
+def test_any_reader_of_torch_files_reads_it(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path, keep=1).save(7, state())
+    assert torch.load(path, weights_only=True)["step"] == 7
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_damage_is_seen_wherever_it_is(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = Checkpoints(tmp_path_factory.mktemp("damaged"), keep=1).save(1, state(count=100))
+    whole = path.read_bytes()
+    assert is_whole(path)
+    if data.draw(st.booleans(), "cut"):
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1), "length")])
+    else:
+        place = data.draw(st.integers(0, len(whole) - 1), "place")
+        bit = 1 << data.draw(st.integers(0, 7), "bit")
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+    assert not is_whole(path)
+    with pytest.raises(UserError, match="is no checkpoint, or a torn one"):
+        load_checkpoint(path)
+
+
+def test_a_torn_one_is_passed_over_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    older, newer = checkpoints.save(1, state()), checkpoints.save(2, state())
+    newer.write_bytes(newer.read_bytes()[:1000])
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.latest_whole() == older
+    assert caplog.messages == [f"{newer} is torn or damaged: passed over for step_000000001.pt"]
+    older.write_bytes(b"")
+    with pytest.raises(UserError, match=r"step_000000002.pt is no checkpoint, or a torn one, and so is every other"):
+        checkpoints.latest_whole()
+
+
+def test_no_room_leaves_the_older_ones_and_nothing_else(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, state())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with BackgroundWriter(checkpoints) as writer:
+        with files_of_at_most(2000):
+            writer.save(2, state())
+            with pytest.raises(UserError, match=r"step 2 cannot be written to .*: File too large; .*step_000000001.pt"):
+                writer.finish()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        writer.save(3, state())  # told once; there may be room again
+        writer.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000003.pt"]
+
+
+def test_what_a_crash_left_goes_with_the_next(tmp_path: Path) -> None:
+    (tmp_path / "step_000000001.part").write_bytes(b"half")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.latest_whole() is None
+    checkpoints.save(2, state())
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]
+
+
+class SlowDisk(Checkpoints):
+    """Writes when told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, keep=10)
+        self.may_write = threading.Semaphore(0)
+        self.writing = 0
+        self.most_at_once = 0
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        self.writing += 1
+        self.most_at_once = max(self.most_at_once, self.writing)
+        assert self.may_write.acquire(timeout=20)
+        self.writing -= 1
+        return super().save(step, state)
+
+
+def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path)
+    weights = state(1.0)
+    with BackgroundWriter(disk) as writer:
+        writer.save(1, weights)
+        weights["network"]["weight"].fill_(2.0)  # the next step
+        writer.check()
+        assert disk.paths() == []
+        threading.Timer(0.2, disk.may_write.release).start()
+        writer.save(2, weights)  # waits for the first
+        assert writer.waited_s > 0.1
+        weights["network"]["weight"].fill_(3.0)
+        assert len(disk.paths()) == 1
+        disk.may_write.release()
+    assert disk.most_at_once == 1
+    values = [load_checkpoint(path)["network"]["weight"][0].item() for path in disk.paths()]
+    assert values == [1.0, 2.0]
+
+
+def test_a_defect_in_the_thread_is_not_hidden(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with BackgroundWriter(Checkpoints(tmp_path, keep=1), fail) as writer:
+        writer.save(1, state())
+        with pytest.raises(ZeroDivisionError):
+            writer.finish()
+
+
+def test_a_copy_keeps_layout_and_kind() -> None:
+    tensor = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    copied, wait = snapshot({"a": [tensor, (1, "x")], "b": {"c": None}})
+    wait()
+    assert torch.equal(copied["a"][0], tensor)
+    assert copied["a"][0].stride() == tensor.stride()
+    assert copied["a"][0].data_ptr() != tensor.data_ptr()
+    assert not copied["a"][0].requires_grad
+    assert copied["a"][1] == (1, "x")
+    assert copied["b"] == {"c": None}
+
+
+@pytest.mark.gpu
+def test_copies_from_a_gpu_are_of_the_moment_they_were_asked_for() -> None:
+    tensor = torch.zeros(2**24, device="cuda")
+    copied, wait = snapshot({"weight": tensor})
+    tensor.fill_(1.0)
+    wait()
+    assert copied["weight"].device.type == "cpu"
+    assert not copied["weight"].any()

@@ -1,0 +1,108 @@
+"""Where ranks meet: a store that all of them reach, and who is missing there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from errors import UserError
+
+_POLL_S = 0.05
+
+
+def connect(rank: int, world_size: int, timeout_s: float) -> dist.Store:
+    """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens there.
+
+    Raises:
+        UserError: the environment does not say where it is, or it cannot be reached in time.
+    """
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_s)))
+    except ValueError as error:  # a variable is missing
+        raise UserError(
+            f"WORLD_SIZE = {world_size} in the environment, but the ranks cannot meet ({error}): "
+            "start them with torchrun, or unset WORLD_SIZE for a run of one process."
+        ) from error
+    except dist.DistError as error:
+        raise UserError(
+            f"no contact with the host where the ranks meet, {address}, within {timeout_s:g} s "
+            f"(run.rank_timeout_s): is it up, and does the network let this host ({platform.node()}) through?"
+        ) from error
+    return store
+
+
+def meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+    """Waits until every rank is here, on a store that may still hold what ranks of an earlier attempt left.
+
+    Each rank says hello with a word of its own; rank 0 answers each word with the name of a room, its own word, in
+    which nobody has been before. So nobody takes a dead rank's word for a living one's.
+
+    Returns:
+        The room, a part of the store of this attempt's ranks alone.
+
+    Raises:
+        UserError: naming the ranks that did not come in time.
+    """
+    mine = uuid.uuid4().hex
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        room = dist.PrefixStore(mine, store)
+        answered: dict[int, str] = {}
+        here: set[int] = {0}
+        while len(here) < world_size:
+            for other in range(1, world_size):
+                if other not in here and store.check([f"hello/{other}"]):
+                    word = store.get(f"hello/{other}").decode()
+                    if answered.get(other) != word:
+                        answered[other] = word
+                        store.set(f"welcome/{word}", mine)
+                    if room.check([f"here/{other}"]):
+                        here.add(other)
+            if time.monotonic() > deadline:
+                raise UserError(_missing([r for r in range(world_size) if r not in here], world_size, timeout_s))
+            time.sleep(_POLL_S)
+        room.set("begin", "1")
+        return room
+    store.set(f"hello/{rank}", mine)
+    try:
+        left = timedelta(seconds=timeout_s)
+        store.wait([f"welcome/{mine}"], left)
+        room = dist.PrefixStore(store.get(f"welcome/{mine}").decode(), store)
+        room.set(f"here/{rank}", platform.node())
+        room.wait(["begin"], left)
+    except dist.DistStoreError as error:
+        raise UserError(
+            f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): it, or another rank, has not come; "
+            f"rank 0 names who"
+        ) from error
+    return room
+
+
+def barrier(room: dist.Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
+    """Waits until every rank has come to the barrier of this name, which must not have been used in this room.
+
+    Raises:
+        UserError: naming the ranks that did not come in time.
+    """
+    room.set(f"{name}/{rank}", "1")
+    keys = [f"{name}/{other}" for other in range(world_size)]
+    try:
+        room.wait(keys, timedelta(seconds=timeout_s))
+    except dist.DistStoreError as error:
+        missing = [other for other, key in enumerate(keys) if not room.check([key])]
+        raise UserError(_missing(missing, world_size, timeout_s)) from error
+
+
+def _missing(ranks: Sequence[int], world_size: int, timeout_s: float) -> str:
+    names = ", ".join(map(str, ranks))
+    return (
+        f"rank {names} of {world_size} did not come within {timeout_s:g} s (run.rank_timeout_s): look at the output "
+        f"of that rank and at its host, or allow more time"
+    )
