@@ -111,7 +111,7 @@ class _TiledCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * outer, None, None

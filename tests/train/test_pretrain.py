@@ -204,7 +204,7 @@ def _full_after_the_first_checkpoint(settings: list[str], out: str) -> None:
     def open_(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         return real_open(Path("/dev/full") if self == part else self, mode, *arguments, **options)
 
-    Path.open = open_  # type: ignore[method-assign, assignment]
+    Path.open = open_  # type: ignore[method-assign]
     ranks.pretrain(settings)
 
 
