@@ -46,6 +46,7 @@ class RunConfig:
         checkpoint_every: optimiser steps between two checkpoints; the last step always writes one.
         keep: checkpoints that stay.
         log_samples: write which samples every step saw, for audits.
+        rank_timeout_s: seconds after which a rank that does not come, or does not get on, is named and the run ends.
     """
 
     out: str = "runs/pretrain"
@@ -54,6 +55,7 @@ class RunConfig:
     checkpoint_every: Annotated[int, Field(ge=1)] = 200
     keep: Annotated[int, Field(ge=1)] = 3
     log_samples: bool = False
+    rank_timeout_s: Annotated[float, Field(gt=0)] = 600.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -110,6 +112,7 @@ FREE_ON_RESUME = (
     "run.checkpoint_every",
     "run.keep",
     "run.log_samples",
+    "run.rank_timeout_s",
     "data.root",
     "data.regressor",
     "pipelines",

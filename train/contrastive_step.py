@@ -128,9 +128,10 @@ class ContrastiveStep:
             parameter.grad = None
         with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
             embedded = []  # of each micro-batch (2, n, D); with its graph if that is kept
-            for rows in micro_batches:
-                embedded.append(self._embed_first(batch, rows))
-                add_statistics()
+            with self.world.progress.own_work(self.world.device):
+                for rows in micro_batches:
+                    embedded.append(self._embed_first(batch, rows))
+                    add_statistics()
 
             loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
 
@@ -148,6 +149,7 @@ class ContrastiveStep:
 
     def _embed(self, batch: Batch, rows: slice) -> Tensor:
         """Both views of one micro-batch through network and inverse, with graph: (2, n, D)."""
+        self.world.progress.moved(self.world.progress.doing)
         first, second = batch.views[:2]
         image = torch.cat([first.image[rows], second.image[rows]])  # (2n, 3, S, S)
         matrix = torch.cat([first.matrix[rows], second.matrix[rows]])  # (2n, 2, 3)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from errors import UserError
+from train.rendezvous import barrier, connect, meet
+from train.watchdog import Progress, Watchdog
 
 T = TypeVar("T")
 
@@ -27,6 +34,7 @@ class World:
         local_rank: rank among the processes of this machine.
         device: where this process computes.
         local_world_size: processes of the run on this machine, which share its memory.
+        progress: how far this process is, for the watchdog.
     """
 
     rank: int = 0
@@ -34,27 +42,49 @@ class World:
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     local_world_size: int = 1
+    progress: Progress = field(default_factory=Progress, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
         """Whether this process logs and saves."""
         return self.rank == 0
 
+    @contextmanager
+    def _message(self) -> Iterator[None]:
+        """One exchange between all ranks.
+
+        Raises:
+            UserError: another rank has left.
+        """
+        self.progress.message()
+        try:
+            yield
+        except RuntimeError as error:
+            time.sleep(self.progress.patience_s)
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"another rank has left while this one, which {self.progress.doing}, exchanged with it: killed, or its "
+                f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
+            ) from error
+
     def barrier(self) -> None:
         """Waits until all ranks are here."""
         if self.world_size > 1:
-            dist.barrier()
+            with self._message():
+                dist.barrier()
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sums over ranks in place; gives the same bits to all."""
         if self.world_size > 1:
-            dist.all_reduce(tensor, dist.ReduceOp.SUM)
+            with self._message():
+                dist.all_reduce(tensor, dist.ReduceOp.SUM)
         return tensor
 
     def max_(self, tensor: Tensor) -> Tensor:
         """Maximum over ranks, in place."""
         if self.world_size > 1:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            with self._message():
+                dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
@@ -62,7 +92,8 @@ class World:
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everybody, mine)
+        with self._message():
+            dist.all_gather_object(everybody, mine)
         return everybody
 
     def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
@@ -129,24 +160,40 @@ def described_world(device: str = "auto") -> World:
     return World(rank, world_size, local_rank, place, local_world_size)
 
 
-def join(world: World) -> None:
-    """Meets the other ranks: NCCL carries what lies on GPUs, one per process, and Gloo what lies on CPUs.
+@contextmanager
+def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
+    """Meets the other ranks and stays with them: NCCL carries what lies on GPUs, one per process, Gloo the rest.
+
+    Args:
+        world: this process and how many there are; nothing happens if it is alone.
+        rank_timeout_s: how long to wait for a rank that does not come, or that does not get on later.
 
     Raises:
-        UserError: the environment does not say where to meet them.
+        UserError: the environment does not say where to meet, or some ranks, which are named, did not come.
     """
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(world.device)
-    if world.world_size > 1:
-        try:
-            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # hosts tell each other small things without a GPU
-            dist.init_process_group(backend, device_id=world.device if on_gpu else None)
-        except ValueError as error:  # a variable is missing
-            raise UserError(
-                f"WORLD_SIZE = {world.world_size} in the environment, but the ranks cannot meet ({error}): "
-                "start them with torchrun, or unset WORLD_SIZE for a run of one process."
-            ) from error
+    if world.world_size == 1:
+        yield
+        return
+    store = connect(world.rank, world.world_size, rank_timeout_s)
+    room = meet(store, world.rank, world.world_size, rank_timeout_s)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # hosts tell each other small things without a GPU
+        store=PrefixStore("process group", room),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=2 * rank_timeout_s),  # the watchdog, which knows names, is to speak first
+        device_id=world.device if on_gpu else None,
+    )
+    try:
+        with Watchdog(room, world.rank, world.world_size, world.progress, rank_timeout_s):
+            yield
+            # The one that holds the store must not leave while another still asks it.
+            barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
+    finally:
+        dist.destroy_process_group()
 
 
 def _from_environment(name: str, default: str) -> int:
@@ -154,12 +201,6 @@ def _from_environment(name: str, default: str) -> int:
     if not value.isdecimal():
         raise UserError(f"{name} = {value!r} in the environment: expected a number, as torchrun sets it. Unset it.")
     return int(value)
-
-
-def shutdown() -> None:
-    """Leaves the run; without effect if there is none to leave."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) -> range:

@@ -14,7 +14,7 @@ from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.checkpoint import BackgroundWriter
 from train.config import to_dict
-from train.distributed import World, described_world, join, micro_batch_share, shutdown
+from train.distributed import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
 from train.finetuning_state import FinetuningState
 from train.interrupt import Interrupted, StopSignals
@@ -42,11 +42,9 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
     """
     world = described_world(config.train.device)
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    join(world)  # only now, so that no rank waits for others that the check above has sent away
-    try:
+    # Only now, so that no rank waits for others that the check above has sent away.
+    with joined(world, config.run.rank_timeout_s):
         return _finetune(config, resume, world, share)
-    finally:
-        shutdown()
 
 
 def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range) -> RunFolder:

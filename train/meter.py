@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -19,6 +22,26 @@ from train.finetune_config import FinetuneConfig
 from train.log import RunLog
 from train.run_folder import RunFolder
 from train.state import Result, TrainingState
+
+log = logging.getLogger(__name__)
+
+_STANDS_OUT = 1.5
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """What one rank needs per step without the others: seconds of its forward passes and of waiting for its data."""
+
+    host: str
+    forward_s: float
+    waited_s: float
+
+
+def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
+    """The rank that needs the longest without the others, and its time over the (lower) median."""
+    times = [time_.forward_s + time_.waited_s for time_ in ranks]
+    rank = max(range(len(times)), key=times.__getitem__)
+    return rank, times[rank] / max(sorted(times)[(len(times) - 1) // 2], 1e-9)
 
 
 class Meter:
@@ -60,8 +83,11 @@ class Meter:
         """The loader's batches; the time that each was waited for counts."""
         batches = iter(loader)
         while True:
+            step = self._state.steps_done + 1
+            self._world.progress.moved(f"waits for its data of step {step}")
             start = time.perf_counter()
             batch = next(batches, None)
+            self._world.progress.moved(f"computes step {step}")
             self._waited_s += time.perf_counter() - start
             if batch is None:
                 return
@@ -80,6 +106,7 @@ class Meter:
         if not log_now:
             return
         elapsed_s = time.perf_counter() - self._since
+        slowest = self._slowest()
         if self._log is not None:
             row = {
                 "step": step,
@@ -88,11 +115,32 @@ class Meter:
                 "lr": self._lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
                 "wait_share": self._waited_s / elapsed_s,
+                **slowest,
                 **result.figures(),
                 "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
             }
             self._log.write(row)
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+
+    def _slowest(self) -> dict[str, float]:
+        """Of several ranks, the one that the others wait for; said aloud if it stands out."""
+        if self._world.world_size == 1:
+            return {}
+        mine = RankTime(platform.node(), self._world.progress.own_s(), self._waited_s / self._steps)
+        ranks = self._world.gather_objects(mine)
+        rank, ratio = slowest_rank(ranks)
+        if self._world.is_main and ratio > _STANDS_OUT:
+            time_ = ranks[rank]
+            log.warning(
+                "rank %d on %s holds the others up, %.1f x the median: per step %.3f s for its forward passes and "
+                "%.3f s of waiting for data",
+                rank, time_.host, ratio, time_.forward_s, time_.waited_s,
+            )  # fmt: skip
+        return {
+            "slowest_rank": rank,
+            "slowest_over_median": ratio,
+            "wait_s_max": max(time_.waited_s for time_ in ranks),
+        }
 
     @contextmanager
     def paused(self) -> Iterator[None]:

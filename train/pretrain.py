@@ -15,7 +15,7 @@ from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.checkpoint import BackgroundWriter
 from train.config import Config
-from train.distributed import World, described_world, join, micro_batch_share, shutdown
+from train.distributed import World, described_world, joined, micro_batch_share
 from train.interrupt import Interrupted, StopSignals
 from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
 from train.meter import Meter
@@ -39,11 +39,9 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
     """
     world = described_world(config.train.device)
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    join(world)  # only now, so that no rank waits for others that the check above has sent away
-    try:
+    # Only now, so that no rank waits for others that the check above has sent away.
+    with joined(world, config.run.rank_timeout_s):
         return _pretrain(config, resume, world, share)
-    finally:
-        shutdown()
 
 
 def _pretrain(config: Config, resume: Resume, world: World, share: range) -> RunFolder:

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from errors import UserError
 
 _POLL_S = 0.05
 
 
-def connect(rank: int, world_size: int, timeout_s: float) -> dist.Store:
+def connect(rank: int, world_size: int, timeout_s: float) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens there.
 
     Raises:
@@ -24,7 +26,7 @@ def connect(rank: int, world_size: int, timeout_s: float) -> dist.Store:
     """
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_s)))
+        store: Store = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_s)))[0]
     except ValueError as error:  # a variable is missing
         raise UserError(
             f"WORLD_SIZE = {world_size} in the environment, but the ranks cannot meet ({error}): "
@@ -38,7 +40,7 @@ def connect(rank: int, world_size: int, timeout_s: float) -> dist.Store:
     return store
 
 
-def meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
     """Waits until every rank is here, on a store that may still hold what ranks of an earlier attempt left.
 
     Each rank says hello with a word of its own; rank 0 answers each word with the name of a room, its own word, in
@@ -53,7 +55,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> dis
     mine = uuid.uuid4().hex
     deadline = time.monotonic() + timeout_s
     if rank == 0:
-        room = dist.PrefixStore(mine, store)
+        room = PrefixStore(mine, store)
         answered: dict[int, str] = {}
         here: set[int] = {0}
         while len(here) < world_size:
@@ -74,7 +76,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> dis
     try:
         left = timedelta(seconds=timeout_s)
         store.wait([f"welcome/{mine}"], left)
-        room = dist.PrefixStore(store.get(f"welcome/{mine}").decode(), store)
+        room = PrefixStore(store.get(f"welcome/{mine}").decode(), store)
         room.set(f"here/{rank}", platform.node())
         room.wait(["begin"], left)
     except dist.DistStoreError as error:
@@ -85,7 +87,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> dis
     return room
 
 
-def barrier(room: dist.Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
+def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
     """Waits until every rank has come to the barrier of this name, which must not have been used in this room.
 
     Raises:

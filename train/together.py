@@ -67,8 +67,9 @@ class Together:
                 _raise_together(self._world, error)
             if batch[0] is None:
                 return
-            self._stop.signal_number = signal_number
-            self._agreed = signal_number != 0
+            if signal_number:  # one that came to this rank during the exchange counts for the next
+                self._stop.signal_number = signal_number
+                self._agreed = True
             yield batch[0]
 
 

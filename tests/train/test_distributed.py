@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import UserError
-from train.distributed import World, described_world, join, micro_batch_share, shutdown
+from train.distributed import World, described_world, joined, micro_batch_share
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.data())
@@ -35,16 +35,15 @@ def test_without_torchrun_it_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     world = described_world("cpu")
-    join(world)
-    assert world == World()
-    assert world.is_main
-    world.barrier()
-    rows = torch.arange(6.0).view(3, 2)
-    assert torch.equal(world.gather_rows(rows, range(3), 3), rows)
-    assert torch.equal(world.sum_(rows.clone()), rows)
-    world.sum_in_buckets_([rows])
-    assert torch.equal(rows, torch.arange(6.0).view(3, 2))
-    shutdown()
+    with joined(world, 1.0):
+        assert world == World()
+        assert world.is_main
+        world.barrier()
+        rows = torch.arange(6.0).view(3, 2)
+        assert torch.equal(world.gather_rows(rows, range(3), 3), rows)
+        assert torch.equal(world.sum_(rows.clone()), rows)
+        world.sum_in_buckets_([rows])
+        assert torch.equal(rows, torch.arange(6.0).view(3, 2))
 
 
 def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -> None:

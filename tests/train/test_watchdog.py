@@ -1,0 +1,151 @@
+"""Where ranks meet, and who is named when one does not come or does not get on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import Store, TCPStore
+
+from errors import UserError
+from tests.train import ranks
+from train.distributed import described_world, joined
+from train.meter import RankTime, slowest_rank
+from train.rendezvous import barrier, meet
+from train.watchdog import EXIT_CODE, Sighting, diagnose
+
+
+def on_threads(count: int, action: Callable[[int], Any]) -> list[Any]:
+    """What `action(rank)` returns or raises, each on a thread of its own."""
+    results: list[Any] = [None] * count
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = action(rank)
+        except UserError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+@pytest.fixture
+def store() -> Store:
+    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
+
+
+def client(store: Store) -> Store:
+    copy: Store = store.clone()  # type: ignore[attr-defined]
+    return copy
+
+
+def test_ranks_meet_in_a_room_of_their_own_whatever_an_earlier_attempt_left(store: Store) -> None:
+    rooms = []
+    for _ in range(3):
+        store.set("hello/1", "of a process that was killed")
+        found = on_threads(3, lambda rank: meet(client(store), rank, 3, 20))
+        found[0].set("word", "ours")
+        assert [room.get("word") for room in found] == [b"ours"] * 3
+        rooms.append(found[0])
+    rooms[0].set("word", "theirs")
+    assert rooms[1].get("word") == b"ours"
+
+
+def test_ranks_that_do_not_come_are_named(store: Store) -> None:
+    found = on_threads(3, lambda rank: meet(client(store), rank if rank < 2 else 4, 5, 0.5))
+    assert str(found[0]).startswith("rank 2, 3 of 5 did not come within 0.5 s (run.rank_timeout_s)")
+    assert "rank 0 did not begin within 0.5 s" in str(found[1])
+
+
+def test_barrier_names_who_is_missing(store: Store) -> None:
+    assert on_threads(3, lambda rank: barrier(client(store), "one", rank, 3, 10)) == [None] * 3
+    found = on_threads(2, lambda rank: barrier(client(store), "two", rank, 4, 0.3))
+    assert all(str(error).startswith("rank 2, 3 of 4 did not come within 0.3 s") for error in found)
+
+
+def seen(**changes: Any) -> Sighting:
+    return replace(Sighting("a", 7, 30, "computes step 5", 9, heard_s=0.5, still_s=20.0), **changes)
+
+
+def test_nobody_is_blamed_while_anybody_gets_on() -> None:
+    assert diagnose({0: seen(), 1: seen(still_s=1.0), 2: seen(heard_s=50.0)}, 10.0) is None
+
+
+def test_the_silent_are_named_first() -> None:
+    line = diagnose({0: seen(), 1: seen(host="b", heard_s=12.0), 2: seen(messages=6)}, 10.0)
+    assert line == "nothing heard for 10 s from rank 1 on b: killed, stopped, or cut off from the network"
+
+
+def test_the_one_with_the_fewest_messages_is_waited_for() -> None:
+    line = diagnose({0: seen(), 1: seen(), 2: seen(host="c", messages=6, doing="waits for its data of step 5")}, 10.0)
+    assert line == "no progress for 10 s: all wait for rank 2 on c, which waits for its data of step 5"
+
+
+def test_if_all_are_in_the_same_exchange_it_is_the_network() -> None:
+    assert diagnose({0: seen(), 1: seen()}, 10.0) == (
+        "no progress for 10 s: all 2 ranks wait in the same exchange; look at the network"
+    )
+
+
+def test_the_straggler() -> None:
+    fast, slow = RankTime("a", 0.2, 0.0), RankTime("b", 0.2, 0.6)
+    for times, expected in (([fast, fast, slow], 2), ([slow, fast], 0)):
+        rank, ratio = slowest_rank(times)
+        assert rank == expected
+        assert ratio == pytest.approx(4.0)
+    assert slowest_rank([fast, fast]) == (0, 1.0)
+
+
+def _steps(limit_s: float, what: str) -> None:
+    """A loop of exchanges in which rank 1 gets into trouble."""
+    world = described_world("cpu")
+    with joined(world, limit_s):
+        for step in range(10**6):
+            world.progress.moved(f"waits for its data of step {step}")
+            if world.rank == 1 and step == 3:
+                if what == "hangs":
+                    time.sleep(100)
+                os.kill(os.getpid(), {"stops": signal.SIGSTOP, "dies": signal.SIGKILL}[what])
+            world.progress.moved(f"computes step {step}")
+            world.sum_(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("hangs", "error: no progress for 1.5 s: all wait for rank 1 on {host}, which waits for its data of step 3"),
+        ("stops", "error: nothing heard for 1.5 s from rank 1 on {host}"),
+        ("dies", "error: another rank has left while this one, which computes step 3"),
+    ],
+)
+def test_a_rank_in_trouble_ends_the_others_in_one_line(what: str, named: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    processes = ranks.start_ranks(3, _steps, 1.5, what, log=log)
+    start = time.monotonic()
+    try:
+        for rank in (0, 2):
+            processes[rank].join(60)
+            if what == "dies":
+                assert processes[rank].exitcode not in (0, None)
+            else:
+                assert processes[rank].exitcode == EXIT_CODE
+        took_s = time.monotonic() - start
+    finally:
+        ranks.kill(processes)
+    assert named.format(host=os.uname().nodename) in log.read_text()
+    assert took_s < 40
+    if what != "dies":
+        assert log.read_text().count("error") == 1

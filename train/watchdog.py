@@ -1,0 +1,225 @@
+"""Who hangs: every rank shows how far it is, and rank 0 names the one that the others wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Store
+
+EXIT_CODE = 75
+"""Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""
+
+
+_NOT_YET: dict[str, Any] = {"host": "an unknown host", "messages": 0, "moves": 0, "doing": "has not begun", "beat": 0}
+
+
+class Progress:
+    """How far this rank is: what it does, and how many messages to the others it has begun.
+
+    Ranks exchange the same messages in the same order, so the one with the fewest is the one that is waited for.
+
+    Attributes:
+        messages: collectives begun.
+        moves: anything done, so that long work between two messages is no hanging.
+        doing: in words, for people.
+        patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
+    """
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.moves = 0
+        self.doing = "starts"
+        self.patience_s = 0.0
+        self._own_s = 0.0
+        self._own_events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    @contextmanager
+    def own_work(self, device: torch.device) -> Iterator[None]:
+        """Times what this rank does without the others; on a GPU by events, which wait for nothing."""
+        if device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()  # type: ignore[no-untyped-call]
+            yield
+            end.record()  # type: ignore[no-untyped-call]
+            self._own_events = begin, end
+        else:
+            start = time.perf_counter()
+            yield
+            self._own_s = time.perf_counter() - start
+
+    def own_s(self) -> float:
+        """Seconds of the last `own_work`; to be asked when the GPU has been waited for anyway."""
+        if self._own_events is not None:
+            begin, end = self._own_events
+            end.synchronize()
+            return float(begin.elapsed_time(end)) * 1e-3  # type: ignore[no-untyped-call]
+        return self._own_s
+
+    def moved(self, doing: str) -> None:
+        """Say what begins now."""
+        self.moves += 1
+        self.doing = doing
+
+    def message(self) -> None:
+        """A collective begins."""
+        self.messages += 1
+        self.moves += 1
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What a rank last said of itself, and when it was last seen to do anything.
+
+    Attributes:
+        host: its machine.
+        messages: collectives begun.
+        moves: see `Progress`.
+        doing: in words.
+        beat: grows while the process lives, whether or not it gets on.
+        heard_s: since the beat last grew.
+        still_s: since `moves` last grew.
+    """
+
+    host: str
+    messages: int
+    moves: int
+    doing: str
+    beat: int
+    heard_s: float
+    still_s: float
+
+
+def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
+    """One line that names who is waited for; None while anybody gets on.
+
+    A rank that is silent is named first: it was killed, stopped or cut off. Then those that have begun fewer messages
+    than the others. If all have begun the same one, it is the network between them, or a GPU.
+    """
+    if any(seen.still_s < limit_s for seen in ranks.values()):
+        return None
+    silent = [_name(rank, seen) for rank, seen in ranks.items() if seen.heard_s >= limit_s]
+    if silent:
+        return f"nothing heard for {limit_s:g} s from {', '.join(silent)}: killed, stopped, or cut off from the network"
+    lowest = min(seen.messages for seen in ranks.values())
+    behind = [f"{_name(rank, seen)}, which {seen.doing}" for rank, seen in ranks.items() if seen.messages == lowest]
+    if len(behind) < len(ranks):
+        return f"no progress for {limit_s:g} s: all wait for {'; '.join(behind)}"
+    return f"no progress for {limit_s:g} s: all {len(ranks)} ranks wait in the same exchange; look at the network"
+
+
+def _name(rank: int, seen: Sighting) -> str:
+    return f"rank {rank} on {seen.host}"
+
+
+class Watchdog:
+    """Ends this process if the ranks stop getting on, since a rank in a collective cannot be woken otherwise.
+
+    A thread writes this rank's progress into the room and reads rank 0's verdict there; on rank 0 it reads everybody's
+    progress and passes the verdict. Another thread watches the first, for the case that the room itself is out of
+    reach.
+
+    Args:
+        room: of this attempt's ranks.
+        rank: this one.
+        world_size: of all.
+        progress: of this rank; the loop and the collectives move it.
+        limit_s: after which a rank that does not get on is named.
+    """
+
+    def __init__(self, room: Store, rank: int, world_size: int, progress: Progress, limit_s: float) -> None:
+        self._room: Store = room.clone()  # type: ignore[attr-defined]  # the stubs lack it
+        self._rank, self._world_size = rank, world_size
+        self._progress, self._limit_s = progress, limit_s
+        self._every_s = min(limit_s / 5, 2.0)
+        progress.patience_s = 2 * self._every_s
+        self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # what, when heard, when moved
+        self._left = threading.Event()
+        self._contact = time.monotonic()
+        self._threads = [
+            threading.Thread(target=target, name=f"watchdog {target.__name__}", daemon=True)
+            for target in (self._exchange, self._keep_contact)
+        ]
+
+    def __enter__(self) -> Watchdog:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        for thread in self._threads:
+            thread.join(timeout=1.0)  # a thread that waits for a lost host is left behind: it is a daemon
+
+    def _exchange(self) -> None:
+        beat = 0
+        try:
+            while not self._left.wait(self._every_s):
+                beat += 1
+                mine = {
+                    "host": platform.node(),
+                    "messages": self._progress.messages,
+                    "moves": self._progress.moves,
+                    "doing": self._progress.doing,
+                    "beat": beat,
+                }
+                self._room.set(f"progress/{self._rank}", json.dumps(mine))
+                if self._room.check(["verdict"]):
+                    self._leave(None)  # rank 0 has said why
+                verdict = self._judge()
+                if verdict is not None:
+                    self._progress.patience_s = 60.0  # nothing else is to be said meanwhile
+                    self._room.set("verdict", verdict)
+                    self._leave(verdict)
+                self._contact = time.monotonic()
+        except RuntimeError:  # the room's host is gone: `_keep_contact` says so, unless this rank leaves anyway
+            return
+
+    def _judge(self) -> str | None:
+        """Rank 0 looks at all ranks, every other one at rank 0, which cannot tell of itself when it is stopped."""
+        now = time.monotonic()
+        sightings = {}
+        for rank in range(self._world_size) if self._rank == 0 else (0,):
+            key = f"progress/{rank}"
+            said = _NOT_YET if not self._room.check([key]) else json.loads(self._room.get(key))
+            before, heard, moved = self._seen.get(rank, (_NOT_YET, now, now))
+            heard = now if said["beat"] != before["beat"] else heard
+            moved = now if said["moves"] != before["moves"] else moved
+            self._seen[rank] = (said, heard, moved)
+            sightings[rank] = Sighting(**said, heard_s=now - heard, still_s=now - moved)
+        if self._rank == 0:
+            return diagnose(sightings, self._limit_s)
+        silent_s = self._limit_s + 2 * self._every_s  # later than rank 0 would be
+        return diagnose(sightings, silent_s) if sightings[0].heard_s >= silent_s else None
+
+    def _keep_contact(self) -> None:
+        while not self._left.wait(self._every_s):
+            if time.monotonic() - self._contact > self._limit_s + 2 * self._every_s:
+                place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                self._leave(
+                    f"no contact for {self._limit_s:g} s with the host where the ranks meet, {place}: it is down, or "
+                    f"{platform.node()} is cut off from it"
+                )
+
+    def _leave(self, message: str | None) -> None:
+        """End the process; after its last words, if it has any."""
+        if self._left.is_set():
+            return
+        if message is not None:
+            prefix = "error" if self._rank == 0 else f"rank {self._rank} on {platform.node()}: error"
+            sys.stderr.write(f"{prefix}: {message}. Checkpoints are whole: go on with --resume auto\n")
+            sys.stderr.flush()
+            time.sleep(2 * self._every_s)  # so that the others, too, leave because of the verdict
+        os._exit(EXIT_CODE)
