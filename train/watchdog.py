@@ -125,6 +125,9 @@ def _name(rank: int, seen: Sighting) -> str:
 class Watchdog:
     """Ends this process if the ranks stop getting on, since a rank in a collective cannot be woken otherwise.
 
+    Time is counted in looks, each `every_s` after the one before, so that a process or a machine that slept as a whole
+    blames nobody when it wakes.
+
     A thread writes this rank's progress into the room and reads rank 0's verdict there; on rank 0 it reads everybody's
     progress and passes the verdict. Another thread watches the first, for the case that the room itself is out of
     reach.
@@ -145,13 +148,14 @@ class Watchdog:
         progress.patience_s = 2 * self._every_s
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # what, when heard, when moved
         self._left = threading.Event()
-        self._contact = time.monotonic()
+        self._beat = 0
         self._threads = [
             threading.Thread(target=target, name=f"watchdog {target.__name__}", daemon=True)
             for target in (self._exchange, self._keep_contact)
         ]
 
     def __enter__(self) -> Watchdog:
+        self._show(beat=0)
         for thread in self._threads:
             thread.start()
         return self
@@ -168,45 +172,49 @@ class Watchdog:
         try:
             while not self._left.wait(self._every_s):
                 beat += 1
-                mine = {
-                    "host": platform.node(),
-                    "messages": self._progress.messages,
-                    "moves": self._progress.moves,
-                    "doing": self._progress.doing,
-                    "beat": beat,
-                }
-                self._room.set(f"progress/{self._rank}", json.dumps(mine))
+                self._show(beat)
                 if self._room.check(["verdict"]):
                     self._leave(None)  # rank 0 has said why
-                verdict = self._judge()
+                verdict = self._judge(now_s=beat * self._every_s)
                 if verdict is not None:
                     self._progress.patience_s = 60.0  # nothing else is to be said meanwhile
                     self._room.set("verdict", verdict)
                     self._leave(verdict)
-                self._contact = time.monotonic()
+                self._beat = beat
         except RuntimeError:  # the room's host is gone: `_keep_contact` says so, unless this rank leaves anyway
             return
 
-    def _judge(self) -> str | None:
+    def _show(self, beat: int) -> None:
+        mine = {
+            "host": platform.node(),
+            "messages": self._progress.messages,
+            "moves": self._progress.moves,
+            "doing": self._progress.doing,
+            "beat": beat,
+        }
+        self._room.set(f"progress/{self._rank}", json.dumps(mine))
+
+    def _judge(self, now_s: float) -> str | None:
         """Rank 0 looks at all ranks, every other one at rank 0, which cannot tell of itself when it is stopped."""
-        now = time.monotonic()
         sightings = {}
         for rank in range(self._world_size) if self._rank == 0 else (0,):
             key = f"progress/{rank}"
             said = _NOT_YET if not self._room.check([key]) else json.loads(self._room.get(key))
-            before, heard, moved = self._seen.get(rank, (_NOT_YET, now, now))
-            heard = now if said["beat"] != before["beat"] else heard
-            moved = now if said["moves"] != before["moves"] else moved
+            before, heard, moved = self._seen.get(rank, (_NOT_YET, now_s, now_s))
+            heard = now_s if said["beat"] != before["beat"] else heard
+            moved = now_s if said["moves"] != before["moves"] else moved
             self._seen[rank] = (said, heard, moved)
-            sightings[rank] = Sighting(**said, heard_s=now - heard, still_s=now - moved)
+            sightings[rank] = Sighting(**said, heard_s=now_s - heard, still_s=now_s - moved)
         if self._rank == 0:
             return diagnose(sightings, self._limit_s)
         silent_s = self._limit_s + 2 * self._every_s  # later than rank 0 would be
         return diagnose(sightings, silent_s) if sightings[0].heard_s >= silent_s else None
 
     def _keep_contact(self) -> None:
+        beat, silent_s = 0, 0.0
         while not self._left.wait(self._every_s):
-            if time.monotonic() - self._contact > self._limit_s + 2 * self._every_s:
+            beat, silent_s = (beat, silent_s + self._every_s) if beat == self._beat else (self._beat, 0.0)
+            if silent_s > self._limit_s + 2 * self._every_s:
                 place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 self._leave(
                     f"no contact for {self._limit_s:g} s with the host where the ranks meet, {place}: it is down, or "

@@ -1,0 +1,81 @@
+"""Killed at any moment and started again on any number of ranks, a run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train import ranks, tiny_run
+
+# Four micro-batches, so that up to four ranks have work; a checkpoint after every step, so that kills meet its writing.
+SETTINGS = ("train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1")
+
+
+def start(images: Path, out: Path, epochs: int, world_size: int) -> list[BaseProcess]:
+    settings = tiny_run.settings(images, out, *SETTINGS, f"train.epochs={epochs}")
+    return ranks.start_ranks(world_size, ranks.pretrain, settings, log=out.with_suffix(".log"))
+
+
+def rows(out: Path) -> list[dict[str, float]]:
+    file = out / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def kill_at_random(images: Path, tmp_path: Path, *, kills: int, epochs: int) -> None:
+    steps = 4 * epochs
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ranks.finish(start(images, whole, epochs, 1), whole.with_suffix(".log"))
+    seed = int.from_bytes(os.urandom(4))
+    chance = random.Random(seed)
+    said = f"seed {seed}"
+    writing = 0
+    for number in range(kills):
+        world_size = chance.randint(1, 4)
+        processes = start(images, killed, epochs, world_size)
+        # From wherever it goes on, so that kills spread over the run however fast the machine is.
+        target, extra_s = (number + 1) * steps // (kills + 2), chance.random() * 0.3
+        victim = chance.choice([None, *range(world_size)])
+        while processes[0].is_alive() and not (rows(killed) and rows(killed)[-1]["step"] >= target):
+            time.sleep(0.005)
+        time.sleep(extra_s)
+        writing += any((killed / "checkpoints").glob("*.part"))
+        said += f"; {world_size} ranks, after step {target} + {extra_s:.2f} s, victim {victim}"
+        if victim is None:  # power cut: all of them
+            ranks.kill(processes)
+        else:  # the others notice by themselves
+            os.kill(processes[victim].pid or 0, signal.SIGKILL)
+            for process in processes:
+                process.join(60)
+            assert not any(process.is_alive() for process in processes), said
+    ranks.finish(start(images, killed, epochs, chance.randint(1, 4)), killed.with_suffix(".log"))
+
+    assert [row["step"] for row in rows(killed)] == list(range(1, steps + 1)), said
+    assert rows(killed)[-1]["loss"] == pytest.approx(rows(whole)[-1]["loss"], abs=1e-6), said
+    assert tiny_run.samples_of_steps(killed) == tiny_run.samples_of_steps(whole), said
+    ours, theirs = tiny_run.final_weights(killed, steps), tiny_run.final_weights(whole, steps)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    print(f"{writing} of {kills} kills met a checkpoint being written")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    tiny_run.write_images(root)
+    return root
+
+
+def test_killed_twice(images: Path, tmp_path: Path) -> None:
+    kill_at_random(images, tmp_path, kills=2, epochs=2)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(images: Path, tmp_path: Path) -> None:
+    kill_at_random(images, tmp_path, kills=20, epochs=12)
