@@ -11,6 +11,7 @@ import torch
 
 from tests.pipelines.harness import smooth_image
 
+ROOT = Path(__file__).parents[2]
 STEPS = 12
 TINY = (
     "data.source=folder", "geometry.side_px=32", "encoder.name=resnet18", "encoder.weights=random",
