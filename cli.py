@@ -359,6 +359,42 @@ def bench_loader(
             sys.exit(1)
 
 
+@main.command("bench-train")
+@config_options
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["fp64", "fp32", "bf16", "fp16"]),
+    help="Repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
+)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(2), help="Rounds; each times all once.")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
+def bench_train(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    precisions: Sequence[str],
+    repeats: int,
+    seconds: float,
+    as_json: bool,
+    record: Path | None,
+) -> None:
+    """Measure the training step: with batches at hand, with the loader, and what the exact large batch costs.
+
+    \b
+      python cli.py bench-train -c configs/demo.toml
+      python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
+    """
+    from bench import commands
+    from train.log import configure_logging
+
+    configure_logging()
+    config = _config(files, overrides)
+    commands.bench_train(config, precisions, repeats, seconds, as_json=as_json, record=record)
+
+
 @main.command()
 @config_options
 @click.argument("out", type=click.Path(path_type=Path))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from bench import frames, report, soak, tune
+from bench import frames, report, soak, step_report, tune
+from bench import step as steps
 from bench.loader import Settings
 from bench.loader import bench_loader as measure_loader
 from pipelines.sources import DataConfig, load_index
@@ -47,8 +49,10 @@ def bench_loader(
     if large:
         config = dataclasses.replace(config, data=_large_frames(config))
     settings = Settings(cores, batch, repeats, seconds, peers=peers)
+    device = described_world(config.train.device).device
+    needed = steps.cached_rate(config, steps.Settings()) if step else None
     with progress_bar("measuring") as progress:
-        found = measure_loader(config, settings, device=described_world(config.train.device).device, progress=progress)
+        found = measure_loader(config, settings, device=device, step=needed, progress=progress)
     row = report.as_json(found, config, "large" if large else "small")
     slower = report.regression(before, row) if before is not None else None
     if as_json:
@@ -80,6 +84,28 @@ def tune_loader(config: Config, cores: int, batch: int) -> str:
         return tune.as_toml(
             tune.tune(config, Settings(cores, batch), described_world(config.train.device).device, progress)
         )
+
+
+def bench_train(
+    config: Config, precisions: Sequence[str], repeats: int, seconds: float, *, as_json: bool, record: Path | None
+) -> None:
+    """Measure the training step and report.
+
+    Raises:
+        UserError: the data or the device cannot be used.
+    """
+    settings = steps.Settings(repeats, seconds)
+    if not precisions:
+        device = described_world(config.train.device).device
+        precisions = ("fp32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16")
+    with progress_bar("stepping") as progress:
+        found = steps.bench_train(config, precisions, settings, progress)
+    row = step_report.as_json(found, config, settings)
+    if as_json:
+        click.echo(json.dumps(row))
+    else:
+        Console(width=max(Console().width, _TABLE_WIDTH)).print(step_report.as_table(found))
+    append(record, row)
 
 
 def draw_history(rows: Path, out: Path) -> str:

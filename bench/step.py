@@ -1,0 +1,367 @@
+"""`bench-train`: how long a step takes with batches at hand and with the loader, and what the exact batch costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.measure import Interval, Rate, Start, interval_of_mean, measure_in_rounds
+from errors import UserError
+from models.equivariance import build_undo
+from models.losses import nt_xent
+from pipelines.batch import Batch, View
+from pipelines.index import Index
+from pipelines.loader import Loader
+from pipelines.order import RankSlice, build_order
+from pipelines.sources import load_index
+from train.config import Config
+from train.contrastive_step import ContrastiveStep
+from train.distributed import World, described_world
+from train.graph_memory import free_bytes, with_graph_bytes
+from train.state import PRECISIONS, PretrainingState
+
+Progress = Callable[[int, int], None]
+
+_CACHED: Final = 2
+"""Batches at hand, which take turns."""
+
+_SHARE_OF_FREE_MEMORY: Final = 0.7
+"""What the whole batch's graph may take before the plain step is left out: a CPU out of memory kills the process."""
+
+_SETTLING_STEPS: Final = 2
+"""First steps of a round with the loader, whose batches were made before it began."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure.
+
+    Attributes:
+        repeats: rounds, in each of which every way of stepping is timed once.
+        repeat_s: least length of a repeat.
+        warmup_s: left out before each repeat, from the first step on.
+        steps_per_sync: on a GPU, steps between two looks at the clock, which wait for it; nothing in between does.
+    """
+
+    repeats: int = 5
+    repeat_s: float = 2.0
+    warmup_s: float = 1.0
+    steps_per_sync: int = 8
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What was measured in one precision; None where it would not fit into memory.
+
+    Attributes:
+        precision: of the step.
+        device: of the step.
+        batch: images in a step.
+        micro_batch: images that go through the network together.
+        recompute: how the exact gradient was made, "never" or "always".
+        cached: the step on batches that are there already.
+        loaded: the step on batches of the loader.
+        waited_share: of the time with the loader, what the loop waited for its next batch, by the host's clock.
+        gradient: the cached step without the optimiser.
+        recomputed: the cached step with recompute = "always".
+        plain: the cached step on the whole batch at once, without micro-batches.
+        averaged: micro-batches each with a loss of its own, averaged, as in the authors' code: another function, with
+            fewer negatives.
+        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
+            what is computed a second time does not count.
+        peak_memory_mib: of the cached step; on a GPU what torch allocated at most, on a CPU the process's largest
+            resident set.
+        device_memory_mib: on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
+    """
+
+    precision: str
+    device: str
+    batch: int
+    micro_batch: int
+    recompute: str
+    cached: Rate
+    loaded: Rate
+    waited_share: float
+    gradient: Rate
+    recomputed: Rate
+    averaged: Rate
+    plain: Rate | None
+    flop_per_image: float
+    peak_memory_mib: float
+    device_memory_mib: float | None
+
+    @property
+    def step_s(self) -> Interval:
+        """Seconds of a cached step."""
+        return interval_of_mean([self.batch / rate for rate in self.cached.images_per_s])
+
+    @property
+    def flop_per_s(self) -> float:
+        """Model FLOP/s of the cached step."""
+        return self.flop_per_image * self.cached.mean
+
+    @property
+    def optimizer_share(self) -> float:
+        """Of the cached step, what the optimiser takes."""
+        return 1 - self.cached.over(self.gradient).mean
+
+    @property
+    def loader_share(self) -> float:
+        """Of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores."""
+        return 1 - self.loaded.over(self.cached).mean
+
+
+def bench_train(
+    config: Config, precisions: Sequence[str], settings: Settings, progress: Progress = lambda done, total: None
+) -> list[StepFigures]:
+    """Measure the training step as configured, in each precision.
+
+    Raises:
+        UserError: the data or the device cannot be used.
+    """
+    world = described_world(config.train.device)
+    if world.world_size > 1:
+        raise UserError("bench-train measures one process: start it without torchrun")
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    index = load_index(config.data)
+    if len(index) < config.train.batch:
+        raise UserError(
+            f"{index.root} has {len(index)} images, fewer than train.batch = {config.train.batch}: "
+            f"use more images or a smaller batch"
+        )
+    figures = []
+    for number, precision in enumerate(precisions):
+        bench = _Bench(_with_train(config, precision=precision), index, world, settings)
+
+        def of_all(done: int, total: int, before: int = number) -> None:
+            progress(before * total + done, len(precisions) * total)
+
+        figures.append(bench.run(of_all))
+    return figures
+
+
+def cached_rate(config: Config, settings: Settings) -> Rate:
+    """Images per second of the training step alone, on batches that are there already.
+
+    On a CPU, steps of at most 32 images, whose rate is about that of large ones.
+    """
+    world = described_world(config.train.device)
+    if world.device.type == "cpu":
+        few = min(config.train.micro_batch, 32)
+        config = _with_train(config, batch=few, micro_batch=few)
+    bench = _Bench(config, load_index(config.data), world, settings)
+    return bench.measure([bench.steps(bench.state.step)])[0]
+
+
+def _with_train(config: Config, **changed: object) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))  # type: ignore[arg-type]
+
+
+class _Bench:
+    """One precision's network, optimiser and batches, and the ways to step with them."""
+
+    def __init__(self, config: Config, index: Index, world: World, settings: Settings) -> None:
+        self._config, self._index, self._world, self._settings = config, index, world, settings
+        torch.manual_seed(config.run.seed)
+        steps_per_epoch = max(1, len(index) // config.train.batch)
+        self.state = PretrainingState(config, world, steps_per_epoch, fresh=True)
+        with self._loader() as loader:
+            self._batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
+        self._waited_s, self._looped_s = 0.0, 0.0
+
+    def run(self, progress: Progress) -> StepFigures:
+        """All figures of this precision."""
+        train = self._config.train
+        peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
+        always, averaged = self._exact(train.micro_batch, "always"), self._averaged
+        ways = [
+            self.steps(self.state.step),
+            self._loaded,
+            self.steps(self.state.gradient),
+            self.steps(self._then_optimizer(always)),
+            self.steps(self._then_optimizer(averaged)),
+        ]
+        if self._whole_batch_fits():
+            ways.append(self.steps(self._then_optimizer(self._exact(train.batch, "never"))))
+        rates = self.measure(ways, progress)
+        on_gpu = self._world.device.type == "cuda"
+        return StepFigures(
+            precision=self.state.precision,
+            device=str(self._world.device),
+            batch=train.batch,
+            micro_batch=train.micro_batch,
+            recompute=self.state.contrastive.recompute,
+            cached=rates[0],
+            loaded=rates[1],
+            waited_share=self._waited_s / self._looped_s,
+            gradient=rates[2],
+            recomputed=rates[3],
+            averaged=rates[4],
+            plain=rates[5] if len(rates) > 5 else None,
+            flop_per_image=self.flop_per_image(),
+            peak_memory_mib=peak_mib,
+            device_memory_mib=torch.cuda.device_memory_used(self._world.device) / 2**20 if on_gpu else None,
+        )
+
+    def measure(self, ways: Sequence[Start], progress: Progress = lambda done, total: None) -> list[Rate]:
+        """Time ways to step, taking turns."""
+        settings = self._settings
+        return measure_in_rounds(
+            ways,
+            warmup_s=settings.warmup_s,
+            repeat_s=settings.repeat_s,
+            rounds=settings.repeats,
+            progress=progress,
+        )
+
+    def steps(self, step: Callable[[Batch], object]) -> Start:
+        """A way to step on batches that are there already."""
+
+        def stepping() -> Generator[int]:
+            number = 0
+            while True:
+                for _ in range(self._steps_per_look):
+                    step(self._batches[number % len(self._batches)])
+                    number += 1
+                self._wait_for_device()
+                yield self._steps_per_look * self._config.train.batch
+
+        return stepping
+
+    def flop_per_image(self) -> float:
+        """Of the network, forward and backward, for both views of one image."""
+        batch = self._batches[0]
+        images = torch.cat([view.image[:2] for view in batch.views[:2]])
+        with FlopCounterMode(display=False) as counter, self._autocast():
+            projection: torch.Tensor = self.state.network(images)
+            torch.autograd.backward([projection.float().sum()])
+        return float(counter.get_total_flops()) / 2
+
+    def _loaded(self) -> Generator[int]:
+        """The training loop's own shape: the loader works ahead, a step follows each batch."""
+        with self._loader() as loader:
+            batches, looks = iter(loader), 0
+            while True:
+                for _ in range(self._steps_per_look):
+                    began = time.perf_counter()
+                    batch = next(batches)
+                    waited_s = time.perf_counter() - began
+                    self.state.step(batch.to(self._world.device))
+                    looks += 1
+                    if looks > _SETTLING_STEPS:
+                        self._waited_s += waited_s
+                        self._looped_s += time.perf_counter() - began
+                began = time.perf_counter()
+                self._wait_for_device()
+                self._looped_s += time.perf_counter() - began if looks > _SETTLING_STEPS else 0.0
+                yield self._steps_per_look * self._config.train.batch
+
+    def _loader(self) -> Loader:
+        config, batch = self._config, self._config.train.batch
+        return Loader(
+            self._index,
+            build_order(self._index, batch=batch, seed=config.run.seed),
+            RankSlice(batch, 0, batch),
+            config.pipelines,
+            config.geometry,
+            config.colour,
+            seed=config.run.seed,
+            device=self._world.device,
+            appearance=config.appearance,
+        )
+
+    def _exact(self, micro_batch: int, recompute: str) -> ContrastiveStep:
+        own = self.state.contrastive
+        return ContrastiveStep(
+            own.network,
+            own.undo,
+            batch=own.batch,
+            micro_batch=micro_batch,
+            temperature=own.temperature,
+            recompute=recompute,  # type: ignore[arg-type]
+            autocast_dtype=own.autocast_dtype,
+            scaler=own.scaler,
+            world=own.world,
+        )
+
+    def _averaged(self, batch: Batch) -> None:
+        """Losses of small batches, averaged: gradient accumulation as it is usually written."""
+        train = self._config.train
+        for parameter in self.state.network.parameters():
+            parameter.grad = None
+        count = train.batch // train.micro_batch
+        for start in range(0, train.batch, train.micro_batch):
+            first, second = self._embed(self.state.contrastive.network, batch, slice(start, start + train.micro_batch))
+            loss = nt_xent(first, second, self._config.loss.temperature) / count
+            self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _embed(self, network: nn.Module, batch: Batch, rows: slice) -> torch.Tensor:
+        views = [_rows(view, rows) for view in batch.views[:2]]
+        with self._autocast():
+            projection = network(torch.cat([view.image for view in views]))
+        undo = build_undo(self._config.equivariance, self._config.geometry.side_px)
+        matrix = torch.cat([view.matrix for view in views])
+        source_to_view_px = torch.cat([view.source_to_view_px for view in views])
+        projection = projection if projection.dtype == torch.float64 else projection.float()
+        return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
+
+    def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
+        state = self.state
+
+        def step(batch: Batch) -> None:
+            gradient(batch)
+            state.scaler.unscale_(state.optimizer)
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+            state.scheduler.step()
+
+        return step
+
+    def _whole_batch_fits(self) -> bool:
+        train = self._config.train
+        network, rows = self.state.contrastive.network, slice(0, train.micro_batch)
+        _, graph_bytes = with_graph_bytes(
+            network, lambda: self._embed(network, self._batches[0], rows), self._world.device
+        )
+        whole = graph_bytes * (train.batch // train.micro_batch)
+        return whole < _SHARE_OF_FREE_MEMORY * free_bytes(self._world)
+
+    def _peak_mib(self) -> float:
+        """Of two cached steps."""
+        device = self._world.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the largest resident set, VmHWM
+        for batch in self._batches:
+            self.state.step(batch)
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device) / 2**20
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+    def _autocast(self) -> torch.autocast:
+        dtype = PRECISIONS[self.state.precision][1]
+        return torch.autocast(self._world.device.type, dtype=dtype, enabled=dtype is not None)
+
+    @property
+    def _steps_per_look(self) -> int:
+        return self._settings.steps_per_sync if self._world.device.type == "cuda" else 1
+
+    def _wait_for_device(self) -> None:
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+
+
+def _rows(view: View, rows: slice) -> View:
+    return View(view.image[rows], view.matrix[rows], view.source_to_view_px[rows])

@@ -1,0 +1,138 @@
+"""`bench-train`: what is measured is the step that trains."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench import step
+from bench.measure import Rate
+from bench.step_report import as_json, as_table
+from errors import UserError
+from pipelines.sources import load_index
+from tests.train.tiny_run import TINY, write_images
+from train.config import Config, load_config
+from train.distributed import World
+
+QUICK = step.Settings(repeats=2, repeat_s=0.01, warmup_s=0.0)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    write_images(tmp_path / "images", count=24)
+    return load_config(Config, [], [*TINY, f"data.root={tmp_path / 'images'}"])
+
+
+def bench_of(config: Config, precision: str = "fp64") -> step._Bench:
+    in_precision = step._with_train(config, precision=precision)
+    return step._Bench(in_precision, load_index(config.data), World(), QUICK)
+
+
+def gradients(bench: step._Bench) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in bench.state.network.parameters() if p.grad is not None]).clone()
+
+
+@pytest.mark.slow
+def test_figures_of_two_precisions(config: Config) -> None:
+    told: list[tuple[int, int]] = []
+    figures = step.bench_train(config, ["fp32", "bf16"], QUICK, lambda done, total: told.append((done, total)))
+    assert [one.precision for one in figures] == ["fp32", "bf16"]
+    assert told[-1] == (24, 24)
+    for one in figures:
+        assert one.plain is not None
+        assert 0 <= one.waited_share < 1
+        assert one.peak_memory_mib > 100
+        assert one.device_memory_mib is None
+    row = json.loads(json.dumps(as_json(figures, config, QUICK)))
+    assert row["precisions"][1]["images_per_s"].keys() == {
+        "cached", "loaded", "gradient", "recomputed", "averaged", "plain",
+    }  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(as_table(figures))
+    assert "optimiser's share" in console.export_text()
+
+
+def test_operations_are_counted_forward_and_backward(config: Config) -> None:
+    # Of a ResNet-18: 1.8186e9 multiply-adds at 224 pixels (torchvision's table), nearly all of which grow with the area;
+    # the backward pass takes as much again for weights and for inputs, but for the first layer's input.
+    expected = 2 * 3 * 2 * 1.8186e9 * (32 / 224) ** 2
+    assert bench_of(config, "fp32").flop_per_image() == pytest.approx(expected, rel=0.1)
+
+
+def test_averaging_one_batch_is_the_exact_gradient_and_averaging_several_is_not(config: Config) -> None:
+    whole = bench_of(step._with_train(config, micro_batch=12))
+    batch = whole._batches[0]
+    whole.state.gradient(batch)
+    exact = gradients(whole)
+    whole._averaged(batch)
+    torch.testing.assert_close(gradients(whole), exact, rtol=1e-9, atol=1e-12)
+
+    parts = bench_of(config)
+    parts.state.gradient(batch)
+    exact = gradients(parts)
+    parts._averaged(batch)
+    assert not torch.allclose(gradients(parts), exact, rtol=0.01)
+
+
+def test_ways_of_the_exact_step_agree(config: Config) -> None:
+    bench = bench_of(config)
+    batch = bench._batches[0]
+    bench.state.gradient(batch)
+    exact = gradients(bench)
+    bench._exact(4, "always")(batch)
+    torch.testing.assert_close(gradients(bench), exact, rtol=1e-9, atol=1e-12)
+
+
+def test_every_way_takes_a_whole_step(config: Config) -> None:
+    bench = bench_of(config)
+    weights = next(iter(bench.state.network.parameters()))
+    before = weights.detach().clone()
+    bench._then_optimizer(bench._averaged)(bench._batches[0])
+    assert not torch.equal(weights, before)
+
+
+def test_a_batch_that_does_not_fit_is_left_out(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.step.free_bytes", lambda world: 1000)
+    told: list[tuple[int, int]] = []
+    (figures,) = step.bench_train(config, ["fp32"], QUICK, lambda done, total: told.append((done, total)))
+    assert told[-1] == (10, 10)
+    assert figures.plain is None
+    assert "not in memory" in dict(enumerate(as_table([figures]).columns[1].cells)).values()
+
+
+def test_shares_in_closed_form() -> None:
+    def rate(images_per_s: float) -> Rate:
+        return Rate((images_per_s, images_per_s), 0.0, 1)
+
+    figures = step.StepFigures(
+        "fp32", "cpu", 100, 10, "never", cached=rate(50), loaded=rate(45), waited_share=0.02, gradient=rate(100),
+        recomputed=rate(40), averaged=rate(50), plain=None, flop_per_image=2e9, peak_memory_mib=1,
+        device_memory_mib=None,
+    )  # fmt: skip
+    assert figures.step_s.mean == pytest.approx(2)
+    assert figures.optimizer_share == pytest.approx(0.5)
+    assert figures.loader_share == pytest.approx(0.1)
+    assert figures.flop_per_s == pytest.approx(1e11)
+
+
+def test_too_few_images_are_told(config: Config) -> None:
+    with pytest.raises(UserError, match=r"24 images, fewer than train.batch = 48"):
+        step.bench_train(step._with_train(config, batch=48), ["fp32"], QUICK)
+
+
+def test_step_alone_for_the_verdict(config: Config) -> None:
+    assert step.cached_rate(config, QUICK).mean > 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(config: Config) -> None:
+    on_gpu = step._with_train(config, device="cuda")
+    for one in step.bench_train(on_gpu, ["fp32", "bf16", "fp16"], QUICK):
+        assert one.device.startswith("cuda")
+        assert one.device_memory_mib is not None
+        assert 0 < one.peak_memory_mib < one.device_memory_mib
