@@ -112,15 +112,17 @@ class ViewsOfFiles(Dataset[Tensor], ABC):
 
     def __getitems__(self, samples: Sequence[int]) -> Tensor:
         """The views of a batch, (2, N, 3, 128, 128) uint8 in shared memory, channels-last."""
-        shape = (2, len(samples), VIEW_PX, VIEW_PX, 3)
-        # In shared memory from the start, as default_collate does, so that handing over copies nothing.
-        storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
-        views = torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+        views = self.empty((2, len(samples), VIEW_PX, VIEW_PX, 3))
         draws = draw(2 * len(samples), np.random.default_rng(int(torch.randint(2**62, ()))))
         for place, sample in enumerate(samples):
             pair = (draws[2 * place], draws[2 * place + 1])
             self.make_views(self.paths[sample], self.boxes_px[sample].tolist(), pair, views[:, place])
         return views.permute(0, 1, 4, 2, 3)
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Uninitialised uint8, in shared memory from the start, so that handing over copies nothing."""
+        storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
     @abstractmethod
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:

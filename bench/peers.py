@@ -7,6 +7,7 @@ peer pays for a restart between epochs.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,16 @@ class Peer:
     views: int
     start: Start
     needs: str | None = None
+
+
+def _when_asked(module: str) -> Start:
+    """The `start` of a module that imports what may not be installed."""
+
+    def start(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:
+        sizes: Iterator[int] = importlib.import_module(module).start(paths, boxes_px, threads, batch)
+        return sizes
+
+    return start
 
 
 PEERS: Final = [
@@ -82,6 +93,21 @@ PEERS: Final = [
         "all in a DALI graph on the CPU: decode, warp_affine, fn.hsv (linear; hue added), normalised float",
         2,
         dali_peers.start_plain,
+    ),
+    Peer(
+        "OpenCV, tuned + SPDL",
+        "tuned OpenCV in the threads of SPDL's pipeline, without worker processes",
+        2,
+        _when_asked("bench.spdl_peer"),
+        needs="spdl",
+    ),
+    Peer(
+        "FFCV",
+        "packed beforehand, the files' own JPEG bytes; FFCV's decoder, both views by an operation in Numba (FFCV has "
+        "neither rotation nor hue); uint8; for sources of one size",
+        2,
+        _when_asked("bench.ffcv_peer"),
+        needs="ffcv",
     ),
 ]
 """All that `bench-loader` knows; to add one, add it here."""

@@ -186,3 +186,15 @@ def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.Monk
     order = np.argsort(red[:, 64, 64])
     np.testing.assert_allclose(red[order, 64, 64], LEVELS, atol=1.01)
     np.testing.assert_allclose(red[order, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
+
+
+def test_ffcv_makes_the_views_that_opencv_makes() -> None:
+    ffcv_peer = pytest.importorskip("bench.ffcv_peer", reason="needs FFCV", exc_type=ImportError)
+    coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
+    source = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+    one = Draw(30, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
+    out = np.empty((VIEW_PX, VIEW_PX, 3), np.uint8)
+    numbers = np.array([getattr(one, name) for name in Draw.__dataclass_fields__])
+    ffcv_peer.make_view(source, np.array([100, 75, 60], np.float32), numbers, out, VIEW_PX)
+    warped = cv2.warpAffine(source, source_to_view_px((100, 75, 60), one), (VIEW_PX, VIEW_PX))
+    assert np.abs(out.astype(int) - jitter_hsv(warped, one)).mean() < 3  # OpenCV's HSV has 8 bits

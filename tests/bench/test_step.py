@@ -58,7 +58,7 @@ def test_figures_of_two_precisions(config: Config) -> None:
 
 
 def test_operations_are_counted_forward_and_backward(config: Config) -> None:
-    # Of a ResNet-18: 1.8186e9 multiply-adds at 224 pixels (torchvision's table), nearly all of which grow with the area;
+    # Of a ResNet-18: 1.8186e9 multiply-adds at 224 pixels (torchvision), nearly all of which grow with the area;
     # the backward pass takes as much again for weights and for inputs, but for the first layer's input.
     expected = 2 * 3 * 2 * 1.8186e9 * (32 / 224) ** 2
     assert bench_of(config, "fp32").flop_per_image() == pytest.approx(expected, rel=0.1)
