@@ -312,6 +312,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     metavar="MINUTES",
     help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
 )
+@click.option("--first-batch", is_flag=True, help="Instead: how long the index and the first batch take.")
 @click.option(
     "--history",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -325,6 +326,7 @@ def bench_loader(
     as_json: bool,
     record: Path | None,
     soak_minutes: float | None,
+    first_batch: bool,
     history: Path | None,
     tune: bool,
     **options: Any,
@@ -352,6 +354,8 @@ def bench_loader(
     elif soak_minutes is not None:
         steady = commands.soak_loader(config, on_cores, options["batch"], soak_minutes, as_json=as_json, record=record)
         sys.exit(0 if steady else 1)
+    elif first_batch:
+        commands.time_first_batch(config, on_cores, options["batch"], as_json=as_json, record=record)
     else:
         slower = commands.bench_loader(config, on_cores, as_json=as_json, record=record, **options)
         if slower is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from bench import first_batch as start
 from bench import frames, report, soak, step_report, tune
 from bench import step as steps
 from bench.loader import Settings
@@ -76,6 +77,16 @@ def soak_loader(config: Config, cores: int, batch: int, minutes: float, *, as_js
     click.echo(json.dumps(row) if as_json else soak.verdict(found))
     append(record, row)
     return found.steady
+
+
+def time_first_batch(config: Config, cores: int, batch: int, *, as_json: bool, record: Path | None) -> None:
+    """Time the start of a run's data and report."""
+    settings = Settings(cores, batch)
+    found = start.first_batch(config, settings)
+    row = start.as_json(found, config, settings)
+    told = f"index of {found.images} images: {found.index_s:.2f} s; first batch of {batch}: {found.batch_s:.2f} s more"
+    click.echo(json.dumps(row) if as_json else told)
+    append(record, row)
 
 
 def tune_loader(config: Config, cores: int, batch: int) -> str:

@@ -197,6 +197,9 @@ def _read_arrays(text: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.float64]
         row = b"[" + b",".join([row] * length) + b"]"
     skeleton = text.translate(None, _OF_NUMBERS)
     entries = (len(skeleton) - 1) // (len(row) + 1)
+    compact = text.translate(None, b" \t\r\n")
+    if any(gap in compact for gap in (b",,", b"[,", b",]")):  # a missing number, which NumPy would make up
+        return None
     if not entries or skeleton != b"[" + b",".join([row] * entries) + b"]":
         return None
     try:

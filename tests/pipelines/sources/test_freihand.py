@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from pipelines.sources.freihand import VERSIONS, load_freihand
+from pipelines.sources.freihand import VERSIONS, _read_arrays, load_freihand
 
 POSES = 20
 EVALUATION = 3
@@ -187,3 +187,24 @@ def test_too_few_poses_to_split(tmp_path: Path) -> None:
     write_part(tmp_path, "training", 3, 12)
     with pytest.raises(UserError, match="no pose of 3 is in split 'val'"):
         load_freihand(tmp_path, split="val")
+
+
+def test_arrays_are_read_as_the_json_module_reads_them() -> None:
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(7, 21, 3)) * 10.0 ** rng.integers(-9, 9, (7, 21, 3))).tolist()
+    rows[0][0] = [0, -0.0, 1e-300]
+    for text in (json.dumps(rows), json.dumps(rows, indent=2), json.dumps(rows, separators=(",", ":"))):
+        read = _read_arrays(text.encode(), (21, 3))
+        assert read is not None
+        np.testing.assert_array_equal(read, np.array(json.loads(text)))
+    scales = _read_arrays(b"[0.1, 0.2]", ())
+    assert scales is not None
+    assert scales.tolist() == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[[1, 2]]", "[[1, 2, 3], [4, 5]]", "[[1, 2, null]]", "[[1, 2, NaN]]", "[[1, 2, 3]", "[[1,, 2]]",
+             "[[1, 2-3, 4]]", "[[1 2, 3, 4]]", "[[1, , 3]]", "{}", "[[1, 2, 3]] 4", "[1, [2, 3]]", "[[1, 2, .]]"],
+)  # fmt: skip
+def test_what_is_no_list_of_equal_arrays_is_left_to_the_json_module(text: str) -> None:
+    assert _read_arrays(text.encode(), (3,)) is None
