@@ -427,6 +427,86 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
 
 
 @main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@config_options
+@click.option("--data", default=None, metavar="FOLDER", help="The dataset's folder; short for --set data.root=FOLDER.")
+@click.option(
+    "--out", default=None, type=click.Path(path_type=Path), help="Folder for results.  [default: RUN/evaluation]"
+)
+@click.option(
+    "--compare",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="RUN2",
+    help="Also measure RUN2, and the paired difference.",
+)
+@click.option(
+    "--crop",
+    type=click.Choice(["boxes", "two-pass"]),
+    default=None,
+    help="Cut hands out by the data's boxes, or without boxes by the authors' two passes.  [default: boxes]",
+)
+@click.option(
+    "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
+)
+@click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
+@click.option(
+    "--worst", default=24, show_default=True, type=click.IntRange(1), help="Hands in the picture of the worst."
+)
+def evaluate(
+    run: Path,
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    data: str | None,
+    out: Path | None,
+    compare: Path | None,
+    crop: Any,
+    submission: bool,
+    proper_rotation: bool,
+    worst: int,
+) -> None:
+    """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled hands: EPE, AUC, PA-EPE, PA-AUC, 2D EPE.
+
+    \b
+      python cli.py evaluate runs/finetune
+      python cli.py evaluate runs/finetune --set data.part=evaluation --set data.split=all
+      python cli.py evaluate runs/finetune --compare runs/from_scratch
+      python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
+
+    By default on the images that the run held out. -c and --set change its configuration. Writes metrics.json, a row
+    per hand, PCK curves and the worst hands. Intervals are bootstrapped over hands; they do not know the luck of a
+    training run.
+    --freihand-submission takes the evaluation part, in two passes.
+    """
+    from train.config import as_toml
+    from train.evaluate import evaluate as measure
+    from train.log import configure_logging, progress_bar
+
+    configure_logging()
+    settings = [f"data.root={as_toml(data)}"] if data else []
+    if submission:
+        settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
+        crop = crop or "two-pass"
+    with progress_bar("poses") as progress:
+        done = measure(
+            run,
+            files,
+            [*settings, *overrides],
+            out=out,
+            compare=compare,
+            crop=crop or "boxes",
+            worst=worst,
+            submission=submission,
+            proper_rotation=proper_rotation,
+            progress=progress,
+        )
+    for table in done.tables:
+        Console().print(table)
+    for file in done.files:
+        click.echo(f"{file}")
+
+
+@main.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(

@@ -125,7 +125,9 @@ FREE_ON_RESUME = (
 """Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
 
 
-def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) -> T:
+def load_config(
+    kind: type[T], files: Sequence[Path], overrides: Sequence[str], *, base: Mapping[str, Any] | None = None
+) -> T:
     """Layer TOML files and then `key=value` overrides, the last one winning.
 
     Args:
@@ -133,11 +135,12 @@ def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) 
         files: TOML files.
         overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string. Of an array of
             tables, "table.0.key=value" changes the first, and "table.key=value" the only one.
+        base: tables that stand below the files, as `to_dict` gives them; none by default.
 
     Raises:
         UserError: a file that cannot be read, an unknown key, a value of the wrong type or out of range.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = copy.deepcopy(dict(base or {}))
     origin: dict[str, str] = {}
     for file in files:
         layer = _read_toml(file)
@@ -156,7 +159,8 @@ def load_config(kind: type[T], files: Sequence[Path], overrides: Sequence[str]) 
     for key, value in flatten(values):
         numbers = value if isinstance(value, list) else [value]
         if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
-            raise UserError(f"{origin[key]}: {key} = {value!r}: expected finite numbers, so give others")
+            where = f"{origin[key]}: " if key in origin else ""
+            raise UserError(f"{where}{key} = {value!r}: expected finite numbers, so give others")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:

@@ -181,7 +181,7 @@ def pixel_metrics(
         "auc_px": _mean(area),
         "epe_px_per_keypoint": epe,
         "thresholds_px": THRESHOLDS_PX,
-        "pck_px": _pck(errors, THRESHOLDS_PX),
+        "pck_px": pck_curve(errors, THRESHOLDS_PX),
     }
 
 
@@ -206,8 +206,8 @@ def summarize(errors: PoseErrors) -> PoseMetrics:
         "pa_epe_cm_per_keypoint": tables["pa_epe_cm"],
         "pa_auc_per_keypoint": tables["pa_auc"],
         "thresholds_cm": 100 * THRESHOLDS_M,
-        "pck": _pck(errors.error_m, THRESHOLDS_M),
-        "pa_pck": _pck(errors.pa_error_m, THRESHOLDS_M),
+        "pck": pck_curve(errors.error_m, THRESHOLDS_M),
+        "pa_pck": pck_curve(errors.pa_error_m, THRESHOLDS_M),
     }
 
 
@@ -354,7 +354,7 @@ def _area(errors: Floats, thresholds: Floats) -> Floats:
     return np.where(np.isnan(errors), np.nan, area)
 
 
-def _pck(errors: Floats, thresholds: Floats) -> Floats:
+def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
     """Share of errors within each threshold, per keypoint, then averaged: (N, J) -> (len(thresholds),)."""
     curves = []
     for column in errors.T:

@@ -1,0 +1,164 @@
+"""The `evaluate` command: poses, errors, and everything that shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+
+from errors import UserError
+from pipelines.sources import load_index
+from train.distributed import World
+from train.evaluation import (
+    Evaluation,
+    Progress,
+    Truth,
+    device_of,
+    difference,
+    estimate_in_boxes,
+    evaluation_config,
+    for_other_run,
+    intervals,
+    measure,
+    trained_on,
+    truth_of,
+    worst_hands,
+)
+from train.evaluation_report import comparison, results, save_hands, save_json, save_pck, save_worst, table_of
+from train.finetune_config import FinetuneConfig
+from train.pose_inference import Poses
+from train.pose_run import PoseRun, load_pose_run
+from train.two_pass_crop import estimate_in_two_passes, save_submission
+
+log = logging.getLogger(__name__)
+
+Crop = Literal["boxes", "two-pass"]
+_ESTIMATES = {"boxes": estimate_in_boxes, "two-pass": estimate_in_two_passes}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the command wrote and prints.
+
+    Attributes:
+        tables: for the terminal.
+        files: what was written.
+    """
+
+    tables: list[Table]
+    files: list[Path]
+
+
+def evaluate(
+    source: Path,
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    *,
+    out: Path | None,
+    compare: Path | None,
+    crop: Crop,
+    worst: int,
+    submission: bool,
+    proper_rotation: bool,
+    progress: Progress | None = None,
+) -> Evaluated:
+    """Measure a fine-tuned network, and show where it fails.
+
+    Args:
+        source: a fine-tuning run, or one of its checkpoints.
+        files: configuration on top of the run's own.
+        overrides: the same, as key=value.
+        out: folder for the results; the run's folder has one named "evaluation" by default.
+        compare: another run, measured on the same images.
+        crop: how hands are cut out: by the data's boxes, or by the authors' two passes without boxes.
+        worst: how many hands worst.png shows.
+        submission: write pred.json and pred.zip for FreiHAND's leaderboard.
+        proper_rotation: forbid reflections when aligning.
+        progress: called with (images done, images in all).
+
+    Raises:
+        UserError: a run, the data or the folder cannot be used.
+    """
+    run = load_pose_run(source)
+    config = evaluation_config(run, files, overrides)
+    world = World(device=device_of(config))
+    folder = _folder(out, run, source)
+    evaluation, poses, truth = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
+    written: list[Path] = []
+    if submission:
+        written += save_submission(folder, poses.joints * truth.scale_m[:, None, None])
+    if evaluation is None:
+        log.warning("the images have no labels, so nothing is measured")
+        return Evaluated([], written)
+    if trained_on(run, config):
+        log.warning("these images, or some of them, are what the run was trained on")
+    measured = intervals(evaluation)
+    report = results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
+    tables = [table_of(f"{evaluation.run.path}, {_hands(evaluation)}", measured)]
+    shown = {"this run": evaluation}
+    if compare is not None:
+        other_run = load_pose_run(compare)
+        other_config = for_other_run(config, other_run)
+        other, _, _ = _measured(other_run, other_config, crop, world, proper_rotation, progress)
+        assert other is not None  # it has the same labels
+        differences = difference(evaluation, other)
+        report["comparison"] = comparison(evaluation, other, differences)
+        report["comparison"]["metrics"] = {n: dataclasses.asdict(i) for n, i in intervals(other).items()}
+        tables.append(table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
+        shown["the other"] = other
+    for name in ("metrics.json", "hands.csv", "pck.png", "worst.png"):
+        written.append(folder / name)
+    try:
+        save_json(folder / "metrics.json", report)
+        save_hands(folder / "hands.csv", evaluation)
+        save_pck(folder / "pck.png", shown)
+        rows = worst_hands(evaluation, worst)
+        few = dataclasses.replace(evaluation.index, sources=()).select(rows)
+        closer = _ESTIMATES[crop](
+            run, config, few, evaluation.truth.intrinsics[rows], world, None, keep_images=len(rows)
+        )
+        save_worst(folder / "worst.png", evaluation, rows, closer)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror or error}") from error
+    return Evaluated(tables, written)
+
+
+def _measured(
+    run: PoseRun,
+    config: FinetuneConfig,
+    crop: Crop,
+    world: World,
+    proper_rotation: bool,
+    progress: Progress | None,
+    *,
+    labelled: bool = True,
+) -> tuple[Evaluation | None, Poses, Truth]:
+    """The evaluation, or None where labels are missing and may be."""
+    index = load_index(config.data)
+    truth = truth_of(index)
+    if labelled:
+        truth.require_labels(index)
+    poses = _ESTIMATES[crop](run, config, index, truth.intrinsics, world, progress)
+    if not truth.labelled:
+        return None, poses, truth
+    return measure(run, config, index, truth, poses, proper_rotation=proper_rotation), poses, truth
+
+
+def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
+    folder = out or (source if source.is_dir() else source.parent) / "evaluation"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from error
+    return folder
+
+
+def _hands(evaluation: Evaluation) -> str:
+    hands = len(evaluation.index) - sum(evaluation.left_out.values())
+    reasons = [f"{count} {reason}" for reason, count in evaluation.left_out.items() if count]
+    return f"{hands} hands" + (f", left out: {', '.join(reasons)}" if reasons else "")

@@ -1,0 +1,187 @@
+"""What an evaluation leaves behind: a table, JSON, one row per hand, PCK curves, and the worst hands as pictures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from models.hand import FINGERS, JOINTS, KEYPOINTS
+from train.evaluation import Evaluation
+from train.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
+from train.pictures import Image, draw_hand, save_sheet
+from train.pose_inference import Poses
+from train.pose_pictures import side_view
+
+NAMES = {
+    "epe_cm": "EPE [cm]",
+    "auc": "AUC, 0 to 5 cm",
+    "pa_epe_cm": "PA-EPE [cm]",
+    "pa_auc": "PA-AUC, 0 to 5 cm",
+    "pa_epe_px": "PA-EPE [px of the source]",
+    "epe_px": "2D EPE [px of the source]",
+}
+_SIDE_PX = 192
+
+
+def results(
+    evaluation: Evaluation, intervals: Mapping[str, Interval], *, proper_rotation: bool, crop: str
+) -> dict[str, Any]:
+    """Everything that was measured, for JSON."""
+    tables = evaluation.tables()
+    return {
+        "checkpoint": str(evaluation.run.path),
+        "step": evaluation.run.step,
+        "data": f"{evaluation.index.name}: {evaluation.index.root}",
+        "crop": crop,
+        "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
+        "images": len(evaluation.index),
+        "left_out": evaluation.left_out,
+        "predicted_as_one_point": int(evaluation.errors.collapsed.sum()),
+        "hands": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
+        "metrics": {name: dataclasses.asdict(interval) for name, interval in intervals.items()},
+        "confidence": 0.95,
+        "per_keypoint": {
+            name: dict(zip(KEYPOINTS, _for_json(mean_over_hands(table)), strict=True)) for name, table in tables.items()
+        },
+        "pck": {
+            name: {"thresholds": thresholds.tolist(), "share": _for_json(pck_curve(errors, thresholds))}
+            for name, (errors, thresholds) in _curves(evaluation).items()
+        },
+    }
+
+
+def comparison(ours: Evaluation, theirs: Evaluation, differences: Mapping[str, Interval]) -> dict[str, Any]:
+    """A paired difference, for JSON: the first run minus the second."""
+    return {
+        "minus": str(theirs.run.path),
+        "difference": {name: dataclasses.asdict(interval) for name, interval in differences.items()},
+        "checkpoint": str(ours.run.path),
+    }
+
+
+def _for_json(values: Floats) -> list[float | None]:
+    """JSON has no NaN."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
+    curves = {"2d_px": (evaluation.errors_px, THRESHOLDS_PX)}
+    if evaluation.truth.in_metres:
+        curves["3d_m"] = evaluation.errors.error_m, THRESHOLDS_M
+        curves["aligned_m"] = evaluation.errors.pa_error_m, THRESHOLDS_M
+    return {name: curve for name, curve in curves.items() if not np.isnan(curve[0]).all()}
+
+
+def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = False) -> Table:
+    """The metrics with their intervals, for the terminal."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval", justify="right")
+    sign = "+" if signed else ""
+    for name, interval in intervals.items():
+        table.add_row(
+            NAMES[name], f"{interval.value:{sign}.3f}", f"{interval.low:{sign}.3f} to {interval.high:{sign}.3f}"
+        )
+    return table
+
+
+def save_hands(path: Path, evaluation: Evaluation) -> None:
+    """One row per image: its file, and the mean of each metric over its keypoints; empty where not measured."""
+    tables = evaluation.tables()
+    known = {name: ~np.isnan(table) for name, table in tables.items()}
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file", *tables])
+        for row, name in enumerate(evaluation.index.paths):
+            means = [f"{t[row][known[n][row]].mean():.6g}" if known[n][row].any() else "" for n, t in tables.items()]
+            rows.writerow([name, *means])
+
+
+def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
+    """PCK curves of one or two runs, and the error of each keypoint below.
+
+    Args:
+        path: of the picture.
+        evaluations: by the name that the legend shows.
+    """
+    titles = {"3d_m": "3D", "aligned_m": "3D, aligned", "2d_px": "2D"}
+    per_keypoint = {"3d_m": "epe_cm", "aligned_m": "pa_epe_cm", "2d_px": "epe_px"}
+    shown = [name for name in titles if all(name in _curves(e) for e in evaluations.values())]
+    colours = ("#1f6fb4", "#c0504d")
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(4.2 * max(len(shown), 1), 6.4), layout="constrained")
+        axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
+        for column, name in enumerate(shown):
+            curve, bars = axes[0][column], axes[1][column]
+            in_pixels = name.endswith("px")
+            for number, (label, evaluation) in enumerate(evaluations.items()):
+                errors, thresholds = _curves(evaluation)[name]
+                x = thresholds if in_pixels else 100 * thresholds
+                curve.plot(x, pck_curve(errors, thresholds), color=colours[number], label=label)
+                means = mean_over_hands(evaluation.tables()[per_keypoint[name]])
+                width = 0.8 / len(evaluations)
+                bars.bar(np.arange(21) + width * number, means, width, align="edge", color=colours[number])
+            curve.set_ylim(0, 1)
+            curve.set_xlim(0, None)
+            curve.set_title(titles[name])
+            curve.set_xlabel("error within [px of the source]" if in_pixels else "error within [cm]")
+            curve.grid(color="0.9")
+            if len(evaluations) > 1:
+                curve.legend(frameon=False)
+            bars.set_ylabel("mean error [px]" if in_pixels else "mean error [cm]")
+            bars.set_xticks(np.arange(21) + 0.4, ["wrist", *(f"{f} {j}" for f in FINGERS for j in JOINTS)], rotation=90)
+            bars.tick_params(labelsize=7)
+        axes[0][0].set_ylabel("share of keypoints")
+        figure.savefig(path, dpi=130)
+
+
+def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
+    """The given hands in three pictures each: labels, prediction, and both from the side, with the errors.
+
+    Args:
+        path: of the picture.
+        evaluation: of all hands.
+        rows: which to show.
+        poses: of these alone, with their views' images.
+    """
+    tables = evaluation.tables()
+    truth = evaluation.truth
+    pictures = []
+    for number, row in enumerate(rows.tolist()):
+        image = poses.images[number]
+        large: Image = np.asarray(cv2.resize(image, (_SIDE_PX, _SIDE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
+        matrix = poses.source_to_view_px[number] * (_SIDE_PX / image.shape[0])
+        overlays = []
+        for keypoints_px in (truth.keypoints_px[row], poses.keypoints_px[number]):
+            overlay = large.copy()
+            draw_hand(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
+            overlays.append(overlay)
+        true = truth.joints[row] / (truth.scale_m[row] if truth.in_metres else 1)
+        side = side_view(poses.joints[number], true if np.isfinite(true).all() else None, _SIDE_PX)
+        picture = np.concatenate([*overlays, side], axis=1)
+        words = [f"{n.removesuffix('_cm').upper().replace('_', '-')} {np.nanmean(tables[n][row]):.2f} cm"
+                 for n in ("pa_epe_cm", "epe_cm") if n in tables and not np.isnan(tables[n][row]).all()]  # fmt: skip
+        pictures.append(np.concatenate([_caption([Path(evaluation.index.paths[row]).name, *words], picture), picture]))
+    save_sheet(path, pictures, columns=2)
+
+
+def _caption(words: list[str], below: Image) -> Image:
+    strip: Image = np.full((20, below.shape[1], 3), 255, np.uint8)
+    cv2.putText(strip, "   ".join(words), (3, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
+    return strip
+
+
+def save_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Indented, ending with a line break."""
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,170 @@
+"""The authors' way to find the hand at test time, and the file that FreiHAND's leaderboard takes."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from errors import UserError
+from pipelines.index import Index
+from train.distributed import World
+from train.evaluation import Floats, Progress
+from train.finetune_config import FinetuneConfig
+from train.pose_inference import Poses
+from train.pose_run import PoseRun
+
+Images = npt.NDArray[np.uint8]
+
+FIRST_BOX_FRAC = 0.33
+"""Side of the first pass's box, in the middle of the image, over the image's longer side."""
+BOX_IN_VIEW = 0.7
+"""Side of a box over that of the view that is cut around it."""
+_VERTICES = 778
+
+
+def estimate_in_two_passes(
+    run: PoseRun,
+    config: FinetuneConfig,
+    index: Index,
+    intrinsics: npt.NDArray[np.float32],
+    world: World,
+    progress: Progress | None,
+    keep_images: int = 0,
+) -> Poses:
+    """Poses without boxes, as the authors' test code: crop the image's middle, predict, crop the prediction, predict.
+
+    The first box is `FIRST_BOX_FRAC` of the image; the second is the rectangle around the predicted 2D keypoints, in
+    whole pixels of the first view. Views are cut so that the box's longer side takes `BOX_IN_VIEW` of theirs, black
+    outside of the image. Their code counts pixels from the first one's centre; for their networks (`pose.first_keypoint
+    = "palm"`) so does this, for ours it counts from the corner, as training did.
+
+    Arguments and result as `train.evaluation.estimate_in_boxes`; files that cannot be read have -1 in `samples`.
+
+    Raises:
+        UserError: no file can be read.
+    """
+    count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
+    samples = np.arange(count)
+    keypoints_px, joints = np.full((count, 21, 2), np.nan), np.full((count, 21, 3), np.nan)
+    matrices = np.zeros((count, 2, 3))
+    kept: list[Images] = []
+    origin_px = 0.0 if run.config.pose.first_keypoint == "palm" else 0.5
+    network = run.network.float().to(world.device).eval()
+
+    def predict(images: list[Images], crops: Floats, k: Floats) -> tuple[Floats, Floats, Images]:
+        views = np.stack([_view(image, crop, side_px, origin_px) for image, crop in zip(images, crops, strict=True)])
+        in_view = torch.from_numpy(_homogeneous(crops) @ k).float()
+        with torch.inference_mode():
+            pixels = torch.from_numpy(views).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+            output = network(pixels.to(world.device), in_view.to(world.device))
+        return output.keypoints_px.double().cpu().numpy(), output.joints.double().cpu().numpy(), views
+
+    for start in range(0, count, batch):
+        rows, images = [], []
+        for row in range(start, min(start + batch, count)):
+            image = _read(index, row)
+            if image is None:
+                samples[row] = -1
+            else:
+                rows.append(row)
+                images.append(image)
+        if rows:
+            k = intrinsics[rows].astype(np.float64)
+            sizes = np.array([image.shape[1::-1] for image in images], np.float64)  # (n, 2): width, height
+            crops = crops_around(sizes / 2, FIRST_BOX_FRAC * sizes.max(axis=1), side_px)
+            first, _, _ = predict(images, crops, k)
+            first = np.nan_to_num(first)
+            edges: Floats = np.trunc(
+                np.stack([first.min(axis=1), first.max(axis=1)], axis=1)
+            )  # (n, 2, 2), in the first view
+            low, high = _to_source(edges, crops).transpose(1, 0, 2)
+            crops = crops_around((low + high) / 2, np.maximum((high - low).max(axis=1), 1.0), side_px)
+            second, joints[rows], views = predict(images, crops, k)
+            keypoints_px[rows], matrices[rows] = _to_source(second, crops), crops
+            kept.extend(views[: max(0, keep_images - len(kept))])
+        if progress is not None:
+            progress(min(start + batch, count), count)
+    if (samples < 0).all():
+        raise UserError(f"{index.root} ({index.name}): none of {count} images can be read; expected JPEG or PNG files")
+    shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
+    return Poses(samples, keypoints_px, joints, shown, matrices)
+
+
+def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Floats:
+    """Maps from source to view that show a box in the middle, its side `BOX_IN_VIEW` of the view's.
+
+    Args:
+        centre_px: (N, 2) of the boxes.
+        side_px: (N,) of the boxes.
+        view_side_px: of the views.
+
+    Returns:
+        (N, 2, 3).
+    """
+    scale = BOX_IN_VIEW * view_side_px / side_px
+    crops = np.zeros((len(scale), 2, 3))
+    crops[:, 0, 0] = crops[:, 1, 1] = scale
+    crops[:, :, 2] = view_side_px / 2 - scale[:, None] * centre_px
+    return crops
+
+
+def _homogeneous(crops: Floats) -> Floats:
+    last = np.broadcast_to(np.array([0.0, 0.0, 1.0]), (len(crops), 1, 3))
+    return np.concatenate([crops, last], axis=1)
+
+
+def _to_source(points_px: Floats, crops: Floats) -> Floats:
+    """(N, J, 2) of the views in the source."""
+    solved = np.linalg.solve(crops[:, :, :2], (points_px - crops[:, None, :, 2]).transpose(0, 2, 1))
+    return np.asarray(solved.transpose(0, 2, 1), np.float64)
+
+
+def _view(image: Images, crop: Floats, side_px: int, origin_px: float) -> Images:
+    """The crop, whose coordinates of the first pixel's centre are `origin_px`; OpenCV's are 0."""
+    matrix = crop.copy()
+    matrix[:, 2] += crop[:, :2].sum(axis=1) * origin_px - origin_px
+    view = cv2.warpAffine(image, matrix, (side_px, side_px), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT)
+    return np.asarray(view, np.uint8)
+
+
+def _read(index: Index, row: int) -> Images | None:
+    try:
+        decoded = cv2.imdecode(np.frombuffer(index.read(row), np.uint8), cv2.IMREAD_COLOR)
+    except (OSError, cv2.error):
+        return None
+    return None if decoded is None else np.ascontiguousarray(decoded[..., ::-1])
+
+
+def save_submission(folder: Path, evaluation_joints_m: Floats) -> tuple[Path, Path]:
+    """Write pred.json as FreiHAND's evaluation reads it, and pred.zip with it for the leaderboard.
+
+    Args:
+        folder: where to.
+        evaluation_joints_m: (N, 21, 3) in metres, in the camera's frame, in FreiHAND's order, one for every image.
+
+    Returns:
+        The two files.
+
+    Raises:
+        UserError: a hand is missing, since the leaderboard wants every image.
+    """
+    missing = np.flatnonzero(~np.isfinite(evaluation_joints_m).all(axis=(1, 2)))
+    if len(missing):
+        raise UserError(
+            f"no hand for {len(missing)} of {len(evaluation_joints_m)} images, image {missing[0]} the first: the "
+            "leaderboard wants every image, so mend the files"
+        )
+    vertices = [[0.0, 0.0, 0.0]] * _VERTICES  # only the mesh's metrics look at them
+    content = [evaluation_joints_m.tolist(), [vertices] * len(evaluation_joints_m)]
+    as_json, as_zip = folder / "pred.json", folder / "pred.zip"
+    with as_json.open("w") as file:
+        json.dump(content, file)
+    with zipfile.ZipFile(as_zip, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(as_json, "pred.json")
+    return as_json, as_zip
