@@ -478,6 +478,8 @@ def evaluate(
     training run.
     --freihand-submission takes the evaluation part, in two passes.
     """
+    from rich.console import Console
+
     from train.config import as_toml
     from train.evaluate import evaluate as measure
     from train.log import configure_logging, progress_bar

@@ -72,25 +72,34 @@ class Checkpoints:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:09d}.pt"
-        part = path.with_suffix(".part")
         for left_by_a_crash in self.folder.glob("step_*.part"):
             left_by_a_crash.unlink()
-        try:
-            with part.open("wb") as file:
-                sealed = _Hashing(file)
-                with sealed.own_errors():
-                    torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
-                file.write(_SEAL + sealed.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        _sync_folder(self.folder)
+        write_checkpoint(path, step, state)
         for old in self.paths()[: -self._keep]:
             old.unlink()
         return path
+
+
+def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
+    """Write one checkpoint, whole and with its checksum, or not at all.
+
+    Raises:
+        OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
+    """
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            sealed = _Hashing(file)
+            with sealed.own_errors():
+                torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
+            file.write(_SEAL + sealed.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def step_of(path: Path) -> int:

@@ -27,7 +27,7 @@ from models.weights import (
     resnet_name,
     to_lightning,
 )
-from train.checkpoint import FORMAT, Checkpoints, load_checkpoint
+from train.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 
 Target = Literal["ours", "published", "lightning"]
 
@@ -80,7 +80,10 @@ def _to_ours(state: State, path: Path, out: Path) -> str:
         if out.suffix != ".pth":
             raise UserError(f"{out}: a pose network comes with its configuration; expected a name that ends in .pth")
         network, config = _published_pose(state, path)
-        _save({"format": FORMAT, "step": 0, "config": config, "network": network}, out)
+        try:
+            write_checkpoint(out, 0, {"config": config, "network": network})
+        except OSError as error:
+            raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
         return f"{out}: pose network on a {config['encoder']['name']}, its keypoints in FreiHAND's order"
     encoder, name = _checked_encoder(state, path)
     _save({key: tensor for key, tensor in encoder.items() if not key.startswith("fc.")}, out)

@@ -13,6 +13,7 @@ import cv2
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from rich.markup import escape
 from rich.table import Table
 
 from models.hand import FINGERS, JOINTS, KEYPOINTS
@@ -23,12 +24,12 @@ from train.pose_inference import Poses
 from train.pose_pictures import side_view
 
 NAMES = {
-    "epe_cm": "EPE [cm]",
+    "epe_cm": "EPE (cm)",
     "auc": "AUC, 0 to 5 cm",
-    "pa_epe_cm": "PA-EPE [cm]",
+    "pa_epe_cm": "PA-EPE (cm)",
     "pa_auc": "PA-AUC, 0 to 5 cm",
-    "pa_epe_px": "PA-EPE [px of the source]",
-    "epe_px": "2D EPE [px of the source]",
+    "pa_epe_px": "PA-EPE (px of the source)",
+    "epe_px": "2D EPE (px of the source)",
 }
 _SIDE_PX = 192
 
@@ -84,7 +85,7 @@ def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
 
 def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = False) -> Table:
     """The metrics with their intervals, for the terminal."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")

@@ -54,6 +54,7 @@ def estimate_in_two_passes(
     keypoints_px, joints = np.full((count, 21, 2), np.nan), np.full((count, 21, 3), np.nan)
     matrices = np.zeros((count, 2, 3))
     kept: list[Images] = []
+    kept_rows: list[int] = []
     origin_px = 0.0 if run.config.pose.first_keypoint == "palm" else 0.5
     network = run.network.float().to(world.device).eval()
 
@@ -87,13 +88,15 @@ def estimate_in_two_passes(
             crops = crops_around((low + high) / 2, np.maximum((high - low).max(axis=1), 1.0), side_px)
             second, joints[rows], views = predict(images, crops, k)
             keypoints_px[rows], matrices[rows] = _to_source(second, crops), crops
-            kept.extend(views[: max(0, keep_images - len(kept))])
+            more = max(0, keep_images - len(kept))
+            kept.extend(views[:more])
+            kept_rows.extend(rows[:more])
         if progress is not None:
             progress(min(start + batch, count), count)
     if (samples < 0).all():
         raise UserError(f"{index.root} ({index.name}): none of {count} images can be read; expected JPEG or PNG files")
     shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
-    return Poses(samples, keypoints_px, joints, shown, matrices)
+    return Poses(samples, keypoints_px, joints, np.array(kept_rows, np.int64), shown, matrices)
 
 
 def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Floats:

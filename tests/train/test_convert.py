@@ -18,7 +18,7 @@ from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
 from models.pose import PoseConfig, PoseNetwork
 from models.projector import ProjectorConfig
 from models.weights import resnet_name
-from train.checkpoint import FORMAT, Checkpoints, load_checkpoint
+from train.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from train.convert import convert
 
 State = dict[str, Tensor]
@@ -286,7 +286,7 @@ def test_pose_networks_of_another_kind_cannot_be_theirs(tmp_path: Path) -> None:
         pose = {"head": "linear", "refine": True, "root": "wrist", "first_keypoint": "wrist", **changes}
         network = PoseNetwork(Encoder("resnet18"), PoseConfig(**pose)).state_dict()
         config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 64}, "pose": pose}
-        torch.save({"format": FORMAT, "step": 1, "config": config, "network": network}, tmp_path / name)
+        write_checkpoint(tmp_path / name, 1, {"config": config, "network": network})
         return tmp_path / name
 
     for changes, message in (
