@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
 
 from errors import UserError
 from pipelines.index import Index
@@ -32,6 +34,9 @@ OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
 """The annotations have y up and the hand along negative z; here y points down and z forward."""
 
 _ENDINGS: Final = ("jpg", "png", "jpeg")
+_MANY_FRAMES: Final = 2000
+"""From this number on, reading takes long enough for a progress bar."""
+
 _LINE: Final = re.compile(r"[\w-]+/[\w-]+")
 
 log = logging.getLogger(__name__)
@@ -195,13 +200,19 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
     listed = hashlib.blake2b(repr(frames).encode(), digest_size=8).hexdigest()
 
     def read() -> Tables:
-        log.info("%s: reading %d annotations, once", root / folder, len(frames))
         tables = {
             "K": np.full((len(frames), 3, 3), np.nan),
             "xyz_m": np.full((len(frames), KEYPOINTS, 3), np.nan),
             "box_px": np.full((len(frames), 4), np.nan),
         }
-        for row, (sequence, frame) in enumerate(frames):
+        shown = track(
+            frames,
+            f"reading {folder}/*/meta, once",
+            console=Console(stderr=True),
+            transient=True,
+            disable=len(frames) < _MANY_FRAMES,
+        )
+        for row, (sequence, frame) in enumerate(shown):
             file = root / folder / sequence / "meta" / f"{frame}.pkl"
             content = read_numpy_pickle(file)
             joints = _numbers(file, content, "handJoints3D", [(KEYPOINTS, 3), (3,)])

@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from rich.console import Console
+from rich.progress import open as open_with_progress
+
 from errors import UserError
 
 _PIECE_CHARS = 1 << 22
+_LONG_BYTES = 50_000_000
+"""From this size on, reading takes long enough for a progress bar."""
+
 _SPACE = " \t\n\r"
 _AFTER_NUMBER = frozenset(",]}" + _SPACE)
 
@@ -23,12 +29,20 @@ def elements(file: Path) -> Iterator[tuple[str, Any]]:
         UserError: the file is missing, unreadable or not a JSON object.
     """
     try:
-        with file.open(encoding="utf-8") as text:
+        with _open(file) as text:
             yield from _Reader(text).lists()
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; expected the dataset's annotations there. Check data.root.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
+
+
+def _open(file: Path) -> IO[str]:
+    if file.stat().st_size < _LONG_BYTES:
+        return file.open(encoding="utf-8")
+    shown = Console(stderr=True)
+    what = f"reading {file.name}, once"
+    return open_with_progress(file, "r", encoding="utf-8", description=what, console=shown, transient=True)
 
 
 class _Reader:

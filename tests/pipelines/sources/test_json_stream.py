@@ -19,7 +19,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.dictionaries(st.text(), VALUES, max_size=4),
     indent=st.sampled_from([None, 1]),
@@ -35,7 +35,7 @@ def test_every_element_comes_as_json_has_it(
     assert list(elements(file)) == expected
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(min_value=0, max_value=57), window=st.sampled_from([1, 5, 1 << 22]))
 def test_a_cut_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, window: int) -> None:
     text = json.dumps({"images": [{"id": 12}, {"id": 13}], "annotations": [1.5, 2]})
@@ -50,3 +50,14 @@ def test_a_cut_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.json: no such file"):
         list(elements(tmp_path / "a.json"))
+
+
+def test_a_long_file_shows_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"images": list(range(100))}))
+    monkeypatch.setattr(json_stream, "_LONG_BYTES", 10)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert [element for _, element in elements(file)] == list(range(100))
+    assert "reading a.json, once" in capsys.readouterr().err

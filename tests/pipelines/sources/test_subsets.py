@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.sources.subsets import in_fraction
@@ -14,6 +14,7 @@ FRACTIONS = st.floats(min_value=0, max_value=1, exclude_min=True)
 SEEDS = st.integers(min_value=0, max_value=2**32)
 
 
+@settings(deadline=None)
 @given(group=GROUPS, fractions=st.tuples(FRACTIONS, FRACTIONS), seed=SEEDS)
 def test_a_smaller_fraction_is_a_subset(group: np.ndarray, fractions: tuple[float, float], seed: int) -> None:
     small, large = (in_fraction(group, fraction, seed=seed) for fraction in sorted(fractions))
@@ -21,6 +22,7 @@ def test_a_smaller_fraction_is_a_subset(group: np.ndarray, fractions: tuple[floa
     assert not (small & ~large).any()
 
 
+@settings(deadline=None)
 @given(group=GROUPS, fraction=FRACTIONS, seed=SEEDS)
 def test_groups_are_taken_whole_and_in_the_right_number(group: np.ndarray, fraction: float, seed: int) -> None:
     taken = in_fraction(group, fraction, seed=seed)
@@ -30,6 +32,7 @@ def test_groups_are_taken_whole_and_in_the_right_number(group: np.ndarray, fract
     assert len(inside) == max(1, round(fraction * len(groups)))
 
 
+@settings(deadline=None)
 @given(group=GROUPS, fraction=FRACTIONS, seed=SEEDS, data=st.data())
 def test_the_order_of_the_samples_does_not_matter(
     group: np.ndarray, fraction: float, seed: int, data: st.DataObject
@@ -40,6 +43,7 @@ def test_the_order_of_the_samples_does_not_matter(
     )
 
 
+@settings(deadline=None)
 @given(group=GROUPS, seed=SEEDS)
 def test_the_whole_is_everything(group: np.ndarray, seed: int) -> None:
     assert in_fraction(group, 1.0, seed=seed).all()
