@@ -363,6 +363,16 @@ def bench_loader(
             sys.exit(1)
 
 
+@main.command("bench-docs")
+@click.option("--results", default="bench/results", show_default=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--page", default="docs/performance.md", show_default=True, type=click.Path(path_type=Path, exists=True))
+def bench_docs(results: Path, page: Path) -> None:
+    """Write the tables of docs/performance.md, and its picture, anew from the rows of bench/results/."""
+    from bench import commands
+
+    click.echo(commands.write_docs(results, page))
+
+
 @main.command("bench-train")
 @config_options
 @click.option(

@@ -11,8 +11,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from bench import documentation, frames, report, soak, step_report, tune
 from bench import first_batch as start
-from bench import frames, report, soak, step_report, tune
 from bench import step as steps
 from bench.loader import Settings
 from bench.loader import bench_loader as measure_loader
@@ -122,6 +122,13 @@ def bench_train(
 def draw_history(rows: Path, out: Path) -> str:
     """Draw the rows of a file; what was drawn, for people."""
     return f"{out}: {report.save_history(report.read_rows(rows), out)} rows of {rows}"
+
+
+def write_docs(results: Path, page: Path) -> str:
+    """Make the page's tables and its picture anew; what was done, for people."""
+    page.write_text(documentation.write_tables(page.read_text(), results))
+    picture = page.parent / "images" / "loader_history.png"
+    return f"{page}: tables from {results}\n{draw_history(results / 'loader.jsonl', picture)}"
 
 
 def append(record: Path | None, row: dict[str, Any]) -> None:

@@ -1,0 +1,178 @@
+"""The tables of docs/performance.md, made from the rows of bench/results/, so that no figure stands there without one.
+
+A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.capacity import GPUS, Model, costs_of_row, need
+from bench.report import read_rows
+from errors import UserError
+
+Row = Mapping[str, Any]
+
+_BLOCK: Final = re.compile(r"(<!-- rows: ([a-z-]+) -->\n).*?(<!-- end rows -->)", re.DOTALL)
+_MODELS: Final[tuple[Model, ...]] = ("ResNet-50", "ResNet-152")
+
+
+def write_tables(text: str, results: Path) -> str:
+    """A page with its tables made anew from the rows of a folder.
+
+    Raises:
+        UserError: a table has a name that nothing makes.
+    """
+
+    def made(block: re.Match[str]) -> str:
+        if block[2] not in _TABLES:
+            raise UserError(f"<!-- rows: {block[2]} -->: known are {', '.join(_TABLES)}")
+        return f"{block[1]}\n{_TABLES[block[2]](results)}\n{block[3]}"
+
+    return _BLOCK.sub(made, text)
+
+
+def _loader(sources: str, part: str) -> Callable[[Path], str]:
+    def table(results: Path) -> str:
+        row = _last(results / "loader.jsonl", lambda row: row.get("sources", "small") == sources and part in row)
+        if row is None:
+            return "No row yet.\n"
+        lines = [
+            (
+                entry["name"],
+                f"{entry['images_per_s']:.0f}",
+                f"{entry['interval'][0]:.0f} to {entry['interval'][1]:.0f}",
+                f"{entry['cpu_ms_per_image']:.3f}",
+                _ratio(entry.get("ours_is")),
+            )
+            for entry in row[part]
+        ]
+        heads = ("", "images/s", "95 % interval", "CPU ms per image", "this loader is")
+        said = f"\n{row['verdict']}\n" if part == "loaders" and "verdict" in row else ""
+        return f"{_measured_on(row)}\n\n{_markdown(heads, lines)}{said}"
+
+    return table
+
+
+def _train(results: Path) -> str:
+    row = _last(results / "train.jsonl", lambda row: row["bench"] == "train")
+    if row is None:
+        return "No row yet.\n"
+    encoder, geometry = row["config"]["encoder"], row["config"]["geometry"]
+    lines = [
+        (
+            one["precision"],
+            f"{one['step_s'][0]:.3f} ({one['step_s'][1]:.3f} to {one['step_s'][2]:.3f})",
+            f"{one['images_per_s']['cached']['mean']:.1f}",
+            f"{one['images_per_s']['loaded']['mean']:.1f}",
+            f"{one['waited_share']:.2%}",
+            f"{one['optimizer_share']:.1%}",
+            f"{one['model_flop_per_s'] / 1e12:.3f}",
+            f"{one['peak_memory_mib']}",
+            _over(one, "plain"),
+            _over(one, "averaged"),
+        )
+        for one in row["precisions"]
+    ]
+    heads = (
+        "precision", "step s", "images/s at hand", "images/s with the loader", "waited", "optimiser",
+        "model TFLOP/s", "peak MiB", "over the plain step", "over averaged small batches",
+    )  # fmt: skip
+    first = row["precisions"][0]
+    said = (
+        f"{_measured_on(row)}, {encoder['name']} at {geometry['side_px']} pixels, batches of {first['batch']} in "
+        f"micro-batches of {first['micro_batch']}."
+    )
+    return f"{said}\n\n{_markdown(heads, lines)}"
+
+
+def _soak(results: Path) -> str:
+    row = _last(results / "soak.jsonl", lambda row: row["bench"] == "soak")
+    if row is None:
+        return "No row yet.\n"
+    first, last = row["history"][0], row["history"][-1]
+    return (
+        f"{_measured_on(row)}: {row['seconds'] / 60:.0f} minutes, {row['images']} images, memory "
+        f"{row['memory_growth']:+.2%} from the first minute to the end ({last[1]:.0f} MiB), open files "
+        f"{first[2]} at the beginning and {last[2]} at the end.\n"
+    )
+
+
+def _capacity(results: Path) -> str:
+    row = _last(results / "loader.jsonl", lambda row: row.get("sources") == "small" and "stages" in row)
+    if row is None:
+        return "No row yet.\n"
+    costs = costs_of_row(row)
+    lines = [
+        (
+            f"{gpu.count} x {gpu.name}",
+            model,
+            str(side_px),
+            f"{found.images_per_s:.0f}",
+            f"{found.cores_cpu:.1f}",
+            f"{found.cores_read:.2f}",
+            f"{found.storage_mib_per_s:.0f}",
+        )
+        for gpu in GPUS
+        for model in _MODELS
+        for side_px in (128, 224)
+        for found in [need(costs, gpu, model, side_px)]
+    ]
+    heads = (
+        "node", "model", "view px", "images/s, assumed", "cores, all on CPUs", "cores, reading only", "storage MiB/s",
+    )  # fmt: skip
+    sources = "".join(f"- {gpu.name}: {gpu.resnet50_images_per_s:.0f} images/s, {gpu.source}.\n" for gpu in GPUS)
+    said = (
+        f"Measured costs of an image ({_measured_on(row)}), in core-milliseconds: reading {costs.read_s * 1e3:.3f}, "
+        f"decoding {costs.decode_s * 1e3:.3f}, "
+        f"views {costs.views_s * 1e3:.3f}, handing over {costs.hand_over_s * 1e3:.3f}; a file has "
+        f"{costs.bytes_per_image / 1024:.1f} KiB. Training ResNet-50 at 224 pixels, one card:"
+    )
+    return f"{said}\n\n{sources}\n{_markdown(heads, lines)}"
+
+
+_TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
+    "loaders": _loader("small", "loaders"),
+    "stages": _loader("small", "stages"),
+    "loaders-large": _loader("large", "loaders"),
+    "stages-large": _loader("large", "stages"),
+    "train": _train,
+    "soak": _soak,
+    "capacity": _capacity,
+}
+
+
+def _last(file: Path, wanted: Callable[[Row], bool]) -> Row | None:
+    rows = [row for row in _rows(file) if wanted(row)]
+    return rows[-1] if rows else None
+
+
+def _rows(file: Path) -> Iterator[Row]:
+    for number, row in enumerate(read_rows(file) if file.exists() else [], 1):
+        yield {**row, "place": f"`{file.name}`, row {number}"}
+
+
+def _measured_on(row: Row) -> str:
+    machine = row["machine"]
+    cores = row["settings"].get("cores", machine["cores"])
+    where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
+    return (
+        f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
+    )
+
+
+def _ratio(ratio: Sequence[float] | None) -> str:
+    return "-" if ratio is None else f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})"
+
+
+def _over(one: Row, other: str) -> str:
+    rates = one["images_per_s"]
+    return f"{rates[other]['mean'] / rates['cached']['mean']:.2f} x" if other in rates else "not in memory"
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
