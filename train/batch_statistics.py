@@ -9,7 +9,32 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from errors import UserError
 from train.distributed import World
+
+
+def synchronised(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> nn.Module:
+    """The network with SyncBatchNorm over all ranks in place of batch norm.
+
+    The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So the function
+    that is trained depends on the number of ranks, which without it does not matter.
+
+    Raises:
+        UserError: on CPUs, for which torch has no SyncBatchNorm, or if ranks hold different numbers of micro-batches.
+    """
+    if world.device.type != "cuda":
+        raise UserError(
+            "train.sync_batch_norm = true needs GPUs, since torch has no SyncBatchNorm for CPUs: set it to false, or "
+            'train.device to "cuda"'
+        )
+    if batch % (micro_batch * world.world_size):
+        raise UserError(
+            f"train.sync_batch_norm = true needs equal shares, and the {batch // micro_batch} micro-batches of "
+            f"train.batch = {batch} cannot be dealt evenly to {world.world_size} ranks: start a number of processes "
+            f"that divides them, or set it to false"
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    return converted
 
 
 @contextmanager

@@ -67,6 +67,8 @@ class TrainConfig:
         batch: images in one optimiser step, over all ranks; each gives two views.
         micro_batch: images whose views pass batch norm together. It belongs to the method: neither memory nor the
             number of ranks changes it.
+        sync_batch_norm: batch norm over the micro-batches of all ranks that are at the same place in their shares
+            (GPUs only). The number of ranks then belongs to the method, too.
         recompute: "never" keeps all graphs, "always" embeds first and recomputes with graph, "auto" looks at the
             memory. The gradient is the same.
         precision: "fp32", "bf16" or "fp16" (with loss scaling) under autocast, "fp64" for exact comparisons; "auto" is
@@ -80,6 +82,7 @@ class TrainConfig:
     epochs: Annotated[int, Field(ge=1)] = 100
     batch: Annotated[int, Field(ge=2)] = 2048
     micro_batch: Annotated[int, Field(ge=1)] = 256
+    sync_batch_norm: bool = False
     recompute: Literal["auto", "always", "never"] = "auto"
     precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

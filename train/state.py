@@ -18,6 +18,7 @@ from errors import UserError
 from models.equivariance import build_undo
 from models.network import build_network
 from pipelines.batch import Batch
+from train.batch_statistics import synchronised
 from train.checkpoint import load_checkpoint
 from train.config import Config, first_difference, to_dict
 from train.contrastive_step import ContrastiveStep, StepResult
@@ -164,6 +165,9 @@ class PretrainingState(TrainingState[StepResult]):
         layout = torch.channels_last if train.channels_last else torch.contiguous_format
         network = build_network(encoder, config.projector).to(world.device, dtype)
         network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        if train.sync_batch_norm:
+            network = synchronised(network, world, batch=train.batch, micro_batch=train.micro_batch)
+        self._norm_ranks = world.world_size if train.sync_batch_norm else 1
         optimizer = build_optimizer(config.optim, network.named_parameters(), train.batch)
         warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
         total_steps = train.epochs * steps_per_epoch
@@ -190,6 +194,18 @@ class PretrainingState(TrainingState[StepResult]):
     def gradient(self, batch: Batch) -> StepResult:
         """The contrastive gradient."""
         return self.contrastive(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the number of ranks over which batch norm is taken."""
+        return {**super().state_dict(), "norm_ranks": self._norm_ranks}
+
+    def load_more(self, saved: Mapping[str, Any]) -> None:
+        """Refuse another number of ranks if batch norm is taken over them."""
+        if saved["norm_ranks"] != self._norm_ranks:
+            raise UserError(
+                f"the checkpoint was made with train.sync_batch_norm over {saved['norm_ranks']} ranks, and there are "
+                f"{self._norm_ranks} now, which would train another function: start as many processes as before"
+            )
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:

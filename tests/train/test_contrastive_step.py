@@ -12,10 +12,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
 import train.graph_memory
+from errors import UserError
 from models.equivariance import EquivarianceConfig, build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
 from tests.train import ranks
+from train.batch_statistics import synchronised
 from train.contrastive_step import ContrastiveStep, StepResult
 from train.distributed import World, described_world, joined, micro_batch_share
 
@@ -415,3 +417,41 @@ def test_compiled_network_is_compiled_once(recompute: Recompute) -> None:
     assert_same(buffers(compiled), buffers(eager))
     step(images(6))
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_synchronised_batch_norm_says_what_it_needs() -> None:
+    with pytest.raises(UserError, match="needs GPUs"):
+        synchronised(network(), World(), batch=8, micro_batch=2)
+    with pytest.raises(UserError, match=r"4 micro-batches of train.batch = 8 cannot be dealt evenly to 3 ranks"):
+        synchronised(network(), World(0, 3, device=torch.device("cuda")), batch=8, micro_batch=2)
+
+
+def one_synchronised_rank(folder: str) -> None:
+    """Two ranks on one GPU, which NCCL refuses and Gloo does not."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    gpu = torch.device("cuda", 0)
+    world = World(rank, 2, 0, gpu, 2)
+    model = synchronised(network().to(gpu), world, batch=8, micro_batch=2)
+    step = ContrastiveStep(model, UNDO, batch=8, micro_batch=2, preprocess=to_double, recompute="always", world=world)
+    result = step(part(images(8), step.share).to(gpu))
+    outcome = (result.loss.cpu(), [g.cpu() for g in gradients(model)], [b.cpu() for b in buffers(model)])
+    torch.save(outcome, Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_synchronised_batch_norm_is_that_of_the_micro_batches_of_all_ranks(tmp_path: Path) -> None:
+    """Ranks hold samples 0 to 3 and 4 to 7, so batch norm sees 0, 1, 4, 5 together and 2, 3, 6, 7."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(2, one_synchronised_rank, str(tmp_path), log=log), log)
+    everything, order = images(8), torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
+    views = tuple(View(v.image[order], v.matrix[order], v.source_to_view_px[order]) for v in everything.views)
+    model = network()
+    step = ContrastiveStep(model, UNDO, batch=8, micro_batch=4, preprocess=to_double)
+    alone = step(Batch(views, everything.samples[order], everything.positions[order]))
+    for rank in range(2):
+        loss, their_gradients, their_buffers = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        torch.testing.assert_close(loss, alone.loss, atol=1e-10, rtol=0)
+        assert_same(their_gradients, gradients(model), relative=1e-8)
+        assert_same(their_buffers[:2], buffers(model)[:2], relative=1e-8)
