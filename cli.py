@@ -436,6 +436,68 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     click.echo(f"{out}: {packed.samples} images in {packed.shards} shards of {packed.bytes / 2**20:.0f} MiB, {done}")
 
 
+@main.command("bench-scale")
+@config_options
+@click.option(
+    "--cluster", "cluster_file", type=click.Path(path_type=Path), help="A TOML file that describes a cluster."
+)
+@click.option("--nodes", default="1,2,4,8,16,32", show_default=True, help="To project to, separated by commas.")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Timed steps of each size.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line.")
+def bench_scale(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    cluster_file: Path | None,
+    nodes: str,
+    repeats: int,
+    as_json: bool,
+    record: Path | None,
+) -> None:
+    """Measure the step and the exchanges between the ranks at hand, and project to more nodes.
+
+    \b
+      python cli.py bench-scale -c configs/demo.toml
+      torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
+
+    Without --cluster the ranks at hand are taken for one node, and the link between them for the one between nodes.
+    """
+    import json
+
+    from bench import scaling
+    from train.config import load_config
+
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in nodes.split(",")):
+        raise UserError(f"--nodes {nodes}: expected numbers separated by commas, such as 1,2,4")
+    config = _config(files, overrides)
+    described = load_config(scaling.Cluster, [cluster_file], []) if cluster_file is not None else None
+    measured, world = scaling.measure(config, repeats=repeats)
+    if not world.is_main:
+        return
+    work, here = scaling.work_of(config), scaling.this_machine(measured)
+    cluster = described or here
+    rows = [scaling.project(work, cluster, int(word)) for word in nodes.split(",")]
+    row = json.dumps(scaling.as_json(measured, work, here, cluster, rows))
+    if as_json:
+        click.echo(row)
+    else:
+        from train.log import console
+
+        console.print(
+            f"measured here, {measured.ranks} ranks: {here.micro_batch_s:.4f} s per micro-batch, {here.fixed_s:.4f} s "
+            f"fixed, {measured.step_s:.4f} s per step (the model says {scaling.project(work, here, 1).step_s:.4f} s)"
+        )
+        if measured.ranks > 1:
+            console.print(
+                f"sums over the ranks: {here.inside.latency_s * 1e6:.0f} us per hop, "
+                f"{here.inside.bytes_per_s / 1e9:.2f} GB/s"
+            )
+        console.print(scaling.as_table(rows, work, cluster))
+    if record is not None:
+        with record.open("a") as file:
+            file.write(row + "\n")
+
+
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @config_options

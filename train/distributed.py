@@ -56,9 +56,9 @@ class World:
         Raises:
             UserError: another rank has left.
         """
-        self.progress.message()
         try:
-            yield
+            with self.progress.message():
+                yield
         except RuntimeError as error:
             time.sleep(self.progress.patience_s)
             reason = str(error).strip().splitlines()[0]

@@ -21,7 +21,14 @@ EXIT_CODE = 75
 """Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""
 
 
-_NOT_YET: dict[str, Any] = {"host": "an unknown host", "messages": 0, "moves": 0, "doing": "has not begun", "beat": 0}
+_NOT_YET: dict[str, Any] = {
+    "host": "an unknown host",
+    "messages": 0,
+    "exchanging": False,
+    "moves": 0,
+    "doing": "has not begun",
+    "beat": 0,
+}
 
 
 class Progress:
@@ -31,6 +38,7 @@ class Progress:
 
     Attributes:
         messages: collectives begun.
+        exchanging: whether this rank is in the last of them.
         moves: anything done, so that long work between two messages is no hanging.
         doing: in words, for people.
         patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
@@ -38,6 +46,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.messages = 0
+        self.exchanging = False
         self.moves = 0
         self.doing = "starts"
         self.patience_s = 0.0
@@ -71,9 +80,14 @@ class Progress:
         self.moves += 1
         self.doing = doing
 
-    def message(self) -> None:
-        """A collective begins."""
+    @contextmanager
+    def message(self) -> Iterator[None]:
+        """A collective."""
         self.messages += 1
+        self.moves += 1
+        self.exchanging = True
+        yield
+        self.exchanging = False
         self.moves += 1
 
 
@@ -84,6 +98,7 @@ class Sighting:
     Attributes:
         host: its machine.
         messages: collectives begun.
+        exchanging: whether it is in the last of them.
         moves: see `Progress`.
         doing: in words.
         beat: grows while the process lives, whether or not it gets on.
@@ -93,6 +108,7 @@ class Sighting:
 
     host: str
     messages: int
+    exchanging: bool
     moves: int
     doing: str
     beat: int
@@ -103,18 +119,22 @@ class Sighting:
 def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
     """One line that names who is waited for; None while anybody gets on.
 
-    A rank that is silent is named first: it was killed, stopped or cut off. Then those that have begun fewer messages
-    than the others. If all have begun the same one, it is the network between them, or a GPU.
+    A rank that is silent is named first: it was killed, stopped or cut off. Then those that have not come to the
+    exchange in which the others are. If all are in the same one, it is the network between them, or a GPU.
     """
     if any(seen.still_s < limit_s for seen in ranks.values()):
         return None
     silent = [_name(rank, seen) for rank, seen in ranks.items() if seen.heard_s >= limit_s]
     if silent:
         return f"nothing heard for {limit_s:g} s from {', '.join(silent)}: killed, stopped, or cut off from the network"
-    lowest = min(seen.messages for seen in ranks.values())
-    behind = [f"{_name(rank, seen)}, which {seen.doing}" for rank, seen in ranks.items() if seen.messages == lowest]
-    if len(behind) < len(ranks):
-        return f"no progress for {limit_s:g} s: all wait for {'; '.join(behind)}"
+    newest = max(seen.messages for seen in ranks.values())
+    behind = [
+        f"{_name(rank, seen)}, which {seen.doing}"
+        for rank, seen in ranks.items()
+        if seen.messages < newest or not seen.exchanging
+    ]
+    if behind:
+        return f"no progress for {limit_s:g} s: the run waits for {'; '.join(behind)}"
     return f"no progress for {limit_s:g} s: all {len(ranks)} ranks wait in the same exchange; look at the network"
 
 
@@ -188,6 +208,7 @@ class Watchdog:
         mine = {
             "host": platform.node(),
             "messages": self._progress.messages,
+            "exchanging": self._progress.exchanging,
             "moves": self._progress.moves,
             "doing": self._progress.doing,
             "beat": beat,

@@ -77,7 +77,7 @@ def test_barrier_names_who_is_missing(store: Store) -> None:
 
 
 def seen(**changes: Any) -> Sighting:
-    return replace(Sighting("a", 7, 30, "computes step 5", 9, heard_s=0.5, still_s=20.0), **changes)
+    return replace(Sighting("a", 7, True, 30, "computes step 5", 9, heard_s=0.5, still_s=20.0), **changes)
 
 
 def test_nobody_is_blamed_while_anybody_gets_on() -> None:
@@ -91,7 +91,12 @@ def test_the_silent_are_named_first() -> None:
 
 def test_the_one_with_the_fewest_messages_is_waited_for() -> None:
     line = diagnose({0: seen(), 1: seen(), 2: seen(host="c", messages=6, doing="waits for its data of step 5")}, 10.0)
-    assert line == "no progress for 10 s: all wait for rank 2 on c, which waits for its data of step 5"
+    assert line == "no progress for 10 s: the run waits for rank 2 on c, which waits for its data of step 5"
+
+
+def test_a_rank_between_two_exchanges_is_waited_for() -> None:
+    line = diagnose({0: seen(exchanging=False), 1: seen()}, 10.0)
+    assert line == "no progress for 10 s: the run waits for rank 0 on a, which computes step 5"
 
 
 def test_if_all_are_in_the_same_exchange_it_is_the_network() -> None:
@@ -126,7 +131,10 @@ def _steps(limit_s: float, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ("hangs", "error: no progress for 1.5 s: all wait for rank 1 on {host}, which waits for its data of step 3"),
+        (
+            "hangs",
+            "error: no progress for 1.5 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
+        ),
         ("stops", "error: nothing heard for 1.5 s from rank 1 on {host}"),
         ("dies", "error: another rank has left while this one, which computes step 3"),
     ],
