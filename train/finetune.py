@@ -103,7 +103,7 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         loader,
         StopSignals() as stop,
         BackgroundWriter(folder.checkpoints, lambda: _draw_curves(folder)) as writer,
-        Meter(config, folder, state, world, total_steps, title="fine-tuning") as meter,
+        Meter(config, folder, state, world, total_steps, writer=writer, title="fine-tuning") as meter,
     ):
         ranks = Together(world, stop, writer.check)
         for batch in ranks.each(meter.timed(loader)):

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.loader import Loader
+from train.checkpoint import BackgroundWriter
 from train.config import Config
 from train.distributed import World
 from train.finetune_config import FinetuneConfig
@@ -55,6 +56,7 @@ class Meter:
         world: World,
         total_steps: int,
         *,
+        writer: BackgroundWriter,
         title: str,
     ) -> None:
         self._config, self._folder, self._state, self._world = config, folder, state, world
@@ -63,6 +65,7 @@ class Meter:
             RunLog(folder, title, first_step=state.steps_done, total_steps=total_steps) if world.is_main else None
         )
         self._samples = self._open_samples() if config.run.log_samples else None
+        self._writer, self._saved_s = writer, writer.waited_s
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
         self._lr = state.lr
 
@@ -115,11 +118,13 @@ class Meter:
                 "lr": self._lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
                 "wait_share": self._waited_s / elapsed_s,
+                "checkpoint_share": (self._writer.waited_s - self._saved_s) / elapsed_s,
                 **slowest,
                 **result.figures(),
                 "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
             }
             self._log.write(row)
+        self._saved_s = self._writer.waited_s
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
 
     def _slowest(self) -> dict[str, float]:

@@ -100,7 +100,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
         loader,
         StopSignals() as stop,
         BackgroundWriter(folder.checkpoints, lambda: _draw_loss(folder, config)) as writer,
-        Meter(config, folder, state, world, total_steps, title="pre-training") as meter,
+        Meter(config, folder, state, world, total_steps, writer=writer, title="pre-training") as meter,
     ):
         ranks = Together(world, stop, writer.check)
         for batch in ranks.each(meter.timed(loader)):
