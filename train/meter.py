@@ -26,7 +26,7 @@ from train.state import Result, TrainingState
 
 log = logging.getLogger(__name__)
 
-_STANDS_OUT = 1.5
+_STANDS_OUT = 0.1  # of a step's time, by which the slowest rank is behind the median
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
     """The rank that needs the longest without the others, and its time over the (lower) median."""
     times = [time_.forward_s + time_.waited_s for time_ in ranks]
     rank = max(range(len(times)), key=times.__getitem__)
-    return rank, times[rank] / max(sorted(times)[(len(times) - 1) // 2], 1e-9)
+    return rank, max(times[rank], 1e-9) / max(sorted(times)[(len(times) - 1) // 2], 1e-9)
 
 
 class Meter:
@@ -134,8 +134,9 @@ class Meter:
         mine = RankTime(platform.node(), self._world.progress.own_s(), self._waited_s / self._steps)
         ranks = self._world.gather_objects(mine)
         rank, ratio = slowest_rank(ranks)
-        if self._world.is_main and ratio > _STANDS_OUT:
-            time_ = ranks[rank]
+        time_ = ranks[rank]
+        step_s = (time.perf_counter() - self._since) / self._steps
+        if self._world.is_main and (time_.forward_s + time_.waited_s) * (1 - 1 / ratio) > _STANDS_OUT * step_s:
             log.warning(
                 "rank %d on %s holds the others up, %.1f x the median: per step %.3f s for its forward passes and "
                 "%.3f s of waiting for data",
@@ -144,7 +145,7 @@ class Meter:
         return {
             "slowest_rank": rank,
             "slowest_over_median": ratio,
-            "wait_s_max": max(time_.waited_s for time_ in ranks),
+            "wait_s_max": max(other.waited_s for other in ranks),
         }
 
     @contextmanager

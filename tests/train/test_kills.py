@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
+import tempfile
 import time
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 from tests.train import ranks, tiny_run
 
 # Four micro-batches, so that up to four ranks have work; a checkpoint after every step, so that kills meet its writing.
-SETTINGS = ("train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1")
+SETTINGS = ("train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1", "run.keep=1")
 
 
 def start(images: Path, out: Path, epochs: int, world_size: int) -> list[BaseProcess]:
@@ -29,9 +31,10 @@ def rows(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def kill_at_random(images: Path, tmp_path: Path, *, kills: int, epochs: int) -> None:
+def kill_at_random(folder: Path, *, kills: int, epochs: int) -> None:
     steps = 4 * epochs
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    images, whole, killed = folder / "images", folder / "whole", folder / "killed"
+    tiny_run.write_images(images)
     ranks.finish(start(images, whole, epochs, 1), whole.with_suffix(".log"))
     seed = int.from_bytes(os.urandom(4))
     chance = random.Random(seed)
@@ -66,16 +69,19 @@ def kill_at_random(images: Path, tmp_path: Path, *, kills: int, epochs: int) -> 
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
-    root = tmp_path / "images"
-    tiny_run.write_images(root)
-    return root
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory, if there is such a file system: a checkpoint of a quarter of a gigabyte after every step."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
 
 
-def test_killed_twice(images: Path, tmp_path: Path) -> None:
-    kill_at_random(images, tmp_path, kills=2, epochs=2)
+def test_killed_twice(folder: Path) -> None:
+    kill_at_random(folder, kills=2, epochs=2)
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(images: Path, tmp_path: Path) -> None:
-    kill_at_random(images, tmp_path, kills=20, epochs=12)
+def test_killed_twenty_times(folder: Path) -> None:
+    kill_at_random(folder, kills=20, epochs=12)
