@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_killed_twice(folder: Path) -> None:
-    kill_at_random(folder, kills=2, epochs=2)
+    kill_at_random(folder, kills=2, epochs=1)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,19 @@ def test_sigterm_saves_and_leaves(world_size: int, images: Path, uninterrupted: 
         assert_same_weights(uninterrupted, out)
 
 
-def test_any_number_of_processes_trains_the_same_run(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_sizes", [(1, 3), pytest.param((1, 2, 3, 4), marks=pytest.mark.slow)])
+def test_any_number_of_processes_trains_the_same_run(world_sizes: Sequence[int], images: Path, tmp_path: Path) -> None:
     """20 steps in float64, batch norm in train mode; four micro-batches, so that three ranks have unequal shares."""
     settings = ("train.precision=fp64", "train.epochs=5", "train.micro_batch=3", "run.checkpoint_every=1000")
-    for world_size in (1, 2, 3, 4):
+    for world_size in world_sizes:
         run(images, tmp_path / str(world_size), *settings, world_size=world_size)
         assert len(list((tmp_path / str(world_size)).glob("samples-rank*.jsonl"))) == world_size
     alone, samples = tiny_run.final_weights(tmp_path / "1", 20), tiny_run.samples_of_steps(tmp_path / "1")
     assert len(samples) == 20
-    for world_size in (2, 3, 4):
+    for world_size in world_sizes[1:]:
         assert tiny_run.samples_of_steps(tmp_path / str(world_size)) == samples
-        weights = tiny_run.final_weights(tmp_path / str(world_size), 20)
-        torch.testing.assert_close(weights, alone, rtol=1e-9, atol=1e-11)
+        for name, weights in tiny_run.final_weights(tmp_path / str(world_size), 20).items():
+            assert float((weights - alone[name]).abs().max()) <= 1e-9 * float(alone[name].abs().max()), name
 
 
 def test_recomputing_changes_no_bit(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
