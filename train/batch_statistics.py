@@ -13,8 +13,8 @@ from errors import UserError
 from train.distributed import World
 
 
-def synchronised(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> nn.Module:
-    """The network with SyncBatchNorm over all ranks in place of batch norm.
+def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> None:
+    """Puts SyncBatchNorm over all ranks in place of a network's batch norms.
 
     The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So the function
     that is trained depends on the number of ranks, which without it does not matter.
@@ -33,8 +33,7 @@ def synchronised(network: nn.Module, world: World, *, batch: int, micro_batch: i
             f"train.batch = {batch} cannot be dealt evenly to {world.world_size} ranks: start a number of processes "
             f"that divides them, or set it to false"
         )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-    return converted
+    nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]  # in place, but for the root
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from errors import UserError
 from models.equivariance import build_undo
 from models.network import build_network
 from pipelines.batch import Batch
-from train.batch_statistics import synchronised
+from train.batch_statistics import synchronise
 from train.checkpoint import load_checkpoint
 from train.config import Config, first_difference, to_dict
 from train.contrastive_step import ContrastiveStep, StepResult
@@ -166,7 +166,7 @@ class PretrainingState(TrainingState[StepResult]):
         network = build_network(encoder, config.projector).to(world.device, dtype)
         network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
         if train.sync_batch_norm:
-            network = synchronised(network, world, batch=train.batch, micro_batch=train.micro_batch)
+            synchronise(network, world, batch=train.batch, micro_batch=train.micro_batch)
         self._norm_ranks = world.world_size if train.sync_batch_norm else 1
         optimizer = build_optimizer(config.optim, network.named_parameters(), train.batch)
         warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)

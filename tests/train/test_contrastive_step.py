@@ -17,7 +17,7 @@ from models.equivariance import EquivarianceConfig, build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
 from tests.train import ranks
-from train.batch_statistics import synchronised
+from train.batch_statistics import synchronise
 from train.contrastive_step import ContrastiveStep, StepResult
 from train.distributed import World, described_world, joined, micro_batch_share
 
@@ -421,9 +421,9 @@ def test_compiled_network_is_compiled_once(recompute: Recompute) -> None:
 
 def test_synchronised_batch_norm_says_what_it_needs() -> None:
     with pytest.raises(UserError, match="needs GPUs"):
-        synchronised(network(), World(), batch=8, micro_batch=2)
+        synchronise(network(), World(), batch=8, micro_batch=2)
     with pytest.raises(UserError, match=r"4 micro-batches of train.batch = 8 cannot be dealt evenly to 3 ranks"):
-        synchronised(network(), World(0, 3, device=torch.device("cuda")), batch=8, micro_batch=2)
+        synchronise(network(), World(0, 3, device=torch.device("cuda")), batch=8, micro_batch=2)
 
 
 def one_synchronised_rank(folder: str) -> None:
@@ -432,7 +432,8 @@ def one_synchronised_rank(folder: str) -> None:
     rank = torch.distributed.get_rank()
     gpu = torch.device("cuda", 0)
     world = World(rank, 2, 0, gpu, 2)
-    model = synchronised(network().to(gpu), world, batch=8, micro_batch=2)
+    model = network().to(gpu)
+    synchronise(model, world, batch=8, micro_batch=2)
     step = ContrastiveStep(model, UNDO, batch=8, micro_batch=2, preprocess=to_double, recompute="always", world=world)
     result = step(part(images(8), step.share).to(gpu))
     outcome = (result.loss.cpu(), [g.cpu() for g in gradients(model)], [b.cpu() for b in buffers(model)])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -32,6 +35,25 @@ def write_images(root: Path, count: int = 50) -> None:
 def settings(images: Path, out: Path, *overrides: str) -> list[str]:
     """What `--set` takes."""
     return [*TINY, f"data.root={images}", f"run.out={out}", *overrides]
+
+
+def start(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
+    """`python cli.py ...`, or under torchrun."""
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*launcher, "cli.py", *arguments],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for success: what the process printed."""
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    return output
 
 
 def final_weights(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
