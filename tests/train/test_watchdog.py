@@ -136,7 +136,7 @@ def _steps(limit_s: float, what: str) -> None:
             "error: no progress for 1.5 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
         ),
         ("stops", "error: nothing heard for 1.5 s from rank 1 on {host}"),
-        ("dies", "error: another rank has left while this one, which computes step 3"),
+        ("dies", "another rank has left while this one, which computes step 3"),
     ],
 )
 def test_a_rank_in_trouble_ends_the_others_in_one_line(what: str, named: str, tmp_path: Path) -> None:
