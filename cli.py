@@ -287,6 +287,33 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     click.echo(f"{out}")
 
 
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append every figure to this file.")
+def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> None:
+    """Run the experiment of FILE.toml: pre-train and fine-tune in several ways over several seeds, and compare.
+
+    \b
+      python cli.py experiment configs/experiment_hands.toml --record bench/results/experiments.jsonl
+
+    What was interrupted goes on where it was, down to the step.
+    """
+    from rich.console import Console
+
+    from bench.experiments import as_table, load_experiment, run_experiment
+    from train.interrupt import Interrupted
+    from train.log import configure_logging
+
+    configure_logging()
+    try:
+        outcomes = run_experiment(load_experiment(file, overrides), record)
+    except Interrupted as stop:
+        click.echo(f"{stop}, by giving this command again", err=True)
+        sys.exit(stop.exit_code)
+    Console().print(as_table(outcomes))
+
+
 @main.command("bench-loader")
 @config_options
 @click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from pipelines.index import Index
 from pipelines.sources import DataConfig, load_index
 from train.distributed import World
 from train.finetune_config import FinetuneConfig
-from train.metrics import pixel_metrics, pose_metrics
+from train.metrics import Floats, mean_over_hands, pixel_errors, pose_errors, score_tables
 from train.pose_inference import Poses, estimate_poses
 from train.pose_targets import PoseLabels
 from train.state import PRECISIONS, resolve_precision
@@ -50,7 +49,7 @@ def load_validation(config: FinetuneConfig) -> Validation | None:
 
 def validate(
     network: PoseNetwork, validation: Validation, config: FinetuneConfig, world: World
-) -> tuple[dict[str, Any], Poses]:
+) -> tuple[dict[str, float], Poses]:
     """Metrics of the network in eval mode, in which it is left; the same on all ranks.
 
     Returns:
@@ -69,14 +68,23 @@ def validate(
         autocast_dtype=autocast_dtype,
         keep_images=SHOWN,
     )
+    tables = error_tables(poses, validation)
+    return {name: float(mean_over_hands(table).mean()) for name, table in tables.items()}, poses
+
+
+def error_tables(poses: Poses, validation: Validation) -> dict[str, Floats]:
+    """The metrics before any mean, (N, 21) each, NaN where a keypoint is not known: see `train.metrics.score_tables`.
+
+    A prediction that is no number counts as unknown, too.
+    """
     labels, samples = validation.labels, poses.samples
-    true_m = labels.joints_m[samples]
-    scale_m = labels.scale_m[samples].astype(np.float64)
-    known = np.isfinite(true_m).all(axis=2) & np.isfinite(scale_m)[:, None]
+    true_m, scale_m = labels.joints_m[samples], labels.scale_m[samples].astype(np.float64)
     predicted_m = poses.joints * scale_m[:, None, None]
-    metrics = pose_metrics(predicted_m, true_m, valid=known & np.isfinite(predicted_m).all(axis=2))
+    known = np.isfinite(true_m).all(axis=2) & np.isfinite(predicted_m).all(axis=2)
     assert validation.index.keypoints_px is not None
     true_px = validation.index.keypoints_px[samples]
     seen = np.isfinite(true_px).all(axis=2) & np.isfinite(poses.keypoints_px).all(axis=2)
-    figures: dict[str, Any] = {name: float(metrics[name]) for name in ("epe_cm", "auc", "pa_epe_cm", "pa_auc")}
-    return {**figures, "epe_px": pixel_metrics(poses.keypoints_px, true_px, valid=seen)["epe_px"]}, poses
+    return {
+        **score_tables(pose_errors(predicted_m, true_m, valid=known)),
+        "epe_px": pixel_errors(poses.keypoints_px, true_px, valid=seen),
+    }

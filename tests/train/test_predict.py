@@ -1,0 +1,198 @@
+"""Prediction in pictures that nobody rendered: any size, mode and orientation gives a drawing and a JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from errors import UserError
+from train.checkpoint import Checkpoints
+from train.config import load_config, to_dict
+from train.finetune_config import FinetuneConfig
+from train.predict import _read, assumed_intrinsics, find_images, predict, read_intrinsics
+from train.starting_weights import start_pose_network
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose network knows nothing: what is tested is everything around it."""
+    torch.manual_seed(0)
+    settings = ["encoder.name=resnet18", "encoder.weights=random", "geometry.side_px=32", "pipelines.threads=1"]
+    config = load_config(FinetuneConfig, [], settings)
+    network = start_pose_network(config.encoder, config.pose)
+    root = tmp_path_factory.mktemp("run")
+    Checkpoints(root / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
+    return root
+
+
+def drawn_hand(width: int, height: int) -> Pixels:
+    """A mitten of ellipses, off centre, on a gradient."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    picture[..., 0] = np.linspace(0, 255, width)
+    picture[..., 2] = np.linspace(255, 0, height)[:, None]
+    for x, y, w, h in ((0.4, 0.6, 0.15, 0.2), (0.3, 0.3, 0.03, 0.15), (0.4, 0.25, 0.03, 0.17), (0.5, 0.3, 0.03, 0.15)):
+        axes = (max(1, int(w * width)), max(1, int(h * height)))
+        cv2.ellipse(picture, (int(x * width), int(y * height)), axes, 0, 0, 360, (120, 160, 220), cv2.FILLED)
+    return picture
+
+
+def gray_jpeg(path: Path) -> None:
+    Pillow.fromarray(drawn_hand(37, 51)).convert("L").save(path.with_suffix(".jpg"))
+
+
+def palette_png(path: Path) -> None:
+    Pillow.fromarray(drawn_hand(300, 200)).convert("P").save(path.with_suffix(".png"))
+
+
+def rgba_webp(path: Path) -> None:
+    Pillow.fromarray(drawn_hand(200, 300)).convert("RGBA").save(path.with_suffix(".webp"))
+
+
+def cmyk_jpeg(path: Path) -> None:
+    Pillow.fromarray(drawn_hand(120, 120)).convert("CMYK").save(path.with_suffix(".jpg"))
+
+
+def deep_png(path: Path) -> None:
+    cv2.imwrite(str(path.with_suffix(".png")), drawn_hand(90, 60).astype(np.uint16) * 257)
+
+
+def deep_tiff(path: Path) -> None:
+    cv2.imwrite(str(path.with_suffix(".tiff")), drawn_hand(90, 60).astype(np.uint16) * 257)
+
+
+def bitmap(path: Path) -> None:
+    cv2.imwrite(str(path.with_suffix(".bmp")), drawn_hand(64, 64))
+
+
+def ribbon(path: Path) -> None:
+    cv2.imwrite(str(path.with_suffix(".png")), drawn_hand(2400, 3))
+
+
+def turned_jpeg(path: Path) -> None:
+    picture = Pillow.fromarray(drawn_hand(80, 120))
+    exif = picture.getexif()
+    exif[274] = 6
+    picture.save(path.with_suffix(".jpg"), exif=exif.tobytes())
+
+
+KINDS = (gray_jpeg, palette_png, rgba_webp, cmyk_jpeg, deep_png, deep_tiff, bitmap, ribbon, turned_jpeg)
+
+
+def test_every_kind_of_picture_gives_a_drawing_and_json(run: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for kind in KINDS:
+        kind(photos / kind.__name__)
+    (photos / "notes.txt").write_text("not a picture")
+    results = predict(run, [str(photos)], tmp_path / "out")
+    assert [result.image.stem for result in results] == sorted(kind.__name__ for kind in KINDS)
+    for result in results:
+        drawing = cv2.imread(str(result.picture))
+        assert drawing is not None
+        assert drawing.std() > 10
+        said: dict[str, Any] = json.loads(result.picture.with_suffix(".json").read_text())
+        assert np.shape(said["keypoints_px"]) == (21, 2)
+        assert np.shape(said["joints"]) == (21, 3)
+        assert np.isfinite(said["joints"]).all()
+        assert (said["unit"], said["scale_normalised"], said["intrinsics_assumed"]) == ("reference_bone", True, True)
+        assert said["box_needed"] in ("likely", "unknown")
+        assert "--box" in said["note"]
+
+
+def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Path) -> None:
+    """Orientation 6 turns a 80 x 120 picture by 90 degrees: keypoints and camera are those of 120 x 80."""
+    turned_jpeg(tmp_path / "turned")
+    upright = np.rot90(drawn_hand(80, 120), k=-1)
+    Pillow.fromarray(np.ascontiguousarray(upright)).save(tmp_path / "upright.jpg")
+    turned, plain = predict(run, [str(tmp_path / name) for name in ("turned.jpg", "upright.jpg")], tmp_path / "out")
+    assert turned.intrinsics.tolist() == [[120, 0, 60], [0, 120, 40], [0, 0, 1]]
+    np.testing.assert_allclose(turned.keypoints_px, plain.keypoints_px, atol=2)
+    assert _read(str(tmp_path / "turned.jpg")).shape == (80, 120, 3)
+
+
+def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(400, 300))
+    camera = tmp_path / "camera.json"
+    camera.write_text(json.dumps({"fx": 500, "fy": 510, "cx": 190, "cy": 160}))
+    words, out = [str(tmp_path / "hand.png")], tmp_path / "out"
+    (bare,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera)
+    (scaled,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera, scale_m=0.03)
+    assert (bare.unit, scaled.unit, bare.box_needed) == ("reference_bone", "m", "no")
+    np.testing.assert_allclose(scaled.joints, 0.03 * bare.joints)
+    # A square of 200 around the middle, times the margin of training, 1.5.
+    np.testing.assert_allclose(bare.box_px, (200 - 150, 100 - 150, 200 + 150, 100 + 150), atol=1e-3)
+    # The pose projects through the camera to where the keypoints are drawn, whatever the network thinks.
+    homogeneous = bare.joints @ np.array([[500, 0, 190], [0, 510, 160], [0, 0, 1]]).T
+    np.testing.assert_allclose(homogeneous[:, :2] / homogeneous[:, 2:], bare.keypoints_px, atol=1e-2)
+
+
+def test_pictures_come_from_files_folders_and_patterns(tmp_path: Path) -> None:
+    for name in ("b.png", "a.JPG", "c.txt"):
+        (tmp_path / name).write_bytes(b"")
+    everything = [tmp_path / "a.JPG", tmp_path / "b.png"]
+    assert find_images([str(tmp_path)]) == everything
+    assert find_images([str(tmp_path / "*.png"), str(tmp_path)]) == [everything[1], everything[0]]
+    assert find_images([str(tmp_path / "c.txt")]) == [tmp_path / "c.txt"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[[500, 0, 100], [0, 500, 90], [0, 0, 1]]", '{"K": [[500, 0, 100], [0, 500, 90], [0, 0, 1]]}',
+     '{"fx": 500, "fy": 500, "cx": 100, "cy": 90}'],
+)  # fmt: skip
+def test_cameras_are_read(content: str, tmp_path: Path) -> None:
+    (tmp_path / "camera.json").write_text(content)
+    assert read_intrinsics(tmp_path / "camera.json").tolist() == [[500, 0, 100], [0, 500, 90], [0, 0, 1]]
+
+
+def test_an_assumed_camera_sees_53_degrees() -> None:
+    assert assumed_intrinsics(400, 300).tolist() == [[400, 0, 200], [0, 400, 150], [0, 0, 1]]
+
+
+WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "nothing there": (lambda root: {"images": [str(root / "no*.png")]}, "no such file, and no pattern"),
+    "empty folder": (lambda root: {"images": [str(root / "empty")]}, "a folder without pictures"),
+    "no picture": (lambda root: {"images": [str(root / "text.png")]}, "text.png is no picture that can be read"),
+    "a single pixel": (lambda root: {"images": [str(root / "dot.png")]}, "has 1 x 1 pixels"),
+    "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is no box"),
+    "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "lies outside the picture of 50 x 40 pixels"),
+    "no camera file": (lambda root: {"intrinsics": root / "no.json"}, "expected a JSON file with a camera matrix"),
+    "no camera": (lambda root: {"intrinsics": root / "text.png"}, "holds no camera matrix in pixels"),
+    "one box for two": (
+        lambda root: {"images": [str(root / "hand.png"), str(root / "dot.png")], "box_px": (1.0, 2.0, 3.0, 4.0)},
+        "--box names one place, and there are 2 pictures",
+    ),
+    "no run": (lambda root: {"run": root / "empty"}, "holds no checkpoint; expected the folder of a fine-tuning run"),
+    "out is a file": (lambda root: {"out": root / "text.png"}, "cannot be written to"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_told_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
+    cv2.imwrite(str(tmp_path / "dot.png"), drawn_hand(1, 1))
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    make, message = WRONG[case]
+    arguments: dict[str, Any] = {"run": run, "images": [str(tmp_path / "hand.png")], "out": tmp_path / "out"}
+    with pytest.raises(UserError, match=message.replace("*", r"\*")):
+        predict(**{**arguments, **make(tmp_path)})
+
+
+def test_pre_training_is_no_run_to_predict_with(tmp_path: Path) -> None:
+    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
+    Checkpoints(tmp_path / "checkpoints", keep=1).save(1, saved)
+    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
+    with pytest.raises(UserError, match="is of pre-training, which knows no poses: fine-tune it first"):
+        predict(tmp_path, [str(tmp_path / "hand.png")], tmp_path / "out")
