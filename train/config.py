@@ -124,6 +124,7 @@ FREE_ON_RESUME = (
     "train.compile",
     "train.device",
     "train.threads",
+    "validation",
 )
 """Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
 

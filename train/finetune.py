@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from errors import UserError
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
@@ -21,6 +22,7 @@ from train.interrupt import Interrupted, StopSignals
 from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
 from train.meter import Meter
 from train.pictures import save_views
+from train.pose_inference import Poses
 from train.pose_pictures import save_curves, save_predictions
 from train.pose_targets import PoseLabels
 from train.run_folder import Resume, RunFolder
@@ -142,11 +144,22 @@ def _validate(
     row = {"step": state.steps_done, **figures}
     if not state.best or row["pa_epe_cm"] < state.best["pa_epe_cm"]:
         state.best = row
-        if world.is_main:
-            saved = {"config": to_dict(config), "validation": row, "network": state.network.state_dict()}
-            folder.best.save(state.steps_done, saved)
-            save_predictions(folder.predictions_picture, poses, validation)
+        together(world, lambda: _keep_best(config, folder, state, validation, poses) if world.is_main else None)
     return row
+
+
+def _keep_best(
+    config: FinetuneConfig, folder: RunFolder, state: FinetuningState, validation: Validation, poses: Poses
+) -> None:
+    saved = {"config": to_dict(config), "validation": state.best, "network": state.network.state_dict()}
+    try:
+        folder.best.save(state.steps_done, saved)
+        save_predictions(folder.predictions_picture, poses, validation)
+    except OSError as error:
+        raise UserError(
+            f"{folder.best.folder} cannot be written to: {error.strerror or error}. Make room or set the folder's "
+            f"rights, then go on with --resume auto"
+        ) from error
 
 
 def _draw_curves(folder: RunFolder) -> None:

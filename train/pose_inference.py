@@ -107,6 +107,7 @@ def estimate_poses(
         ) as loader,
     ):
         for step, made in enumerate(loader):
+            world.progress.moved("estimates poses")
             view = made.to(world.device).views[0]
             source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
             with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):

@@ -147,14 +147,16 @@ class PoseStep:
         micro_batches = self.batch // self.micro_batch  # over all ranks
         total = torch.zeros(4, device=self.world.device, dtype=targets.root_depth.dtype)
         with one_momentum_step(self.network, self.world, micro_batches) as add_statistics:
-            for start in range(0, len(batch), self.micro_batch):
-                rows = slice(start, start + self.micro_batch)
-                loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
-                add_statistics()
-                mean = loss / micro_batches
-                (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
-                parts = [loss, losses.keypoints_px, losses.depth, losses.root_depth]
-                total += torch.stack([part.detach().to(total.dtype) for part in parts]) / micro_batches
+            with self.world.progress.own_work(self.world.device):
+                for start in range(0, len(batch), self.micro_batch):
+                    self.world.progress.moved(self.world.progress.doing)
+                    rows = slice(start, start + self.micro_batch)
+                    loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
+                    add_statistics()
+                    mean = loss / micro_batches
+                    (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
+                    parts = [loss, losses.keypoints_px, losses.depth, losses.root_depth]
+                    total += torch.stack([part.detach().to(total.dtype) for part in parts]) / micro_batches
             self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
         self.world.sum_(total)
         return PoseStepResult(total[0], total[1:])

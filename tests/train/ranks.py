@@ -79,3 +79,10 @@ def pretrain(settings: Sequence[str]) -> None:
     from cli import main
 
     main.main(["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
+
+
+def finetune(settings: Sequence[str]) -> None:
+    """`cli.py finetune --resume auto`, likewise."""
+    from cli import main
+
+    main.main(["finetune", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])

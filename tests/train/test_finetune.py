@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from errors import UserError
 from models.encoders import EncoderConfig, build_encoder
 from models.pose import PoseConfig
 from pipelines.sources import load_index
-from tests.train import tiny_hands, tiny_run
+from tests.train import ranks, tiny_hands, tiny_run
 from train.checkpoint import Checkpoints
 from train.config import load_config
 from train.distributed import World
@@ -98,16 +97,14 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     hands: Path, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
-    out = tmp_path / "killed"
-    moment = random.Random(os.urandom(8))
-    process = tiny_run.start(tiny_hands.arguments(hands, out))
-    target = moment.randrange(1, 12)
-    log = out / "samples-rank0.jsonl"
-    while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= target):
-        time.sleep(0.01)
-    assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    out, log = tmp_path / "killed", tmp_path / "log"
+    target = random.Random(os.urandom(8)).randrange(1, 12)
+    processes = ranks.start_ranks(1, ranks.finetune, tiny_hands.settings(hands, out), log=log)
+    seen = out / "samples-rank0.jsonl"
+    while processes[0].is_alive() and not (seen.exists() and len(seen.read_text().splitlines()) >= target):
+        time.sleep(0.005)
+    assert processes[0].is_alive(), log.read_text()
+    ranks.kill(processes)
     finetune(config_of(hands, out), "auto")
     assert_same_bits(weights_of(uninterrupted.root), weights_of(out))
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted.root)
@@ -120,9 +117,9 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
 def test_two_processes_train_the_same_run(hands: Path, tmp_path: Path) -> None:
     """In float64, batch norm in train mode: two micro-batches on one rank, or one on each of two."""
     one, two = tmp_path / "one", tmp_path / "two"
-    process = tiny_run.start(tiny_hands.arguments(hands, two, "train.precision=fp64"), processes=2)
+    settings = tiny_hands.settings(hands, two, "train.precision=fp64")
+    ranks.finish(ranks.start_ranks(2, ranks.finetune, settings, log=tmp_path / "log"), tmp_path / "log")
     finetune(config_of(hands, one, "train.precision=fp64"))
-    tiny_run.finish(process)
     assert (two / "samples-rank1.jsonl").exists()
     assert tiny_run.samples_of_steps(one) == tiny_run.samples_of_steps(two)
     torch.testing.assert_close(weights_of(one), weights_of(two), rtol=1e-9, atol=1e-11)

@@ -56,9 +56,3 @@ def write_hands(root: Path, poses: int, seed: int = 0) -> None:
 def settings(root: Path, out: Path, *overrides: str) -> list[str]:
     """Overrides of a tiny run."""
     return [*TINY, f"data.root={root}", f"run.out={out}", *overrides]
-
-
-def arguments(root: Path, out: Path, *overrides: str, resume: str = "auto") -> list[str]:
-    """`finetune` and its options; start them by `tests.train.tiny_run`."""
-    words = (word for setting in settings(root, out, *overrides) for word in ("--set", setting))
-    return ["finetune", "--resume", resume, *words]
