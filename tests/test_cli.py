@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cli import main
-from tests.train import tiny_run
+from tests.train import tiny_hands, tiny_run
 from train.checkpoint import Checkpoints
 from train.config import Config, load_config
 
@@ -31,6 +31,13 @@ def pretrain(*overrides: str, resume: str = "never", out: str = "{root}/out") ->
     """A tiny run on the good images; {root} is to be filled in."""
     settings = (*tiny_run.TINY, "train.epochs=1", "data.root={root}/images", f"run.out={out}", *overrides)
     return ["pretrain", "--resume", resume, *(word for setting in settings for word in ("--set", setting))]
+
+
+def finetune(*overrides: str, start: str = "random", resume: str = "never", out: str = "{root}/tuned") -> list[str]:
+    """A tiny fine-tuning run on hands that were drawn."""
+    settings = (*tiny_hands.TINY, "data.root={root}/hands", f"run.out={out}", *overrides)
+    options = (word for setting in settings for word in ("--set", setting))
+    return ["finetune", "--resume", resume, "--from", start, *options]
 
 
 def freihand(*overrides: str) -> list[str]:
@@ -69,6 +76,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for image in sorted((root / "freihand" / "training" / "rgb").iterdir()):
         image.rename(image.with_name(f"{int(image.stem):08d}.jpg"))
     (root / "freihand" / "training_scale.json").write_text(json.dumps([0.03] * 2))  # of three poses
+
+    tiny_hands.write_hands(root / "hands", 4)
+    (root / "half.toml").write_text('compare = []\n[pretrain.arms]\n[finetune.arms.frozen]\nstart = "simclr"\n')
 
     assert run_cli(*(word.format(root=root) for word in pretrain(out="{root}/run"))) == 0
     for name in ("torn", "emptied", "foreign", "other_model", "torn_config", "without_checkpoint"):
@@ -203,6 +213,41 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         pretrain("projector.hidden=24", out="{root}/other_model", resume="auto"),
         ["{root}/other_model/" + STEP + " holds another model", "projector.0.weight"],
     ),
+    # Fine-tuning.
+    "unknown key of fine-tuning": (
+        finetune("train.freeze=true"),
+        ["--set train.freeze=true: unknown key train.freeze", "did you mean train.frozen?"],
+    ),
+    "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
+    "images without labels": (
+        finetune("data.source=folder", "data.split=all", "data.box=center", "data.root={root}/images"),
+        ["{root}/images (images) has no K and no xyz_m", "pre-train on this one"],
+    ),
+    "fewer labels than a batch": (
+        finetune("data.label_fraction=0.01", "train.batch=8"),
+        ["{root}/hands has 4 images, fewer than train.batch = 8", "a smaller batch"],
+    ),
+    "from an encoder of another size": (
+        finetune("encoder.name=resnet50", start="{root}/run"),
+        ["{root}/run/" + STEP + " holds a resnet18", "set encoder.name = 'resnet18'"],
+    ),
+    "from a folder without runs": (
+        finetune(start="{root}/empty"),
+        ["encoder.weights = '{root}/empty' is a folder without checkpoints"],
+    ),
+    "from a torn checkpoint": (finetune(start="{root}/garbage.pth"), ["'{root}/garbage.pth' cannot be read"]),
+    "fine-tuning into pre-training's folder": (
+        finetune(out="{root}/run", resume="auto"),
+        ["{root}/run/config.toml is of another run", "run.out="],
+    ),
+    "prediction by pre-training": (
+        ["predict", "{root}/run", "{root}/images/00.jpg"],
+        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+    ),
+    "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
+    "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
+    "no experiment": (["experiment", "{root}/no.toml"], ["{root}/no.toml: No such file"]),
+    "no claim": (["experiment", "{root}/half.toml"], ["{root}/half.toml", "finetune.arms.frozen.start = 'simclr'"]),
     # The other commands.
     "export without checkpoint": (
         ["export", "{root}/without_checkpoint", "{root}/e.pth"],
@@ -305,6 +350,9 @@ def test_half_an_environment_of_torchrun_is_one_line(
         (["make-data", "--help"], "--poses"),
         (["views", "--help"], "--samples"),
         (["export", "--help"], "safetensors"),
+        (["finetune", "--help"], "--from"),
+        (["predict", "--help"], "--scale-m"),
+        (["experiment", "--help"], "--record"),
     ],
 )
 def test_help_teaches(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
