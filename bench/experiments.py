@@ -203,7 +203,7 @@ def _finetune(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[
         return None
     tables = measure(load_pose_run(_last(run) if config.figures_of == "last" else folder), config.data)
     np.savez(tables_file, **tables)  # type: ignore[arg-type]
-    figures = {metric: float(mean_over_hands(table).mean()) for metric, table in tables.items()}
+    figures = {metric: float(np.nanmean(mean_over_hands(table))) for metric, table in tables.items()}
     return {"out": str(config.out), "seed": seed, "arm": name, "set": overrides, "seconds": round(seconds), **figures}
 
 

@@ -69,7 +69,7 @@ def validate(
         keep_images=SHOWN,
     )
     tables = error_tables(poses, validation)
-    return {name: float(mean_over_hands(table).mean()) for name, table in tables.items()}, poses
+    return {name: float(np.nanmean(mean_over_hands(table))) for name, table in tables.items()}, poses
 
 
 def error_tables(poses: Poses, validation: Validation) -> dict[str, Floats]:
