@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +38,7 @@ def elements(file: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
 
 
-def _open(file: Path) -> IO[str]:
+def _open(file: Path) -> AbstractContextManager[IO[str]]:
     if file.stat().st_size < _LONG_BYTES:
         return file.open(encoding="utf-8")
     shown = Console(stderr=True)
