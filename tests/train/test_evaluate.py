@@ -1,0 +1,258 @@
+import csv
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from errors import UserError
+from models.pose import PoseNetwork, PoseOutput
+from pipelines.sources import load_index
+from tests.train import tiny_hands
+from train.checkpoint import Checkpoints
+from train.config import load_config, to_dict
+from train.distributed import World
+from train.evaluate import Evaluated, evaluate
+from train.evaluation import (
+    difference,
+    estimate_in_boxes,
+    evaluation_config,
+    intervals,
+    measure,
+    trained_on,
+    truth_of,
+    worst_hands,
+)
+from train.finetune_config import FinetuneConfig
+from train.metrics import pixel_metrics, pose_metrics
+from train.pose_run import PoseRun, load_pose_run
+from train.starting_weights import start_pose_network
+from train.two_pass_crop import crops_around, estimate_in_two_passes
+
+POSES = 20
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hands") / "data"
+    tiny_hands.write_hands(root, POSES)
+    return root
+
+
+def save_run(out: Path, root: Path, seed: int = 0) -> Path:
+    """A run of random weights."""
+    torch.manual_seed(seed)
+    config = load_config(FinetuneConfig, [], tiny_hands.settings(root, out))
+    network = start_pose_network(config.encoder, config.pose)
+    saved = {"config": to_dict(config), "network": network.state_dict()}
+    Checkpoints(out / "best", keep=1).save(3, saved)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_run(tmp_path_factory.mktemp("runs") / "run", hands)
+
+
+def call(run: Path, out: Path, *overrides: str, **options: Any) -> Evaluated:
+    settings: dict[str, Any] = {
+        "compare": None, "crop": "boxes", "worst": 3, "submission": False, "proper_rotation": False, **options
+    }  # fmt: skip
+    return evaluate(run, [], overrides, out=out, **settings)
+
+
+class Knowing(PoseNetwork):
+    """Says the truth, plus an error that is its own choice; it finds the hand by the view's intrinsics."""
+
+    def know(self, joints: Tensor, intrinsics: Tensor, error: Tensor) -> None:
+        self.joints, self.intrinsics, self.error = joints, intrinsics, error
+        self.calls = 0
+
+    def forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        rows = torch.arange(self.calls, self.calls + len(image)) % len(self.joints)  # the last batch is filled up
+        self.calls += len(image)
+        joints = self.joints[rows] + self.error[rows]
+        homogeneous = joints @ intrinsics.double().mT
+        nothing = torch.zeros(len(image), 21)
+        return PoseOutput(homogeneous[..., :2] / homogeneous[..., 2:], nothing, nothing[:, 0], nothing[:, 0], joints)
+
+
+def knowing_run(run: Path, error: float = 0.0) -> tuple[PoseRun, FinetuneConfig]:
+    loaded = load_pose_run(run)
+    config = evaluation_config(loaded, [], ["data.split=all", "data.versions=['gs']"])
+    index = load_index(config.data)
+    scale = index.targets["scale_m"][:, None, None]
+    network = Knowing(loaded.network.encoder, loaded.config.pose)
+    wrong = error * torch.randn(len(index), 21, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    network.know(torch.from_numpy(index.targets["xyz_m"] / scale).double(), torch.zeros(1), wrong)
+    return dataclasses.replace(loaded, network=network), config
+
+
+def test_a_network_that_knows_has_no_error(run: Path) -> None:
+    """So frames, units and orders agree from the labels to the metrics."""
+    knowing, config = knowing_run(run)
+    index = load_index(config.data)
+    truth = truth_of(index)
+    found = measure(
+        knowing, config, index, truth, estimate_in_boxes(knowing, config, index, truth.intrinsics, World(), None)
+    )
+    values = {name: interval.value for name, interval in intervals(found, resamples=10).items()}
+    assert values["epe_cm"] < 1e-4
+    assert values["pa_epe_cm"] < 1e-4
+    assert values["epe_px"] < 1e-3
+    assert values["auc"] > 0.99
+    assert sum(found.left_out.values()) == 0
+
+
+def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> None:
+    knowing, config = knowing_run(run, error=0.5)
+    index = load_index(config.data)
+    truth = truth_of(index)
+    found = measure(
+        knowing, config, index, truth, estimate_in_boxes(knowing, config, index, truth.intrinsics, World(), None)
+    )
+    expected = pose_metrics(found.joints, truth.joints)
+    assert expected["epe_cm"] > 0.5
+    values = {name: interval.value for name, interval in intervals(found, resamples=10).items()}
+    for name in ("epe_cm", "auc", "pa_epe_cm", "pa_auc"):
+        assert values[name] == pytest.approx(expected[name])
+    assert values["epe_px"] == pytest.approx(pixel_metrics(found.poses.keypoints_px, truth.keypoints_px)["epe_px"])
+    means = found.errors.pa_error_m.mean(axis=1)
+    assert worst_hands(found, 4).tolist() == np.argsort(-means)[:4].tolist()
+    assert all(interval.value == 0 for interval in difference(found, found, resamples=10).values())
+
+
+def test_what_cannot_be_measured_is_counted(run: Path) -> None:
+    knowing, config = knowing_run(run)
+    index = load_index(config.data)
+    truth = truth_of(index)
+    poses = estimate_in_boxes(knowing, config, index, truth.intrinsics, World(), None)
+    poses.joints[2] = np.nan
+    poses.samples[5] = 6
+    truth.joints[7], truth.keypoints_px[7] = np.nan, np.nan
+    truth.scale_m[9] = np.nan  # its absolute errors have no unit, its aligned ones need none
+    truth.joints[11, 4] = np.nan  # a keypoint
+    found = measure(knowing, config, index, truth, poses)
+    assert found.left_out == {"unreadable": 1, "without labels": 1, "prediction is no number": 1}
+    tables = found.tables()
+    for row in (2, 5, 7):
+        assert all(np.isnan(table[row]).all() for table in tables.values())
+    assert np.isnan(tables["epe_cm"][9]).all()
+    assert not np.isnan(tables["pa_epe_cm"][9]).any()
+    assert np.isnan(tables["epe_cm"][11]).sum() == 1
+    poses.joints[:] = np.nan
+    with pytest.raises(UserError, match=r"no hand is left to measure .*18 prediction is no number"):
+        measure(knowing, config, index, truth, poses)
+
+
+def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
+    other = save_run(tmp_path / "other", hands, seed=1)
+    done = call(run, tmp_path / "out", compare=other)
+    assert [file.name for file in done.files] == ["metrics.json", "hands.csv", "pck.png", "worst.png"]
+    assert len(done.tables) == 2
+    content = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert content["images"] == 4 * POSES // 10  # the held-out poses with their four backgrounds
+    assert set(content["metrics"]) == {"epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"}
+    assert all(entry["low"] <= entry["value"] <= entry["high"] for entry in content["metrics"].values())
+    assert len(content["per_keypoint"]["pa_epe_cm"]) == 21
+    assert len(content["pck"]["aligned_m"]["share"]) == 100
+    minus = content["comparison"]
+    for name, entry in minus["difference"].items():
+        assert entry["value"] == pytest.approx(content["metrics"][name]["value"] - minus["metrics"][name]["value"])
+    rows = list(csv.DictReader((tmp_path / "out" / "hands.csv").read_text().splitlines()))
+    assert np.mean([float(row["epe_px"]) for row in rows]) == pytest.approx(content["metrics"]["epe_px"]["value"], 1e-4)
+    for name in ("pck.png", "worst.png"):
+        picture = cv2.imread(str(tmp_path / "out" / name))
+        assert picture is not None
+        assert picture.std() > 10
+
+
+def test_data_of_the_run_is_known_from_other_data(run: Path) -> None:
+    loaded = load_pose_run(run)
+    assert not trained_on(loaded, evaluation_config(loaded, [], []))
+    assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=train"]))
+    assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=all"]))
+    assert not trained_on(loaded, evaluation_config(loaded, [], ["data.split=all", "data.part=evaluation"]))
+
+
+def test_the_network_cannot_be_set(run: Path) -> None:
+    loaded = load_pose_run(run)
+    with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be another"):
+        evaluation_config(loaded, [], ["pose.root=middle_mcp"])
+    with pytest.raises(UserError, match=r"encoder\.name belongs"):
+        evaluation_config(loaded, [], ["encoder.name=resnet50"])
+
+
+def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, tmp_path: Path) -> None:
+    """The evaluation part as it is published: without 3D labels."""
+    root = tmp_path / "evaluation_only"
+    (root / "evaluation" / "rgb").mkdir(parents=True)
+    for number in range(5):
+        image = (hands / "training" / "rgb" / f"{number:08d}.jpg").read_bytes()
+        (root / "evaluation" / "rgb" / f"{number:08d}.jpg").write_bytes(image)
+    for key in ("K", "scale"):
+        rows = json.loads((hands / f"training_{key}.json").read_text())[:5]
+        (root / f"evaluation_{key}.json").write_text(json.dumps(rows))
+    settings = (f"data.root={root}", "data.part=evaluation", "data.split=all", "data.box=center")
+    done = call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+    assert [file.name for file in done.files] == ["pred.json", "pred.zip"]
+    with zipfile.ZipFile(tmp_path / "out" / "pred.zip") as archive:
+        xyz, vertices = json.loads(archive.read("pred.json"))
+    assert np.shape(xyz) == (5, 21, 3)
+    assert np.shape(vertices) == (5, 778, 3)
+    scale = json.loads((root / "evaluation_scale.json").read_text())
+    bones = np.linalg.norm(np.subtract([hand[9] for hand in xyz], [hand[10] for hand in xyz]), axis=1)
+    assert bones.max() < 20 * max(scale)  # metres, not reference bones
+    with pytest.raises(UserError, match="has no poses to measure against"):
+        call(run, tmp_path / "out", *settings)
+    (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
+    with pytest.raises(UserError, match="no hand for 1 of 5 images, image 3 the first"):
+        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+
+
+def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
+    """The second view shows the rectangle around the first prediction, in whole pixels, at 0.7 of its side."""
+    knowing, config = knowing_run(run)
+    index = load_index(config.data)
+    network = knowing.network
+    assert isinstance(network, Knowing)
+    config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=len(index)))
+    network.joints, network.error = network.joints.repeat(2, 1, 1), network.error.repeat(2, 1, 1)  # two passes
+    poses = estimate_in_two_passes(knowing, config, index, index.targets["K"], World(), None, keep_images=2)
+    side_px = config.geometry.side_px
+    assert index.keypoints_px is not None
+    np.testing.assert_allclose(poses.keypoints_px, index.keypoints_px, atol=1e-3)
+    for row in range(len(index)):
+        scale = 0.7 * side_px / (0.33 * tiny_hands.SIDE_PX)  # their first transformation, written out
+        first = np.array([[scale, 0, -scale * 32 + side_px / 2], [0, scale, -scale * 32 + side_px / 2], [0, 0, 1]])
+        inside = index.keypoints_px[row] @ first[:2, :2].T + first[:2, 2]
+        x1, y1, x2, y2 = (int(edge) for edge in (*inside.min(axis=0), *inside.max(axis=0)))
+        corners = np.linalg.inv(first)[:2] @ np.array([[x1, x2], [y1, y2], [1, 1]])
+        length = (corners[:, 1] - corners[:, 0]).max()
+        scale = 0.7 * side_px / length
+        expected = np.zeros((2, 3))
+        expected[:, :2] = scale * np.eye(2)
+        expected[:, 2] = side_px / 2 - scale * corners.mean(axis=1)
+        np.testing.assert_allclose(poses.source_to_view_px[row], expected, atol=0.1 * scale)
+    assert poses.images.shape == (2, side_px, side_px, 3)
+
+
+def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
+    """A bright square's middle, found in the view, is where the matrix carries it, in either frame."""
+    from train.two_pass_crop import _view
+
+    image = np.zeros((100, 100, 3), np.uint8)
+    image[40:50, 60:70] = 255  # corner-based middle (65, 45), centre-based (64.5, 44.5)
+    (crop,) = crops_around(np.array([[60.0, 50.0]]), np.array([40.0]), 64)
+    for origin_px in (0.0, 0.5):
+        view = _view(image, crop, 64, origin_px)[..., 0].astype(float)
+        ys, xs = np.mgrid[:64, :64]
+        found = np.array([(xs * view).sum(), (ys * view).sum()]) / view.sum() + origin_px
+        expected = crop[:, :2] @ (np.array([64.5, 44.5]) + origin_px) + crop[:, 2]
+        np.testing.assert_allclose(found, expected, atol=0.05)
