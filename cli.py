@@ -436,6 +436,34 @@ def bench_train(
     commands.bench_train(config, precisions, repeats, seconds, as_json=as_json, record=record)
 
 
+@main.command("check-data")
+@config_options
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+    """Decode every image of a configuration's data once, and list those that cannot be used in OUT (a .jsonl).
+
+    \b
+      python cli.py check-data --set data.root=/data/freihand bad.jsonl
+      python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
+    """
+    from train import check_data as check
+    from train.distributed import described_world
+    from train.log import progress_bar
+
+    config = _config(files, overrides)
+    device = described_world(config.train.device).device
+    with progress_bar("checking") as progress:
+        found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
+    for one in found:
+        click.echo(
+            f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}"
+        )
+        for path, reason in list(one.reasons.items())[:5]:
+            click.echo(f"  {path}: {reason}")
+        if one.reasons:
+            click.echo(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+
+
 @main.command()
 @config_options
 @click.argument("out", type=click.Path(path_type=Path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,11 +33,14 @@ class Batch:
         views: the views; views[0] and views[1] are a positive pair, row by row.
         samples: (N,) int64 on the CPU, the rows of the index that were really used.
         positions: (N,) int64 on the CPU, their places in the run's global order.
+        bad: (K,) int64 on the CPU, rows of the index that were met on the way and cannot be used, each as often as it
+            was; substitutes count too.
     """
 
     views: tuple[View, ...]
     samples: Tensor
     positions: Tensor
+    bad: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -48,4 +51,4 @@ class Batch:
             View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))
             for v in self.views
         )
-        return Batch(views, self.samples, self.positions)
+        return Batch(views, self.samples, self.positions, self.bad)

@@ -33,9 +33,14 @@ SUBSTITUTE_ATTEMPTS = 64
 
 
 class Quarantine:
-    """Samples that cannot be used, each named once; safe to use from several threads."""
+    """Samples that cannot be used, each named once; safe to use from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        quiet: name none, for whoever tells of all of them at the end.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._reasons: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -51,7 +56,8 @@ class Quarantine:
             if sample in self._reasons:
                 return
             self._reasons[sample] = reason
-        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+        if not self._quiet:
+            log.warning("%s cannot be used (%s): another image takes its place", path, reason)
 
     @property
     def reasons(self) -> dict[int, str]:
@@ -62,11 +68,12 @@ class Quarantine:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A request and what it stands for: (N,) positions and the (N,) samples that were really read."""
+    """A request and what it stands for: (N,) positions, the (N,) samples that were really read, the bad ones met."""
 
     request: Request
     positions: IntArray
     samples: IntArray
+    bad: IntArray
 
 
 class Feed:
@@ -134,24 +141,27 @@ class Feed:
                     )
                 )
         places_wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), strict=True)
-        read = [self._read_good(epoch, place, sample) for epoch, place, sample in places_wanted]
+        bad: list[int] = []
+        read = [self._read_good(epoch, place, sample, bad) for epoch, place, sample in places_wanted]
         used = np.array([sample for sample, _ in read], dtype=np.int64)
         encoded = [data for _, data in read]
         mirror = None if self.index.mirror is None else self.index.mirror[used]
         box_px, tables = self.index.box_px[used], [np.concatenate(parts) for parts in draws]
         regions = find_regions(encoded, box_px, tables, self._geometry, mirror) if self._regions else None
         request = Request(encoded, box_px, tables, mirror, regions)
-        return Chunk(request, positions, used)
+        return Chunk(request, positions, used, np.array(bad, np.int64))
 
-    def _read_good(self, epoch: int, place: int, sample: int) -> tuple[int, Encoded]:
-        """The sample itself or its first usable substitute."""
+    def _read_good(self, epoch: int, place: int, sample: int, bad: list[int]) -> tuple[int, Encoded]:
+        """The sample itself or its first usable substitute; what cannot be used goes into `bad`."""
         data = self._read(sample)
         if data is not None:
             return sample, data
+        bad.append(sample)
         for substitute in self._order.substitutes(epoch, place, SUBSTITUTE_ATTEMPTS):
             data = self._read(int(substitute))
             if data is not None:
                 return int(substitute), data
+            bad.append(int(substitute))
         raise UserError(
             f"{self.index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
             f"{self.index.path(int(substitute))}; {len(self.quarantine)} are known to be bad. Check the folder."
@@ -162,7 +172,7 @@ class Feed:
         if sample in self.quarantine:
             return None
         try:
-            data = self.index.read(sample)
+            data = np.frombuffer(self.index.read(sample), np.uint8)
             check_image(data)
         except OSError as error:
             self.quarantine.add(sample, self.index.path(sample), error.strerror or str(error))
@@ -170,7 +180,7 @@ class Feed:
         except BadImage as error:
             self.quarantine.add(sample, self.index.path(sample), str(error))
             return None
-        return np.frombuffer(data, np.uint8)
+        return data
 
     def close(self) -> None:
         """Stop the readers."""

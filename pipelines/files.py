@@ -1,15 +1,18 @@
 """What must be true of a file's bytes before DALI's decoder may see them.
 
 A file that DALI 2.4 cannot parse does not raise in `fn.decoders.image`: it ends the process. So every file's structure
-is walked first, which costs microseconds. What passes may still be damaged inside; DALI then raises or decodes it.
+is walked first, a JPEG's by a compiled kernel, a PNG's checksums by zlib. What passes may still be damaged inside; DALI
+then raises or decodes it.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from typing import Final
+from enum import IntEnum
+from typing import Any, Final
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -19,13 +22,6 @@ MAX_PIXELS: Final = 100_000_000
 MIN_PIXELS: Final = 4
 """Fewest; smaller ones show nothing, and the CPU's kernel reads eight bytes at once."""
 
-_JPEG_START: Final = b"\xff\xd8\xff"
-_JPEG_END: Final = b"\xff\xd9"
-_SOS: Final = 0xDA
-# Baseline, extended and progressive with Huffman codes, then the two with arithmetic codes.
-_FRAMES_READ: Final = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
-_FRAMES_NOT_READ: Final = frozenset((0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF))
-_HUFFMAN_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))
 # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
 _JPEG_PIXELS_PER_BYTE: Final = 512
 
@@ -35,8 +31,7 @@ _PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # Deflate cannot compress by more than 1032.
 _PNG_BYTES_PER_BYTE: Final = 1032
 
-_segment = struct.Struct(">BBH").unpack_from
-_frame = struct.Struct(">BHHB").unpack_from
+_riff_chunk = struct.Struct("<4sI").unpack_from
 _chunk = struct.Struct(">I4s").unpack_from
 _header = struct.Struct(">IIBBBBB").unpack_from
 _crc = struct.Struct(">I").unpack_from
@@ -62,7 +57,7 @@ class BadImage(ValueError):  # noqa: N818 - it is the file that is bad, and mess
 
 
 def check_image(data: bytes | npt.NDArray[np.uint8]) -> None:
-    """Let pass what DALI's decoder can take: a JPEG or a PNG that is whole in its structure.
+    """Let pass what DALI's decoder can take: a JPEG, a PNG or a WebP that is whole in its structure.
 
     The kind is read from the bytes, not from a file name. Bytes after the image's end are tolerated.
 
@@ -72,60 +67,180 @@ def check_image(data: bytes | npt.NDArray[np.uint8]) -> None:
     Raises:
         BadImage: for anything else; says what was found.
     """
-    if not isinstance(data, bytes):
-        data = data.tobytes()
-    if data.startswith(_JPEG_START):
-        _check_jpeg(data)
-    elif data.startswith(_PNG_START):
+    array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
+    fault, at, first, second = walk_jpeg(array)
+    if fault == JpegFault.NONE:
+        return
+    if fault != JpegFault.NO_JPEG:
+        raise BadImage(_jpeg_reason(JpegFault(fault), at, first, second, len(array)))
+    data = array.tobytes()
+    if data.startswith(_PNG_START):
         _check_png(data)
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        _check_webp(data)
     else:
         raise BadImage(_kind_of(data))
 
 
-def _check_jpeg(data: bytes) -> None:
-    size = len(data)
+class JpegFault(IntEnum):
+    """What `walk_jpeg` finds."""
+
+    NONE = 0
+    NO_JPEG = 1
+    CUT_IN_HEADER = 2
+    NO_MARKER = 3
+    SEGMENT = 4
+    TWO_FRAMES = 5
+    FRAME_NOT_READ = 6
+    MARKER = 7
+    NO_FRAME = 8
+    FRAME_LENGTH = 9
+    COMPONENTS = 10
+    PRECISION = 11
+    PIXELS = 12
+    FEW_BYTES = 13
+    NO_END = 14
+
+
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
+    """Follow a JPEG's segments up to its first scan, and look for its end from behind.
+
+    Args:
+        data: (bytes,) uint8.
+
+    Returns:
+        A `JpegFault`, the byte where it stands, and two numbers that tell of it.
+    """
+    size = data.size
+    if size < 3 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
+        return 1, 0, 0, 0
     frame, pixels = 0, 0
     at = 2  # a segment's marker; its length counts itself but not the marker
     while True:
         if at + 4 > size:
-            raise BadImage(f"JPEG cut in its header after {size} bytes")
-        fill, marker, length = _segment(data, at)
-        if fill != 0xFF:
-            raise BadImage(f"JPEG without a marker at byte {at}")
+            return 2, at, 0, 0
+        marker: Any = np.int64(data[at + 1])
+        if data[at] != 0xFF:
+            return 3, at, 0, 0
         if marker == 0xFF:  # markers may be preceded by any number of fill bytes
             at += 1
             continue
+        length: Any = (np.int64(data[at + 2]) << 8) | np.int64(data[at + 3])
         end = at + 2 + length
         if length < 2 or end > size:
-            raise BadImage(f"JPEG segment {marker:02X} at byte {at} of length {length} in a file of {size} bytes")
-        if marker == _SOS:
+            return 4, at, marker, length
+        if marker == 0xDA:  # start of scan
             break
-        if marker in _FRAMES_READ:
+        if marker in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA):  # baseline, extended, progressive; the last two arithmetic-coded
             if frame:
-                raise BadImage("JPEG with two frame headers")
-            frame, pixels = marker, _jpeg_pixels(data, at + 4, length)
-        elif marker in _FRAMES_NOT_READ:
-            raise BadImage("lossless or hierarchical JPEG is not read")
+                return 5, at, 0, 0
+            if length < 8:
+                return 9, at, length, 0
+            components: Any = np.int64(data[at + 9])
+            if components not in (1, 3, 4) or length != 8 + 3 * components:
+                return 10, at, components, length
+            precision: Any = np.int64(data[at + 4])
+            if precision != 8:
+                return 11, at, precision, 0
+            height: Any = (np.int64(data[at + 5]) << 8) | np.int64(data[at + 6])
+            width: Any = (np.int64(data[at + 7]) << 8) | np.int64(data[at + 8])
+            frame, pixels = marker, width * height
+            if not MIN_PIXELS <= pixels <= MAX_PIXELS:
+                return 12, at, width, height
+        elif 0xC3 <= marker <= 0xCF and marker != 0xC4 and marker != 0xC8 and marker != 0xCC:
+            return 6, at, marker, 0
         elif marker < 0xC0 or 0xD0 <= marker <= 0xD9:
-            raise BadImage(f"JPEG marker {marker:02X} in the header, at byte {at}")
+            return 7, at, marker, 0
         at = end
     if not frame:
-        raise BadImage("JPEG without a frame header before its data")
-    if frame in _HUFFMAN_FRAMES and pixels > _JPEG_PIXELS_PER_BYTE * size:
-        raise BadImage(f"JPEG header of {pixels} pixels in a file of only {size} bytes")
-    if data.rfind(_JPEG_END, end) < 0:
-        raise BadImage(f"JPEG cut after {size} bytes: no end marker")
+        return 8, at, 0, 0
+    if frame <= 0xC2 and pixels > _JPEG_PIXELS_PER_BYTE * size:
+        return 13, at, pixels, 0
+    for last in range(size - 2, end - 1, -1):
+        if data[last] == 0xFF and data[last + 1] == 0xD9:
+            return 0, last, 0, 0
+    return 14, at, 0, 0
 
 
-def _jpeg_pixels(data: bytes, at: int, length: int) -> int:
-    if length < 8:
-        raise BadImage(f"JPEG frame header of {length} bytes")
-    precision, height, width, components = _frame(data, at)
-    if components not in (1, 3, 4) or length != 8 + 3 * components:
-        raise BadImage(f"JPEG frame header of {components} components in {length} bytes")
-    if precision != 8:
-        raise BadImage(f"JPEG with {precision} bits a sample is not read")
-    return _pixels("JPEG", width, height)
+def _jpeg_reason(fault: JpegFault, at: int, first: int, second: int, size: int) -> str:
+    match fault:
+        case JpegFault.CUT_IN_HEADER:
+            return f"JPEG cut in its header after {size} bytes"
+        case JpegFault.NO_MARKER:
+            return f"JPEG without a marker at byte {at}"
+        case JpegFault.SEGMENT:
+            return f"JPEG segment {first:02X} at byte {at} of length {second} in a file of {size} bytes"
+        case JpegFault.TWO_FRAMES:
+            return "JPEG with two frame headers"
+        case JpegFault.FRAME_NOT_READ:
+            return "lossless or hierarchical JPEG is not read"
+        case JpegFault.MARKER:
+            return f"JPEG marker {first:02X} in the header, at byte {at}"
+        case JpegFault.NO_FRAME:
+            return "JPEG without a frame header before its data"
+        case JpegFault.FRAME_LENGTH:
+            return f"JPEG frame header of {first} bytes"
+        case JpegFault.COMPONENTS:
+            return f"JPEG frame header of {first} components in {second} bytes"
+        case JpegFault.PRECISION:
+            return f"JPEG with {first} bits a sample is not read"
+        case JpegFault.PIXELS:
+            return _size_reason("JPEG", first, second)
+        case JpegFault.FEW_BYTES:
+            return f"JPEG header of {first} pixels in a file of only {size} bytes"
+        case _:
+            return f"JPEG cut after {size} bytes: no end marker"
+
+
+def _check_webp(data: bytes) -> None:
+    """A still image in one chunk, lossy or lossless, alone or in the extended form with a canvas of its size."""
+    size, end = len(data), 8 + _riff_chunk(data, 0)[1]
+    if end > size or end % 2:
+        raise BadImage(f"WebP of {end} bytes in a file of {size} bytes")
+    at, canvas, image = 12, None, None
+    while at < end:
+        if at + 8 > end:
+            raise BadImage(f"WebP cut in the chunk at byte {at}")
+        kind, length = _riff_chunk(data, at)
+        body, after = at + 8, at + 8 + length + length % 2
+        if after > end:
+            raise BadImage(f"WebP chunk at byte {at} of length {length} in a file of {size} bytes")
+        if kind == b"VP8X":
+            if at != 12 or length != 10:
+                raise BadImage(f"WebP canvas of {length} bytes at byte {at}")
+            if data[body] & 2:
+                raise BadImage("animated WebP is not read")
+            canvas = _webp_canvas_px(data, body)
+        elif kind in (b"VP8 ", b"VP8L"):
+            if image is not None or (canvas is None and at != 12):
+                raise BadImage(f"WebP with a second image, or one out of place, at byte {at}")
+            image = _webp_lossy_px(data, body, length) if kind == b"VP8 " else _webp_lossless_px(data, body, length)
+        at = after
+    if image is None:
+        raise BadImage("WebP without an image")
+    if canvas is not None and canvas != image:
+        raise BadImage(f"WebP image of {image[0]} x {image[1]} on a canvas of {canvas[0]} x {canvas[1]} pixels")
+    _pixels("WebP", *image)
+
+
+def _webp_canvas_px(data: bytes, at: int) -> tuple[int, int]:
+    width, height = (int.from_bytes(data[at + start : at + start + 3], "little") + 1 for start in (4, 7))
+    return width, height
+
+
+def _webp_lossy_px(data: bytes, at: int, length: int) -> tuple[int, int]:
+    if length < 10 or data[at] & 1 or data[at + 3 : at + 6] != b"\x9d\x01\x2a":
+        raise BadImage(f"WebP image at byte {at} without the header of a key frame")
+    width, height = struct.unpack_from("<HH", data, at + 6)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _webp_lossless_px(data: bytes, at: int, length: int) -> tuple[int, int]:
+    if length < 5 or data[at] != 0x2F or data[at + 4] >> 5:
+        raise BadImage(f"WebP image at byte {at} without the header of a lossless image")
+    packed = int.from_bytes(data[at + 1 : at + 5], "little")
+    return (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1
 
 
 def _check_png(data: bytes) -> None:
@@ -167,8 +282,12 @@ def _png_raw_bytes(data: bytes, at: int) -> int:
 def _pixels(kind: str, width: int, height: int) -> int:
     pixels = width * height
     if not MIN_PIXELS <= pixels <= MAX_PIXELS:
-        raise BadImage(f"{kind} header says {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read")
+        raise BadImage(_size_reason(kind, width, height))
     return pixels
+
+
+def _size_reason(kind: str, width: int, height: int) -> str:
+    return f"{kind} header says {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read"
 
 
 def _kind_of(data: bytes) -> str:
@@ -178,8 +297,6 @@ def _kind_of(data: bytes) -> str:
     for magic, kind in _OTHER_KINDS:
         if start.startswith(magic):
             return kind
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return "WebP is not read"
     if start[4:8] == b"ftyp":
         return {b"avif": "AVIF is not read", b"heic": "HEIC is not read"}.get(start[8:12], "a video, not an image")
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

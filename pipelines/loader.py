@@ -215,6 +215,7 @@ class Loader:
         step = self._steps[0]
         while step != self._steps[1]:
             batch, row, unfinished = self._empty_batch(step), 0, list[Future[None]]()
+            bad = [batch.bad]
             while row < len(self._rows):
                 try:
                     outputs = next(runner)
@@ -228,9 +229,10 @@ class Loader:
                 _wait_for(unfinished)  # for the chunk before, so that the threads have the next when it is done
                 unfinished = started
                 batch.samples[row:stop] = torch.from_numpy(chunk.samples)
+                bad.append(torch.from_numpy(chunk.bad))
                 row = stop
             _wait_for(unfinished)
-            yield batch
+            yield replace(batch, bad=torch.cat(bad))
             step += 1
 
     def _pieces(self) -> Iterator[IntArray]:

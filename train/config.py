@@ -117,6 +117,7 @@ FREE_ON_RESUME = (
     "run.log_samples",
     "run.rank_timeout_s",
     "data.root",
+    "data.max_bad_share",
     "data.regressor",
     "pipelines",
     "encoder.weights",

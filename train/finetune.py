@@ -13,6 +13,7 @@ from errors import UserError
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
+from train.bad_files import BadFiles
 from train.checkpoint import BackgroundWriter
 from train.config import to_dict
 from train.distributed import World, described_world, joined, micro_batch_share
@@ -100,6 +101,7 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
             state.precision,
         )
 
+    bad_files = BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
     gc.freeze()  # what is here now stays: the collector need not go through it again and again
     with (
         loader,
@@ -125,8 +127,12 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
             if validation is not None and (last or done % validate_every == 0):
                 with meter.paused():
                     meter.validated(_validate(config, folder, state, validation, world))
-            if save_now:
+            bad_files.count(batch, agree=log_now or save_now)
+            if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
+            if bad_files.too_many:
+                together(world, writer.finish)
+                together(world, bad_files.require_few)
             if stopping and not last:
                 together(world, writer.finish)
                 raise Interrupted(stop.signal_number, done, folder.root)

@@ -13,6 +13,7 @@ import torch
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
+from train.bad_files import BadFiles
 from train.checkpoint import BackgroundWriter
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
@@ -95,6 +96,7 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             parts = zip(rows, index.sources, strict=True)
             log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
+    bad_files = BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
     gc.freeze()  # what is here now stays: the collector need not go through it again and again
     with (
         loader,
@@ -117,8 +119,12 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             if log_now or save_now:
                 together(world, partial(meter.require_finite, result))
             meter.after_step(batch, result, log_now=log_now)
-            if save_now:
+            bad_files.count(batch, agree=log_now or save_now)
+            if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
+            if bad_files.too_many:
+                together(world, writer.finish)
+                together(world, bad_files.require_few)
             if stopping and not last:
                 together(world, writer.finish)
                 raise Interrupted(stop.signal_number, done, folder.root)

@@ -37,6 +37,7 @@ class RunFolder:
         self.metrics_file = root / "metrics.jsonl"
         self.best = Checkpoints(root / "best", keep=1)
         self.validation_file = root / "validation.jsonl"
+        self.quarantine_file = root / "quarantine.jsonl"
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
@@ -62,6 +63,7 @@ class TrainingState(ABC, Generic[R]):
 
     Attributes:
         steps_done: optimiser steps so far.
+        bad_files: what `train.bad_files` has counted.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class TrainingState(ABC, Generic[R]):
         self.scheduler = LambdaLR(optimizer, factor)
         self.scaler = scaler
         self.steps_done = 0
+        self.bad_files: dict[str, Any] = {}
 
     @abstractmethod
     def gradient(self, batch: Batch) -> R:
@@ -103,6 +106,7 @@ class TrainingState(ABC, Generic[R]):
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "bad_files": copy.deepcopy(self.bad_files),  # which goes on counting while a checkpoint is written
         }
 
     def load_more(self, saved: Mapping[str, Any]) -> None:
@@ -142,6 +146,7 @@ class TrainingState(ABC, Generic[R]):
         if saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
+        self.bad_files = saved["bad_files"]
         self.scheduler.load_state_dict(saved["scheduler"])
         self.load_more(saved)
         log.info("going on after step %d, from %s", self.steps_done, path)

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from errors import UserError
+from pipelines.bad_list import rows_not_listed
 from pipelines.index import Index, join
 from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
@@ -47,6 +48,8 @@ class DataConfig:
         label_seed: another seed, another choice.
         shuffle_shards: of shards, shuffle within so many at a time, for storage that is slow at random reads; without
             it, over all of them.
+        bad_list: files to leave out: a list that the `check-data` command wrote.
+        max_bad_share: a run stops when more than this share of what it has drawn cannot be used.
         weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
@@ -62,6 +65,8 @@ class DataConfig:
     label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     label_seed: Annotated[int, Field(ge=0)] = 0
     shuffle_shards: Annotated[int, Field(ge=1)] | None = None
+    bad_list: str | None = None
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     weight: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -78,9 +83,13 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
 
 def _load(config: DataConfig) -> Index:
     index = _load_source(config, Path(config.root))
+    left = None if config.bad_list is None else rows_not_listed(index, Path(config.bad_list))
     if config.label_fraction < 1:
         group = np.arange(len(index)) if index.group is None else index.group
-        index = index.select(np.flatnonzero(in_fraction(group, config.label_fraction, seed=config.label_seed)))
+        chosen = np.flatnonzero(in_fraction(group, config.label_fraction, seed=config.label_seed))
+        left = chosen if left is None else np.intersect1d(chosen, left)
+    if left is not None and len(left) < len(index):
+        index = index.select(left)
     box_px = index.box_px.copy()
     box_px[:, 2] *= config.box_margin
     return dataclasses.replace(index, box_px=box_px)

@@ -11,11 +11,11 @@ from errors import UserError
 from pipelines.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
-_ENDINGS = (".jpg", ".jpeg", ".png")
+_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
-    """All JPEG and PNG files under a folder, in the order of their names.
+    """All JPEG, PNG and WebP files under a folder, in the order of their names.
 
     Hidden files and folders are left out. Links to folders are followed, each real folder being read once.
 

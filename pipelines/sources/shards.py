@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.index import Blocks, Index
+from pipelines.index import Blocks, Index, Store
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
@@ -155,6 +156,29 @@ class ShardStore:
                     del self._open[next(iter(self._open))]
                 self._open[shard] = descriptor
             return self._open[shard]
+
+
+class _Verified:
+    """A store that compares what it reads with the checksums."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+
+    def read(self, sample: int) -> bytes:
+        """The bytes of one image.
+
+        Raises:
+            OSError: also if they are not those that were packed.
+        """
+        data = self._store.read(sample)
+        if zlib.crc32(data) != self._store.checksum(sample):
+            raise OSError("not the bytes that were packed (wrong checksum)")
+        return data
+
+
+def verified(store: Store | None) -> Store | None:
+    """The store, with its checksums compared where it has them."""
+    return _Verified(store) if isinstance(store, ShardStore) else store
 
 
 class _Descriptor:

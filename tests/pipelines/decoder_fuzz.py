@@ -47,6 +47,8 @@ def good_files() -> dict[str, bytes]:
     exif[0x010E] = "a hand"
     sixteen_bit = Image.fromarray(np.arange(72 * 56, dtype=np.uint16).reshape(56, 72) * 16)
     bilevel = picture.convert("1")
+    see_through = picture.copy()
+    see_through.putalpha(100)
     jpeg = encoded(picture, "JPEG")
     comment = b"\xff\xfe\x00\x0a a hand "
     return {
@@ -72,6 +74,12 @@ def good_files() -> dict[str, bytes]:
         "png 16 bit": encoded(sixteen_bit, "PNG"),
         "png exif, text": encoded(picture, "PNG", exif=exif.tobytes(), dpi=(72, 72)),
         "png trailing bytes": encoded(picture, "PNG") + b"trailing",
+        "webp": encoded(picture, "WEBP"),
+        "webp lossless": encoded(picture, "WEBP", lossless=True),
+        "webp alpha": encoded(see_through, "WEBP"),
+        "webp lossless alpha": encoded(see_through, "WEBP", lossless=True),
+        "webp exif": encoded(picture, "WEBP", exif=exif.tobytes()),
+        "webp trailing bytes": encoded(picture, "WEBP") + b"trailing",
         "png one colour": encoded(Image.new("1", (3000, 2000)), "PNG", compress_level=9),
     }
 
@@ -102,6 +110,8 @@ def mutated(data: bytes, rng: np.random.Generator, other: bytes) -> bytes:
             case 7:
                 file[at : at + span] = other[at : at + span]
     repaired = with_png_checksums(bytes(file)) if rng.random() < 0.7 else bytes(file)
+    if repaired.startswith(b"RIFF") and len(repaired) > 8 and rng.random() < 0.7:
+        repaired = b"RIFF" + struct.pack("<I", len(repaired) - 8 & ~1) + repaired[8:]
     if repaired.startswith(b"\xff\xd8") and rng.random() < 0.5:
         repaired += b"\xff\xd9"
     return repaired

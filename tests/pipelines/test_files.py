@@ -1,4 +1,3 @@
-import io
 import json
 import struct
 import subprocess
@@ -16,6 +15,8 @@ from tests.pipelines.decoder_fuzz import BATCH, decode, encoded, good_files
 GOOD = good_files()
 JPEG = GOOD["jpeg"]
 PNG = GOOD["png"]
+WEBP, CANVAS = GOOD["webp"], GOOD["webp exif"]
+ANIMATED = encoded(Image.new("RGB", (8, 8)), "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")])
 SOF = JPEG.index(b"\xff\xc0")
 SOS = JPEG.index(b"\xff\xda")
 
@@ -48,12 +49,6 @@ DATA = (b"IDAT", zlib.compress(bytes(14)))
 END = (b"IEND", b"")
 
 
-def webp() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "WEBP")
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -62,7 +57,6 @@ def webp() -> bytes:
         (b"<!DOCTYPE html><html>404</html>", "HTML, not an image"),
         (b"\n <html><body>404", "HTML, not an image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "XML or SVG"),
-        (webp(), "WebP is not read"),
         (encoded(Image.new("P", (8, 8)), "GIF"), "GIF is not read"),
         (encoded(Image.new("RGB", (8, 8)), "BMP"), "BMP is not read"),
         (encoded(Image.new("RGB", (8, 8)), "TIFF"), "TIFF is not read"),
@@ -111,6 +105,16 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (png_of(png_header(width=0), DATA, END), "0 x 2"),
         (png_of(png_header(width=65000, height=65000), DATA, END), "65000 x 65000"),
         (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels over only"),
+        (WEBP[:-2], "WebP of 942 bytes in a file of 940"),
+        (edited(WEBP, 16, b"\xff"), "chunk at byte 12 of length"),
+        (edited(WEBP, 23, b"\0"), "without the header of a key frame"),
+        (edited(WEBP, 26, b"\1\0\1\0"), "WebP header says 1 x 1"),
+        (edited(WEBP, 12, b"ICCP"), "without an image"),
+        (edited(GOOD["webp lossless"], 20, b"\0"), "without the header of a lossless image"),
+        (edited(CANVAS, 24, b"\x48"), "72 x 56 on a canvas of 73 x 56"),
+        (edited(CANVAS, 12, b"ICCP"), "out of place, at byte 30"),
+        (edited(CANVAS, 16, b"\x08"), "canvas of 8 bytes"),
+        (ANIMATED, "animated WebP"),
     ],
 )
 def test_damage_is_named(data: bytes, reason: str) -> None:

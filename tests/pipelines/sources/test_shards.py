@@ -320,3 +320,16 @@ def test_a_window_holds_in_a_mixture_and_for_a_part_of_the_labels(packed: Path, 
 
 def json_path(index: Index, row: int) -> str:
     return f"{int(Path(index.paths[row]).stem):03}{Path(index.paths[row]).suffix}"
+
+
+@pytest.mark.slow
+def test_ten_million_samples_open_within_seconds_and_little_memory() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.pipelines.sources.large_shards"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
+    assert found["samples"] == 10_000_000
+    assert found["open_s"] < 10
+    assert found["index_bytes_per_sample_on_disk"] < 100
+    assert found["memory_bytes_per_sample_after_first_batch"] < 100

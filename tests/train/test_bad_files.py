@@ -1,0 +1,115 @@
+"""Bad files of a run: counted exactly, on any number of ranks and over a resume; too many of them end it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.feed import SUBSTITUTE_ATTEMPTS
+from pipelines.order import EpochOrder
+from tests.train import ranks, tiny_run
+from train.config import Config, load_config
+from train.pretrain import pretrain
+
+BAD = (7, 31)
+NAMES = [f"{number:02}.jpg" for number in range(50)]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "images"
+    tiny_run.write_images(root)
+    (root / NAMES[7]).write_bytes(b"")
+    data = (root / NAMES[31]).read_bytes()
+    (root / NAMES[31]).write_bytes(data[: data.index(b"\xff\xda") + 40])
+    return root
+
+
+def config(images: Path, out: Path, *more: str) -> Config:
+    return load_config(Config, [], [*tiny_run.TINY, f"data.root={images}", f"run.out={out}", *more])
+
+
+def expected(steps: int) -> Counter[int]:
+    """How often each bad row is met in the first steps of 12, itself or as a substitute."""
+    order = EpochOrder(len(NAMES), 48, seed=0)
+    met: Counter[int] = Counter()
+    for position in range(12 * steps):
+        epoch, place = divmod(position, 48)
+        tried = [int(order.samples(epoch, np.array([place]))[0]), *order.substitutes(epoch, place, SUBSTITUTE_ATTEMPTS)]
+        for row in tried:
+            if int(row) not in BAD:
+                break
+            met[int(row)] += 1
+    return met
+
+
+def quarantine(out: Path) -> dict[str, tuple[str, int]]:
+    rows = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    assert [row["met"] for row in rows] == sorted((row["met"] for row in rows), reverse=True)
+    return {Path(row["path"]).name: (row["reason"], row["met"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def stopped(images: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run that too many bad files have ended."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    with pytest.raises(UserError) as caught:
+        pretrain(config(images, out))
+    return out, str(caught.value)
+
+
+def test_too_many_end_the_run_with_a_summary_and_a_checkpoint(stopped: tuple[Path, str], images: Path) -> None:
+    out, message = stopped
+    step = max(int(path.stem.removeprefix("step_")) for path in (out / "checkpoints").iterdir())
+    met = expected(step)
+    share = met.total() / (met.total() + 12 * step)
+    assert met.total() > 0
+    assert step % 2 == 0  # a log step
+    assert f"{share:.2%} of what was drawn from images up to step {step} cannot be used" in message
+    assert "more than data.max_bad_share = 0.01" in message
+    assert "--resume auto" in message
+    assert len(message.splitlines()) == 1
+    assert {name: times for name, (_, times) in quarantine(out).items()} == {NAMES[row]: met[row] for row in met}
+
+
+def test_a_resumed_run_goes_on_counting(stopped: tuple[Path, str], images: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(stopped[0], tmp_path / "out"))
+    pretrain(config(images, out, "data.max_bad_share=0.5"), resume="auto")
+    met = expected(tiny_run.STEPS)
+    found = quarantine(out)
+    assert {name: times for name, (_, times) in found.items()} == {NAMES[row]: met[row] for row in met}
+    assert found[NAMES[7]][0] == "empty file"
+    assert found[NAMES[31]][0].startswith("JPEG cut after")
+
+
+def run_ranks(images: Path, out: Path, *overrides: str, code: int) -> str:
+    log = out.with_suffix(".log")
+    settings = tiny_run.settings(images, out, "train.micro_batch=6", *overrides)
+    return ranks.finish(ranks.start_ranks(2, ranks.pretrain, settings, log=log), log, code=code)
+
+
+def test_two_ranks_write_one_file(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_ranks(images, out, "data.max_bad_share=0.5", "run.log_every=5", "run.checkpoint_every=7", code=0)
+    met = expected(tiny_run.STEPS)
+    assert {name: times for name, (_, times) in quarantine(out).items()} == {NAMES[row]: met[row] for row in met}
+
+
+def test_two_ranks_stop_together(images: Path, tmp_path: Path) -> None:
+    output = run_ranks(images, tmp_path / "out", code=2)
+    assert output.count("more than data.max_bad_share = 0.01") >= 1
+    assert "Traceback" not in output
+
+
+def test_good_data_leaves_no_file(tmp_path: Path, images: Path) -> None:
+    good = tmp_path / "images"
+    tiny_run.write_images(good)
+    out = tmp_path / "out"
+    pretrain(config(good, out, "train.epochs=1"))
+    assert not (out / "quarantine.jsonl").exists()

@@ -1,0 +1,112 @@
+"""check-data finds what the loader cannot use; the list that it writes leaves exactly that out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from errors import UserError
+from pipelines.index import Index
+from pipelines.loader import PipelinesConfig
+from pipelines.pack import pack
+from pipelines.sources import DataConfig, load_index
+from pipelines.sources.folder import load_folder
+from tests.pipelines.test_loader import UNDECODABLE
+from tests.train import tiny_run
+from train.check_data import Checked, check_data
+
+
+def check(*sources: DataConfig, out: Path) -> list[Checked]:
+    data = sources[0] if len(sources) == 1 else sources
+    calls: list[tuple[int, int]] = []
+    found = check_data(
+        data, PipelinesConfig(threads=2), out, device=torch.device("cpu"), progress=lambda *call: calls.append(call)
+    )
+    assert calls[-1][0] == calls[-1][1] == sum(len(one.index) for one in found)
+    return found
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    tiny_run.write_images(root)
+    (root / "07.jpg").write_bytes(b"")
+    (root / "31.jpg").write_bytes(UNDECODABLE)
+    return root
+
+
+def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
+    data = DataConfig(source="folder", root=str(images))
+    (found,) = check(data, out=tmp_path / "bad.jsonl")
+    assert found.reasons == {"07.jpg": "empty file", "31.jpg": "its compressed data does not decode"}
+    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert lines[0] == {"checked": 50, "bad": 2}
+    assert lines[1:] == [{"path": path, "reason": reason} for path, reason in found.reasons.items()]
+    index = load_index(DataConfig(source="folder", root=str(images), bad_list=str(tmp_path / "bad.jsonl")))
+    assert list(index.paths) == [f"{number:02}.jpg" for number in range(50) if number not in (7, 31)]
+    with pytest.raises(UserError, match="exists already, and nothing is overwritten"):
+        check(data, out=tmp_path / "bad.jsonl")
+
+
+def test_several_sources_get_a_list_each(images: Path, tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    tiny_run.write_images(good, 10)
+    sources = [DataConfig(source="folder", root=str(root)) for root in (good, images)]
+    found = check(*sources, out=tmp_path / "bad.jsonl")
+    assert [(one.key, len(one.reasons), one.list_file.name) for one in found] == [
+        ("data.0", 0, "bad.0.jsonl"),
+        ("data.1", 2, "bad.1.jsonl"),
+    ]
+
+
+def test_a_flipped_bit_in_a_shard_is_found(tmp_path: Path) -> None:
+    """Damage that decodes, too: shards have checksums."""
+    tiny_run.write_images(tmp_path / "images")
+    shards = tmp_path / "shards"
+    pack(load_folder(tmp_path / "images"), shards, per_shard=20, workers=1)
+    offset, size = (int(np.load(shards / f"index/{name}.npy")[23]) for name in ("offset", "size"))
+    content = bytearray((shards / "shard-000001.tar").read_bytes())
+    content[offset + size - 30] ^= 1
+    (shards / "shard-000001.tar").write_bytes(content)
+    (found,) = check(DataConfig(source="shards", root=str(shards)), out=tmp_path / "bad.jsonl")
+    assert list(found.reasons) == ["shard-000001.tar/000000023.jpg"]
+    assert "wrong checksum" in found.reasons["shard-000001.tar/000000023.jpg"]
+    index = load_index(DataConfig(source="shards", root=str(shards), bad_list=str(tmp_path / "bad.jsonl")))
+    whole = load_folder(tmp_path / "images")
+    assert len(index) == 49
+    assert [index.read(row) for row in (22, 23)] == [whole.read(row) for row in (22, 24)]
+
+
+def test_lists_that_do_not_fit_are_one_clear_line(images: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+
+    def message() -> str:
+        with pytest.raises(UserError) as caught:
+            load_index(DataConfig(source="folder", root=str(images), bad_list=str(file)))
+        return str(caught.value)
+
+    assert "No such file" in message()
+    assert "check-data" in message()
+    check(DataConfig(source="folder", root=str(images)), out=file)
+    whole = file.read_text()
+    file.write_text("\n".join(whole.splitlines()[:-1]))
+    assert "torn, 1 files of 2" in message()
+    file.write_text(whole[:-20])
+    assert "torn" in message()
+    file.write_text("")
+    assert "torn" in message()
+    (images / "07.jpg").unlink()
+    file.write_text(whole)
+    assert f"{images} has no '07.jpg': the list is of other data" in message()
+
+
+def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
+    from pipelines.bad_list import rows_not_listed, write_bad_list
+
+    index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
+    write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"}, checked=4)
+    assert rows_not_listed(index, tmp_path / "bad.jsonl").tolist() == [0, 3]

@@ -1,0 +1,133 @@
+"""What of the data cannot be used: counted over all ranks, written down, and limited."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from errors import UserError
+from pipelines.batch import Batch
+from pipelines.feed import Quarantine
+from pipelines.index import Index
+from pipelines.sources import DataConfig
+from train.distributed import World
+from train.state import TrainingState
+
+
+class BadFiles:
+    """Counts what could not be used, and ends the run when it is too much.
+
+    Counts belong to steps and live in the state, so a checkpoint keeps them and a resumed run goes on counting. Ranks
+    add up theirs at log steps and before checkpoints; rank 0 then writes quarantine.jsonl anew, so no line is torn.
+
+    Args:
+        index: of the run.
+        data: its sources, each with its limit.
+        file: quarantine.jsonl; a row for each bad file, those that were met most often first.
+        state: holds the counts of all ranks.
+        world: this rank among all.
+        quarantine: why this rank's loader could not use a file.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        data: DataConfig | Sequence[DataConfig],
+        file: Path,
+        state: TrainingState[Any],
+        world: World,
+        quarantine: Quarantine,
+    ) -> None:
+        self._index, self._file, self._state, self._world, self._quarantine = index, file, state, world, quarantine
+        sources = [data] if isinstance(data, DataConfig) else data
+        self._names = [source.name for source in index.sources] or [index.name]
+        self._limits = [source.max_bad_share for source in sources]
+        self._ends = np.cumsum(index.counts)
+        self._used = np.zeros(len(index.counts), np.int64)  # by this rank, since the ranks last met
+        self._met: Counter[int] = Counter()
+        if not state.bad_files:
+            state.bad_files = {"used": [0] * len(self._used), "met": {}}
+        elif world.is_main:
+            self._write()  # what was written after the checkpoint is of steps that are taken again
+
+    def count(self, batch: Batch, *, agree: bool) -> None:
+        """Count a batch of this rank; with `agree`, which all ranks must give alike, add up over ranks."""
+        self._used += self._per_source(batch.samples.numpy())
+        self._met.update(batch.bad.tolist())
+        if agree:
+            self._agree()
+
+    @property
+    def too_many(self) -> bool:
+        """Whether a limit was passed when the ranks last met; the same on all of them."""
+        return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
+
+    def require_few(self) -> None:
+        """End the run, on all ranks after the same step, if too much is bad.
+
+        Raises:
+            UserError: with a summary.
+        """
+        for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
+            if share > limit:
+                bad = self._bad()[number]
+                of = "" if len(self._limits) == 1 else f"{number}."
+                raise UserError(
+                    f"{share:.2%} of what was drawn from {self._names[number]} up to step {self._state.steps_done} "
+                    f"cannot be used, more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}. "
+                    f"All {bad} are in {self._file}, and the run is saved. Mend the data; or list what is bad with "
+                    f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
+                    f"with --resume auto"
+                )
+
+    def _agree(self) -> None:
+        reasons = self._quarantine.reasons
+        mine = self._used.tolist(), {row: (reasons[row], times) for row, times in self._met.items()}
+        total, news = self._state.bad_files, False
+        for used, met in self._world.gather_objects(mine):
+            total["used"] = [before + more for before, more in zip(total["used"], used, strict=True)]
+            for row, (reason, times) in met.items():
+                before = total["met"].get(row, [reason, 0])
+                total["met"][row] = [before[0], before[1] + times]
+                news = True
+        if news and self._world.is_main:
+            self._write()
+        self._used[:] = 0
+        self._met.clear()
+
+    def _per_source(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.bincount(np.searchsorted(self._ends, rows, side="right"), minlength=len(self._ends))
+
+    def _bad(self) -> list[int]:
+        """How often bad files of each source were met."""
+        met = self._state.bad_files["met"]
+        rows = np.repeat(np.array(list(met), np.int64), [times for _, times in met.values()])
+        return [int(count) for count in self._per_source(rows)]
+
+    def _shares(self) -> list[float]:
+        used = self._state.bad_files["used"]
+        return [bad / max(1, bad + good) for bad, good in zip(self._bad(), used, strict=True)]
+
+    def _summary(self, source: int) -> str:
+        """The commonest reasons, with a file for each."""
+        met = self._state.bad_files["met"]
+        here = [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
+        files = Counter(met[row][0] for row in here)
+        example = {met[row][0]: self._index.path(row) for row in reversed(here)}
+        shown = [f"{count} x {reason} ({example[reason]})" for reason, count in files.most_common(3)]
+        return "; ".join([*shown, *(["..."] if len(files) > 3 else [])])
+
+    def _write(self) -> None:
+        met = sorted(self._state.bad_files["met"].items(), key=lambda item: (-item[1][1], item[0]))
+        lines = [
+            json.dumps({"path": str(self._index.path(row)), "reason": reason, "met": times}) + "\n"
+            for row, (reason, times) in met
+        ]
+        part = self._file.with_suffix(".part")
+        part.write_text("".join(lines))
+        part.replace(self._file)
