@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.files import BadImage, check_image
+from pipelines.reading import read_sound_jpegs
+from tests.pipelines.decoder_fuzz import good_files
+
+
+def test_sound_jpegs_are_read_and_nothing_else(tmp_path: Path) -> None:
+    jpeg = good_files()["jpeg"]
+    contents = {**good_files(), "cut": jpeg[: len(jpeg) // 2], "empty": b"", "text": b"no image", "höhe ж": jpeg}
+    paths = []
+    for name, data in contents.items():
+        (tmp_path / name.replace(":", "_")).write_bytes(data)
+        paths.append(str(tmp_path / name.replace(":", "_")))
+    paths += [str(tmp_path / "missing"), str(tmp_path)]
+    read = read_sound_jpegs(paths)
+    assert len(read) == len(paths)
+    for (name, data), ours in zip(contents.items(), read, strict=False):
+        try:
+            check_image(data)
+            sound = data.startswith(b"\xff\xd8")
+        except BadImage:
+            sound = False
+        assert (ours is not None) == sound, name
+        if ours is not None:
+            assert ours.tobytes() == data
+    assert read[-2:] == [None, None]
+    assert sum(data is not None for data in read) > 8
+
+
+@pytest.mark.parametrize("extra", [0, 1, 100_000, 5_000_000])
+def test_files_of_any_size_are_read_whole(extra: int, tmp_path: Path) -> None:
+    """Also such as need more room than was set aside, among small ones; bytes after the end are tolerated."""
+    jpeg = good_files()["jpeg"]
+    sizes = [0, extra, 0, extra, extra, 0]
+    paths = []
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number}").write_bytes(jpeg + bytes([number]) * size)
+        paths.append(str(tmp_path / f"{number}"))
+    for number, (size, data) in enumerate(zip(sizes, read_sound_jpegs(paths), strict=True)):
+        assert data is not None
+        assert data.tobytes() == jpeg + bytes([number]) * size
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(good_files()["jpeg"] + bytes(200_000))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        read_sound_jpegs([str(tmp_path / "image"), str(tmp_path), str(tmp_path / "missing")] * 5)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_no_files_at_all() -> None:
+    assert read_sound_jpegs([]) == []
+
+
+def test_a_zero_in_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="zero byte"):
+        read_sound_jpegs(["a\0b"])
+
+
+def test_arrays_can_be_written_by_nobody_else(tmp_path: Path) -> None:
+    jpeg = good_files()["jpeg"]
+    (tmp_path / "image").write_bytes(jpeg)
+    one, two = read_sound_jpegs([str(tmp_path / "image")] * 2)
+    assert one is not None
+    assert two is not None
+    assert not np.shares_memory(one, two)
