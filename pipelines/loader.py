@@ -25,6 +25,7 @@ from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
 from pipelines.memory import PixelBuffers, keep_freed_memory
 from pipelines.order import Order, RankSlice
+from pipelines.regions import has_large_images
 from pipelines.runner import DecodeError, Outputs, Runner, decodes
 from pipelines.views import GraphConfig, Request
 
@@ -41,8 +42,8 @@ class PipelinesConfig:
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        decode: "whole" images, or only the "region" of large ones that the views reach; "auto" decodes regions on a CPU
-            and whole images on a GPU. The pixels are the same.
+        decode: "whole" images, or only the "region" of large ones that the views reach. The pixels are the same. "auto"
+            decodes regions on a CPU where a few of the images are large, and else whole images.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -109,7 +110,9 @@ class Loader:
         self._steps = (first_step, last_step)
         self._ahead = config.ahead
         decoder: Literal["cpu", "gpu"] = "gpu" if self.backend == "dali" and device.type == "cuda" else "cpu"
-        regions = decoder == "cpu" if config.decode == "auto" else config.decode == "region"
+        regions = config.decode == "region" or (
+            config.decode == "auto" and decoder == "cpu" and has_large_images(index)
+        )
         self._graph = GraphConfig(
             device=decoder,
             device_id=device.index or 0 if device.type == "cuda" else None,

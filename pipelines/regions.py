@@ -15,10 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.draws import BoolArray, FloatArray, GeometryConfig, IntArray
+from pipelines.files import BadImage, check_image
+from pipelines.index import Index
 from pipelines.matrices import ViewMatrices, compose
 
-LEAST_BYTES: Final = 16_384
-"""A smaller file is decoded whole: there is little to spare, and its header need not be read."""
+LEAST_PIXELS: Final = 2**18
+"""A smaller image is decoded whole: there is little to spare."""
+
+_LOOKED_AT: Final = 32
+"""Images that tell whether there are large ones."""
 
 LARGEST_SHARE: Final = 0.8
 """Of the image's area; a larger region costs as much as the whole."""
@@ -60,6 +65,20 @@ class Regions:
         return (self.start_px / size).astype(np.float32), shape.astype(np.float32)
 
 
+def has_large_images(index: Index) -> bool:
+    """Whether one of a few images, from all over the index, is so large that decoding a region of it may pay."""
+    for sample in np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist():
+        try:
+            data = np.frombuffer(index.read(sample), np.uint8)
+            check_image(data)
+        except (OSError, BadImage):
+            continue
+        size_px = jpeg_size_px(data)
+        if size_px is not None and size_px[0] * size_px[1] >= LEAST_PIXELS:
+            return True
+    return False
+
+
 def whole_images(count: int) -> Regions:
     """Nothing is spared."""
     zeros = np.zeros((count, 2), np.int64)
@@ -82,7 +101,8 @@ def find_regions(
         geometry: of the views.
         mirror: as in `pipelines.matrices.compose`.
     """
-    sizes = [jpeg_size_px(data) if len(data) >= LEAST_BYTES else None for data in encoded]
+    sizes = [jpeg_size_px(data) for data in encoded]
+    sizes = [size if size is not None and size[0] * size[1] >= LEAST_PIXELS else None for size in sizes]
     if not any(sizes):
         return None
     size_px = np.array([size or (0, 0) for size in sizes], np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from pathlib import Path
 from typing import Literal
 
 import cv2
@@ -15,8 +16,9 @@ from PIL import Image as PillowImage
 
 from pipelines.batch import View
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
+from pipelines.index import Index
 from pipelines.matrices import compose
-from pipelines.regions import LEAST_BYTES, Regions, find_regions, jpeg_size_px
+from pipelines.regions import Regions, find_regions, has_large_images, jpeg_size_px
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -84,7 +86,7 @@ def test_views_of_regions_are_views_of_whole_images(backend: Backend, fill: Lite
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.tuples(st.integers(40, 900), st.integers(40, 900)),
+    st.tuples(st.integers(400, 1600), st.integers(400, 1600)),
     st.tuples(st.floats(-0.3, 1.3), st.floats(-0.3, 1.3), st.floats(0.02, 2)),
     st.integers(0, 2**32), st.booleans(), st.sampled_from([16, 64, 200]),
 )  # fmt: skip
@@ -123,7 +125,7 @@ def test_a_region_holds_every_pixel_that_is_sampled(
 def header(height: int, width: int, *segments: bytes) -> Encoded:
     """As much of a JPEG as is looked at, padded to a size that makes it worth a look."""
     frame = b"\xff\xc0" + struct.pack(">HBHHB", 11, 8, height, width, 1) + bytes(3)
-    data = b"\xff\xd8" + b"".join(segments) + frame + b"\xff\xda" + bytes(LEAST_BYTES)
+    data = b"\xff\xd8" + b"".join(segments) + frame + b"\xff\xda" + bytes(64)
     return np.frombuffer(data, np.uint8)
 
 
@@ -166,7 +168,7 @@ def test_small_files_and_images_that_are_all_seen_are_decoded_whole() -> None:
     draws = tables(geometry, 1)
     box_px = np.array([[640, 360, 100]], np.float32)
     assert find_regions([header(720, 1280)], box_px, draws, geometry) is not None
-    assert find_regions([header(720, 1280)[:1000]], box_px, draws, geometry) is None
+    assert find_regions([header(511, 512)], box_px * 0.3, draws, geometry) is None
     assert find_regions([header(720, 1280)], np.array([[0, 0, 0]], np.float32), wide(draws), geometry) is None
     assert find_regions([header(720, 1280, exif(6))], box_px, draws, geometry) is None
 
@@ -188,3 +190,15 @@ def test_fractions_name_whole_pixels(size: tuple[int, int]) -> None:
         start, shape = Regions(np.tile(size, (length + 1, 1)), array, array).fractions()
         np.testing.assert_array_equal(np.rint(start[:, axis] * np.float32(length)), pixels)
         np.testing.assert_array_equal(np.rint(shape[:, axis] * np.float32(length)), pixels)
+
+
+def test_regions_are_looked_for_where_images_are_large(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        cv2.imwrite(str(tmp_path / f"{number:02}.jpg"), smooth_image(rng, 64, 48))
+    index = Index("images", tmp_path, [f"{number:02}.jpg" for number in range(40)], np.zeros((40, 3), np.float32))
+    assert not has_large_images(index)
+    (tmp_path / "00.jpg").write_bytes(b"not an image")
+    assert not has_large_images(index)
+    cv2.imwrite(str(tmp_path / "39.jpg"), smooth_image(rng, 512, 513))
+    assert has_large_images(index)
