@@ -77,7 +77,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image.rename(image.with_name(f"{int(image.stem):08d}.jpg"))
     (root / "freihand" / "training_scale.json").write_text(json.dumps([0.03] * 2))  # of three poses
 
-    tiny_hands.write_hands(root / "hands", 4)
+    tiny_hands.write_hands(root / "hands", 12)
     (root / "half.toml").write_text('compare = []\n[pretrain.arms]\n[finetune.arms.frozen]\nstart = "simclr"\n')
 
     assert run_cli(*(word.format(root=root) for word in pretrain(out="{root}/run"))) == 0
@@ -172,14 +172,14 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "unreadable weights": (
         pretrain("encoder.weights={root}/garbage.pth"),
-        ["encoder.weights = '{root}/garbage.pth' cannot be read", "expected a torchvision ResNet state dict"],
+        ["encoder.weights = '{root}/garbage.pth' cannot be read", "weights of a torchvision ResNet"],
     ),
     "weights of something else": (
         pretrain("encoder.weights={root}/list.pth"),
         ["'{root}/list.pth' holds no state dict", "expected"],
     ),
     "weights of another model": (
-        pretrain("encoder.weights={root}/run/" + STEP),
+        pretrain("encoder.name=resnet34", "encoder.weights={root}/run/" + STEP),
         ["{root}/run/" + STEP, "expected"],
     ),
     "run folder in use": (pretrain(out="{root}/run"), ["{root}/run holds a run already", "--resume auto", "run.out="]),
