@@ -243,14 +243,15 @@ def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pyt
     assert all(count >= 25 for count in seen.values())
 
 
+@pytest.mark.parametrize("ending", ["jpg", "webp"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_exif_rotated_image_is_upright(backend: Backend, tmp_path: Path) -> None:
+def test_an_exif_rotated_image_is_upright(backend: Backend, ending: str, tmp_path: Path) -> None:
     """Left half red, right half blue, to be turned by 90 degrees clockwise: red ends on top."""
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:, :30, 0], pixels[:, 30:, 2] = 255, 255
     exif = PillowImage.Exif()
     exif[0x0112] = 6
-    PillowImage.fromarray(pixels).save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    PillowImage.fromarray(pixels).save(tmp_path / f"turned.{ending}", exif=exif, quality=95)
     still = GeometryConfig(side_px=32, rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
     with Loader(
         load_folder(tmp_path), EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), PipelinesConfig(backend=backend), still,
