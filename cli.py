@@ -536,8 +536,9 @@ def bench_scale(
     if as_json:
         click.echo(row)
     else:
-        from train.log import console
+        from rich.console import Console
 
+        console = Console()
         console.print(
             f"measured here, {measured.ranks} ranks: {here.micro_batch_s:.4f} s per micro-batch, {here.fixed_s:.4f} s "
             f"fixed, {measured.step_s:.4f} s per step (the model says {scaling.project(work, here, 1).step_s:.4f} s)"

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.experiments import load_experiment
 from errors import UserError
 from train.config import Config, first_difference, load_config, to_dict, to_toml
 from train.distributed import micro_batch_share
+from train.finetune_config import FinetuneConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +48,10 @@ def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
 def test_shipped_configurations_are_valid(file: Path) -> None:
-    load(files=[file])
+    if file.stem.startswith("experiment"):
+        load_experiment(file)
+    else:
+        load_config(FinetuneConfig if file.stem.startswith("finetune") else Config, [file], [])
 
 
 @pytest.mark.parametrize(

@@ -115,5 +115,5 @@ def test_missing_and_empty_folders_end_in_one_line(tmp_path: Path) -> None:
         load_folder(tmp_path / "file.jpg")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"empty: no \.jpg, \.jpeg, \.png files in it"):
+    with pytest.raises(UserError, match=r"empty: no \.jpg, \.jpeg, \.png, \.webp files in it"):
         load_folder(tmp_path / "empty")
