@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -206,7 +207,7 @@ def _conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
 def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     """Images per second of our loader over the rows of one kind of machine, to a PNG.
 
-    Drawn are the rows of the machine, cores and sources that the last row has, in their order.
+    Drawn are the rows of the machine, cores and sources that most rows have, in their order.
 
     Returns:
         How many rows were drawn.
@@ -217,8 +218,8 @@ def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     rows = [row for row in rows if row.get("bench") == "loader"]
     if not rows:
         raise UserError("no row of bench-loader in the file: --record writes them")
-    last = _kind(rows[-1])
-    alike = [row for row in rows if _kind(row) == last]
+    ((kind, _),) = Counter(_kind(row) for row in rows).most_common(1)
+    alike = [row for row in rows if _kind(row) == kind]
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -234,7 +235,7 @@ def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     axes.tick_params(axis="x", labelsize=7)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("source images per second")
-    axes.set_title(f"{last[0]}, {last[1]} cores, {last[2]} sources; bars: 95 % interval", fontsize=9)
+    axes.set_title(f"{kind[0]}, {kind[1]} cores, {kind[2]} sources; bars: 95 % interval", fontsize=9)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=120)

@@ -60,7 +60,7 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     assert "OpenCV + DataLoader, tuned" in console.export_text()
     save_plot(report, tmp_path / "loader.png")
     assert cv2.imread(str(tmp_path / "loader.png")) is not None
-    assert save_history([row, row], tmp_path / "history.png") == 2
+    assert save_history([row, row, {**row, "sources": "large"}], tmp_path / "history.png") == 2
     assert cv2.imread(str(tmp_path / "history.png")) is not None
 
 
