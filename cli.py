@@ -18,7 +18,7 @@ from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict
 from train.commands.options import is_main_rank
 from train.commands.training import finetune, pretrain
-from train.interrupt import Interrupted
+from train.runs.interrupt import Interrupted
 
 
 class OneLineErrors(click.Group):

@@ -67,8 +67,8 @@ def evaluate(
     from rich.console import Console
 
     from train.config import as_toml
-    from train.evaluate import evaluate as measure
-    from train.log import configure_logging, progress_bar
+    from train.evaluation.evaluate import evaluate as measure
+    from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     settings = [f"data.root={as_toml(data)}"] if data else []
@@ -117,8 +117,8 @@ def predict(
 
     Nothing here detects hands: without --box the whole picture is shown to the network, as if the hand filled it.
     """
-    from train.log import progress_bar
-    from train.predict import predict as run_prediction
+    from train.pose.predict import predict as run_prediction
+    from train.runs.log import progress_bar
 
     box_px = None if box is None else _box_px(box)
     with progress_bar("predicting") as progress:
