@@ -5,9 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.commands import append
-from bench.hardware import describe_machine
-
 torch.set_num_threads(1)  # tests run side by side; one thread each also makes sums reproducible
 
 Record = Callable[..., None]
@@ -23,6 +20,9 @@ def record(request: pytest.FixtureRequest) -> Record:
 
     def write(name: str, **figures: Any) -> None:
         if request.config.getoption("--record"):
+            from bench.hardware import describe_machine
+            from bench.run import append
+
             file = Path(__file__).parents[1] / "bench" / "results" / f"{name}.jsonl"
             append(file, {"bench": name, "machine": describe_machine(), **figures})
 

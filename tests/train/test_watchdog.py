@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from errors import UserError
 from tests.train import ranks
 from train.distributed import described_world, joined
-from train.meter import RankTime, Straggler, slowest_rank
 from train.rendezvous import barrier, meet
+from train.runs.meter import RankTime, Straggler, slowest_rank
 from train.watchdog import EXIT_CODE, Sighting, diagnose
 
 

@@ -16,12 +16,12 @@ from typing import Any, TextIO
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.loader import Loader
-from train.checkpoint import BackgroundWriter
 from train.config import Config
 from train.distributed import World
 from train.finetune_config import FinetuneConfig
-from train.log import RunLog
-from train.run_folder import RunFolder
+from train.runs.checkpoint import BackgroundWriter
+from train.runs.folder import RunFolder
+from train.runs.log import RunLog
 from train.state import Result, TrainingState
 
 log = logging.getLogger(__name__)
