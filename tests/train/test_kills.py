@@ -48,7 +48,7 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
         world_size = chance.randint(1, 4)
         processes = start(images, killed, epochs, world_size)
         # From wherever it goes on, so that kills spread over the run however fast the machine is.
-        target, extra_s = (number + 1) * steps // (kills + 2), chance.random() * 0.3
+        target, extra_s = (number + 1) * steps // (kills + 4), chance.random() * 0.3
         victim = chance.choice([None, *range(world_size)])
         while processes[0].is_alive() and not (rows(killed) and rows(killed)[-1]["step"] >= target):
             time.sleep(0.005)
@@ -59,6 +59,7 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
         time.sleep(extra_s)
         world_sizes.append(world_size)
         said += f"; {world_size} ranks, after step {target} + {extra_s:.2f} s, victim {victim}"
+        assert processes[0].is_alive(), f"too late to be killed: {said}"
         if victim is None:  # power cut: all of them
             ranks.kill(processes)
         else:  # the others notice by themselves
