@@ -1,147 +1,204 @@
-"""What the commands of the benchmark do: measure, print, record, compare."""
+"""Commands that measure: the loader, the training step, the ranks; and experiments."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
-from bench import documentation, frames, report, soak, step_report, tune
-from bench import first_batch as start
-from bench import step as steps
-from bench.loader import Settings
-from bench.loader import bench_loader as measure_loader
-from pipelines.sources import DataConfig, load_index
-from train.config import Config
-from train.distributed import described_world
-from train.log import progress_bar
+from errors import UserError
+from train.commands.options import config_options, pretraining_config
 
-_FRAMES = Path(".data/bench-frames")
-_FRAMES_COUNT = 512
-_TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def output_options(command: F) -> F:
+    """`--json` and `--record`, as every command that measures takes them."""
+    command = click.option(
+        "--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line."
+    )(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")(command)
+
+
+@click.command("bench-loader")
+@config_options
+@click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")
+@click.option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Images in a batch.")
+@click.option("--repeats", default=7, show_default=True, type=click.IntRange(2), help="Rounds; each times all once.")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
+@click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
+@click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.png", help="Draw what was found.")
+@output_options
+@click.option(
+    "--compare",
+    metavar="FILE[:NUMBER]",
+    help="Fail (exit 1) if slower, beyond both intervals, than this row, or the file's last.",
+)
+@click.option("--tune", is_flag=True, help="Instead: find the loader's settings for this machine, as TOML.")
+@click.option(
+    "--soak",
+    "soak_minutes",
+    type=click.FloatRange(0.1),
+    metavar="MINUTES",
+    help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
+)
+@click.option("--first-batch", is_flag=True, help="Instead: how long the index and the first batch take.")
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.png",
+    help="Instead: draw images/s over the rows of --record's file, by default bench/results/loader.jsonl.",
+)
 def bench_loader(
-    config: Config,
-    cores: int,
-    *,
-    batch: int,
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    cores: int | None,
+    as_json: bool,
+    record: Path | None,
+    soak_minutes: float | None,
+    first_batch: bool,
+    history: Path | None,
+    tune: bool,
+    **options: Any,
+) -> None:
+    """Is training loader-bound, and by what? Our loader, its parts, and other loaders, on the same cores in one run.
+
+    \b
+      python cli.py make-data .data/hands
+      python cli.py bench-loader --step --plot loader.png
+      python cli.py bench-loader --tune
+      python cli.py bench-loader --record bench/results/loader.jsonl
+      python cli.py bench-loader --soak 60 --record bench/results/soak.jsonl
+    """
+    from bench import run
+    from pipelines.loader import available_cores
+    from train.runs.log import configure_logging
+
+    configure_logging()
+    if history is not None:
+        click.echo(run.draw_history(record or Path("bench/results/loader.jsonl"), history))
+        return
+    config, on_cores = pretraining_config(files, overrides), cores or available_cores()
+    if tune:
+        click.echo(run.tune_loader(config, on_cores, options["batch"]), nl=False)
+    elif soak_minutes is not None:
+        steady = run.soak_loader(config, on_cores, options["batch"], soak_minutes, as_json=as_json, record=record)
+        sys.exit(0 if steady else 1)
+    elif first_batch:
+        run.time_first_batch(config, on_cores, options["batch"], as_json=as_json, record=record)
+    else:
+        slower = run.bench_loader(config, on_cores, as_json=as_json, record=record, **options)
+        if slower is not None:
+            click.echo(f"error: {slower}", err=True)
+            sys.exit(1)
+
+
+@click.command("bench-train")
+@config_options
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["fp64", "fp32", "bf16", "fp16"]),
+    help="Repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
+)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(2), help="Rounds; each times all once.")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
+@output_options
+def bench_train(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    precisions: Sequence[str],
     repeats: int,
     seconds: float,
-    peers: bool,
-    large: bool,
-    step: bool,
     as_json: bool,
-    plot: Path | None,
     record: Path | None,
-    compare: str | None,
-) -> str | None:
-    """Measure and report; a line if our loader is slower than the row to compare with.
-
-    Raises:
-        UserError: the data, the settings or the row to compare with cannot be used.
-    """
-    before = report.find_row(compare) if compare is not None else None
-    if large:
-        config = dataclasses.replace(config, data=_large_frames(config))
-    settings = Settings(cores, batch, repeats, seconds, peers=peers)
-    device = described_world(config.train.device).device
-    needed = steps.cached_rate(config, steps.Settings()) if step else None
-    with progress_bar("measuring") as progress:
-        found = measure_loader(config, settings, device=device, step=needed, progress=progress)
-    row = report.as_json(found, config, "large" if large else "small")
-    slower = report.regression(before, row) if before is not None else None
-    if as_json:
-        click.echo(json.dumps(row))
-    else:
-        for table in report.as_tables(found):
-            Console(width=max(Console().width, _TABLE_WIDTH)).print(table)
-        click.echo(found.verdict)
-    if plot is not None:
-        report.save_plot(found, plot)
-    append(record, row)
-    return slower
-
-
-def soak_loader(config: Config, cores: int, batch: int, minutes: float, *, as_json: bool, record: Path | None) -> bool:
-    """Soak and report; whether the loader held still."""
-    settings = Settings(cores, batch)
-    with progress_bar("soaking (s)") as progress:
-        found = soak.soak(config, settings, minutes * 60, progress)
-    row = soak.as_json(found, config, settings)
-    click.echo(json.dumps(row) if as_json else soak.verdict(found))
-    append(record, row)
-    return found.steady
-
-
-def time_first_batch(config: Config, cores: int, batch: int, *, as_json: bool, record: Path | None) -> None:
-    """Time the start of a run's data and report."""
-    settings = Settings(cores, batch)
-    found = start.first_batch(config, settings)
-    row = start.as_json(found, config, settings)
-    told = f"index of {found.images} images: {found.index_s:.2f} s; first batch of {batch}: {found.batch_s:.2f} s more"
-    click.echo(json.dumps(row) if as_json else told)
-    append(record, row)
-
-
-def tune_loader(config: Config, cores: int, batch: int) -> str:
-    """The TOML of what was fastest."""
-    with progress_bar("tuning") as progress:
-        return tune.as_toml(
-            tune.tune(config, Settings(cores, batch), described_world(config.train.device).device, progress)
-        )
-
-
-def bench_train(
-    config: Config, precisions: Sequence[str], repeats: int, seconds: float, *, as_json: bool, record: Path | None
 ) -> None:
-    """Measure the training step and report.
+    """Measure the training step: with batches at hand, with the loader, and what the exact large batch costs.
 
-    Raises:
-        UserError: the data or the device cannot be used.
+    \b
+      python cli.py bench-train -c configs/demo.toml
+      python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
     """
-    settings = steps.Settings(repeats, seconds)
-    if not precisions:
-        device = described_world(config.train.device).device
-        precisions = ("fp32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16")
-    with progress_bar("stepping") as progress:
-        found = steps.bench_train(config, precisions, settings, progress)
-    row = step_report.as_json(found, config, settings)
-    if as_json:
-        click.echo(json.dumps(row))
-    else:
-        Console(width=max(Console().width, _TABLE_WIDTH)).print(step_report.as_table(found))
-    append(record, row)
+    from bench import run
+    from train.runs.log import configure_logging
+
+    configure_logging()
+    config = pretraining_config(files, overrides)
+    run.bench_train(config, precisions, repeats, seconds, as_json=as_json, record=record)
 
 
-def draw_history(rows: Path, out: Path) -> str:
-    """Draw the rows of a file; what was drawn, for people."""
-    return f"{out}: {report.save_history(report.read_rows(rows), out)} rows of {rows}"
+@click.command("bench-scale")
+@config_options
+@click.option(
+    "--cluster", "cluster_file", type=click.Path(path_type=Path), help="A TOML file that describes a cluster."
+)
+@click.option("--nodes", default="1,2,4,8,16,32", show_default=True, help="To project to, separated by commas.")
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Timed steps of each size.")
+@output_options
+def bench_scale(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    cluster_file: Path | None,
+    nodes: str,
+    repeats: int,
+    as_json: bool,
+    record: Path | None,
+) -> None:
+    """Measure the step and the exchanges between the ranks at hand, and project to more nodes.
+
+    \b
+      python cli.py bench-scale -c configs/demo.toml
+      torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
+
+    Without --cluster the ranks at hand are taken for one node, and the link between them for the one between nodes.
+    """
+    from bench import run
+
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in nodes.split(",")):
+        raise UserError(f"--nodes {nodes}: expected numbers separated by commas, such as 1,2,4")
+    config = pretraining_config(files, overrides)
+    counts = [int(word) for word in nodes.split(",")]
+    run.bench_scale(config, cluster_file, counts, repeats, as_json=as_json, record=record)
 
 
-def write_docs(results: Path, page: Path) -> str:
-    """Make the page's tables and its picture anew; what was done, for people."""
-    page.write_text(documentation.write_tables(page.read_text(), results))
-    picture = page.parent / "images" / "loader_history.png"
-    return f"{page}: tables from {results}\n{draw_history(results / 'loader.jsonl', picture)}"
+@click.command("bench-docs")
+@click.option("--results", default="bench/results", show_default=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--docs", default="docs", show_default=True, type=click.Path(path_type=Path, exists=True))
+def bench_docs(results: Path, docs: Path) -> None:
+    """Write the tables of docs/performance.md and docs/cluster.md, and the picture, anew from bench/results/."""
+    from bench import run
+
+    click.echo(run.write_docs(results, docs))
 
 
-def append(record: Path | None, row: dict[str, Any]) -> None:
-    """Add a row to a file, if there is one."""
-    if record is not None:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        with record.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append every figure to this file.")
+def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> None:
+    """Run the experiment of FILE.toml: pre-train and fine-tune in several ways over several seeds, and compare.
 
+    \b
+      python cli.py experiment configs/experiment_hands.toml --record bench/results/experiments.jsonl
 
-def _large_frames(config: Config) -> DataConfig:
-    index = load_index(config.data)
-    if not (_FRAMES / "boxes.csv").exists():
-        with Console(stderr=True).status(f"making {_FRAMES_COUNT} large frames in {_FRAMES}"):
-            frames.make_frames([index.path(sample) for sample in range(len(index))], _FRAMES, _FRAMES_COUNT)
-    return DataConfig(source="folder", root=str(_FRAMES), box=str(_FRAMES / "boxes.csv"))
+    What was interrupted goes on where it was, down to the step.
+    """
+    from rich.console import Console
+
+    from bench.experiments import as_table, load_experiment, run_experiment
+    from train.runs.interrupt import Interrupted
+    from train.runs.log import configure_logging
+
+    configure_logging()
+    try:
+        outcomes = run_experiment(load_experiment(file, overrides), record)
+    except Interrupted as stop:
+        click.echo(f"{stop}, by giving this command again", err=True)
+        sys.exit(stop.exit_code)
+    Console().print(as_table(outcomes))

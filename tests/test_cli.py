@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch
 
 from cli import main
 from tests.train import tiny_hands, tiny_run
-from train.checkpoint import Checkpoints
 from train.config import Config, load_config
+from train.runs.checkpoint import Checkpoints
 
 STEP = "checkpoints/step_000000001.pt"
 
@@ -361,6 +362,11 @@ def test_help_teaches(arguments: list[str], shown: str, capsys: pytest.CaptureFi
     assert "Usage:" in captured.out
     assert shown in captured.out
     assert not captured.err
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = "import sys, cli; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'rich')))"
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], check=True)
 
 
 def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,22 +13,22 @@ from errors import UserError
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.bad_files import BadFiles
-from train.checkpoint import BackgroundWriter
 from train.config import to_dict
 from train.distributed import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
-from train.finetuning_state import FinetuningState
-from train.interrupt import Interrupted, StopSignals
 from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
-from train.meter import Meter
 from train.pictures import save_views
-from train.pose_inference import Poses
-from train.pose_pictures import save_curves, save_predictions
-from train.pose_targets import PoseLabels
-from train.run_folder import Resume, RunFolder
+from train.pose.inference import Poses
+from train.pose.pictures import save_curves, save_predictions
+from train.pose.state import FinetuningState
+from train.pose.targets import PoseLabels
+from train.pose.validation import Validation, load_validation, validate
+from train.runs.bad_files import BadFiles
+from train.runs.checkpoint import BackgroundWriter
+from train.runs.folder import Resume, RunFolder
+from train.runs.interrupt import Interrupted, StopSignals
+from train.runs.meter import Meter
 from train.together import Together, together
-from train.validation import Validation, load_validation, validate
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +109,11 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         BackgroundWriter(folder.checkpoints, lambda: _draw_curves(folder)) as writer,
         Meter(config, folder, state, world, total_steps, writer=writer, title="fine-tuning") as meter,
     ):
-        ranks = Together(world, stop, writer.check)
+        ranks = Together(world, stop, meter.check)
         for batch in ranks.each(meter.timed(loader)):
             if world.is_main and state.steps_done == 0:
-                save_views(folder.views_picture, batch, index)
+                with meter.writing():
+                    save_views(folder.views_picture, batch, index)
 
             result = state.step(batch.to(world.device))
 
@@ -127,7 +128,8 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
             if validation is not None and (last or done % validate_every == 0):
                 with meter.paused():
                     meter.validated(_validate(config, folder, state, validation, world))
-            bad_files.count(batch, agree=log_now or save_now)
+            with meter.writing():
+                bad_files.count(batch, agree=log_now or save_now)
             if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
             if bad_files.too_many:

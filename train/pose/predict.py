@@ -21,9 +21,9 @@ from pipelines.files import MAX_PIXELS, MIN_PIXELS
 from pipelines.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
 from train.distributed import World
-from train.pose_inference import Poses, estimate_poses
-from train.pose_run import PoseRun, load_pose_run
-from train.prediction_picture import save_prediction
+from train.pose.inference import Poses, estimate_poses
+from train.pose.prediction_picture import save_prediction
+from train.pose.run import PoseRun, load_pose_run
 
 Box = tuple[float, float, float, float]
 Image = npt.NDArray[np.uint8]

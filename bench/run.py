@@ -1,0 +1,188 @@
+"""What `bench/commands.py` runs: measure, print, record, compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from bench import documentation, frames, report, scaling, soak, step_report, tune
+from bench import first_batch as start
+from bench import step as steps
+from bench.loader import Settings
+from bench.loader import bench_loader as measure_loader
+from pipelines.sources import DataConfig, load_index
+from train.config import Config, load_config
+from train.distributed import described_world
+from train.runs.log import progress_bar
+
+_FRAMES = Path(".data/bench-frames")
+_FRAMES_COUNT = 512
+_TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines
+
+
+def bench_loader(
+    config: Config,
+    cores: int,
+    *,
+    batch: int,
+    repeats: int,
+    seconds: float,
+    peers: bool,
+    large: bool,
+    step: bool,
+    as_json: bool,
+    plot: Path | None,
+    record: Path | None,
+    compare: str | None,
+) -> str | None:
+    """Measure and report; a line if our loader is slower than the row to compare with.
+
+    Raises:
+        UserError: the data, the settings or the row to compare with cannot be used.
+    """
+    before = report.find_row(compare) if compare is not None else None
+    if large:
+        config = dataclasses.replace(config, data=_large_frames(config))
+    settings = Settings(cores, batch, repeats, seconds, peers=peers)
+    device = described_world(config.train.device).device
+    needed = steps.cached_rate(config, steps.Settings()) if step else None
+    with progress_bar("measuring") as progress:
+        found = measure_loader(config, settings, device=device, step=needed, progress=progress)
+    row = report.as_json(found, config, "large" if large else "small")
+    slower = report.regression(before, row) if before is not None else None
+    if as_json:
+        click.echo(json.dumps(row))
+    else:
+        for table in report.as_tables(found):
+            Console(width=max(Console().width, _TABLE_WIDTH)).print(table)
+        click.echo(found.verdict)
+    if plot is not None:
+        report.save_plot(found, plot)
+    append(record, row)
+    return slower
+
+
+def soak_loader(config: Config, cores: int, batch: int, minutes: float, *, as_json: bool, record: Path | None) -> bool:
+    """Soak and report; whether the loader held still."""
+    settings = Settings(cores, batch)
+    with progress_bar("soaking (s)") as progress:
+        found = soak.soak(config, settings, minutes * 60, progress)
+    row = soak.as_json(found, config, settings)
+    click.echo(json.dumps(row) if as_json else soak.verdict(found))
+    append(record, row)
+    return found.steady
+
+
+def time_first_batch(config: Config, cores: int, batch: int, *, as_json: bool, record: Path | None) -> None:
+    """Time the start of a run's data and report."""
+    settings = Settings(cores, batch)
+    found = start.first_batch(config, settings)
+    row = start.as_json(found, config, settings)
+    told = f"index of {found.images} images: {found.index_s:.2f} s; first batch of {batch}: {found.batch_s:.2f} s more"
+    click.echo(json.dumps(row) if as_json else told)
+    append(record, row)
+
+
+def tune_loader(config: Config, cores: int, batch: int) -> str:
+    """The TOML of what was fastest."""
+    with progress_bar("tuning") as progress:
+        return tune.as_toml(
+            tune.tune(config, Settings(cores, batch), described_world(config.train.device).device, progress)
+        )
+
+
+def bench_train(
+    config: Config, precisions: Sequence[str], repeats: int, seconds: float, *, as_json: bool, record: Path | None
+) -> None:
+    """Measure the training step and report.
+
+    Raises:
+        UserError: the data or the device cannot be used.
+    """
+    settings = steps.Settings(repeats, seconds)
+    if not precisions:
+        device = described_world(config.train.device).device
+        precisions = ("fp32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16")
+    with progress_bar("stepping") as progress:
+        found = steps.bench_train(config, precisions, settings, progress)
+    row = step_report.as_json(found, config, settings)
+    if as_json:
+        click.echo(json.dumps(row))
+    else:
+        Console(width=max(Console().width, _TABLE_WIDTH)).print(step_report.as_table(found))
+    append(record, row)
+
+
+def bench_scale(
+    config: Config,
+    cluster_file: Path | None,
+    nodes: Sequence[int],
+    repeats: int,
+    *,
+    as_json: bool,
+    record: Path | None,
+) -> None:
+    """Measure the ranks at hand, project to more nodes, and report; rank 0 alone speaks.
+
+    Raises:
+        UserError: the data, the device or the description of the cluster cannot be used.
+    """
+    described = load_config(scaling.Cluster, [cluster_file], []) if cluster_file is not None else None
+    measured, world = scaling.measure(config, repeats=repeats)
+    if not world.is_main:
+        return
+    work, here = scaling.work_of(config), scaling.this_machine(measured)
+    cluster = described or here
+    projections = [scaling.project(work, cluster, count) for count in nodes]
+    row = scaling.as_json(measured, work, here, cluster, projections)
+    if as_json:
+        click.echo(json.dumps(row))
+    else:
+        console = Console()
+        console.print(
+            f"measured here, {measured.ranks} ranks: {here.micro_batch_s:.4f} s per micro-batch, {here.fixed_s:.4f} s "
+            f"fixed, {measured.step_s:.4f} s per step (the model says {scaling.project(work, here, 1).step_s:.4f} s)"
+        )
+        if measured.ranks > 1:
+            console.print(
+                f"sums over the ranks: {here.inside.latency_s * 1e6:.0f} us per hop, "
+                f"{here.inside.bytes_per_s / 1e9:.2f} GB/s"
+            )
+        console.print(scaling.as_table(projections, work, cluster))
+    append(record, row)
+
+
+def draw_history(rows: Path, out: Path) -> str:
+    """Draw the rows of a file; what was drawn, for people."""
+    return f"{out}: {report.save_history(report.read_rows(rows), out)} rows of {rows}"
+
+
+def write_docs(results: Path, docs: Path) -> str:
+    """Make the pages' tables and the picture anew; what was done, for people."""
+    pages = [docs / name for name in documentation.PAGES]
+    for page in pages:
+        page.write_text(documentation.write_tables(page.read_text(), results))
+    done = "".join(f"{page}: tables from {results}\n" for page in pages)
+    return done + draw_history(results / "loader.jsonl", docs / "images" / "loader_history.png")
+
+
+def append(record: Path | None, row: dict[str, Any]) -> None:
+    """Add a row to a file, if there is one."""
+    if record is not None:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with record.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _large_frames(config: Config) -> DataConfig:
+    index = load_index(config.data)
+    if not (_FRAMES / "boxes.csv").exists():
+        with Console(stderr=True).status(f"making {_FRAMES_COUNT} large frames in {_FRAMES}"):
+            frames.make_frames([index.path(sample) for sample in range(len(index))], _FRAMES, _FRAMES_COUNT)
+    return DataConfig(source="folder", root=str(_FRAMES), box=str(_FRAMES / "boxes.csv"))

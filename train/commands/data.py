@@ -1,0 +1,98 @@
+"""Commands on data: render, look at, check, pack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from train.commands.options import config_options, pretraining_config
+
+
+@click.command("make-data")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--poses", default=800, show_default=True, type=click.IntRange(1), help="Hands; each gives four images.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Equal seeds give equal bytes.")
+@click.option("--scenes", default=40, show_default=True, type=click.IntRange(1), help="Backgrounds and lights, shared.")
+@click.option("--workers", default=None, type=click.IntRange(1), help="Processes.  [default: one per core]")
+def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None) -> None:
+    """Render hands in FreiHAND's layout to OUT, to try everything without the dataset.
+
+    Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
+    """
+    from pipelines.synthetic import make_dataset
+    from train.runs.log import progress_bar
+
+    with progress_bar("rendering") as progress:
+        make_dataset(out, poses=poses, seed=seed, scenes=scenes, workers=workers, progress=progress)
+    click.echo(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
+
+
+@click.command()
+@config_options
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images; each in two views.")
+def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
+    """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
+    from train.preview import preview
+
+    preview(pretraining_config(files, overrides), out, samples=samples)
+    click.echo(f"{out}")
+
+
+@click.command("check-data")
+@config_options
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+    """Decode every image of a configuration's data once, and list those that cannot be used in OUT (a .jsonl).
+
+    \b
+      python cli.py check-data --set data.root=/data/freihand bad.jsonl
+      python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
+    """
+    from train import check_data as check
+    from train.distributed import described_world
+    from train.runs.log import progress_bar
+
+    config = pretraining_config(files, overrides)
+    device = described_world(config.train.device).device
+    with progress_bar("checking") as progress:
+        found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
+    for one in found:
+        click.echo(
+            f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}"
+        )
+        for path, reason in list(one.reasons.items())[:5]:
+            click.echo(f"  {path}: {reason}")
+        if one.reasons:
+            click.echo(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+
+
+@click.command()
+@config_options
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--per-shard", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images in one tar file."
+)
+@click.option("--workers", default=None, type=click.IntRange(1), help="Shards at a time.  [default: one per core]")
+def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
+    """Pack the images of a configuration's data into WebDataset tar shards in OUT.
+
+    \b
+      python cli.py pack --set data.root=/data/freihand /data/freihand_shards
+      python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
+
+    Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
+    """
+    from train.pack import pack_data
+    from train.runs.log import progress_bar
+
+    with progress_bar("packing") as progress:
+        packed = pack_data(
+            pretraining_config(files, overrides), out, per_shard=per_shard, workers=workers, progress=progress
+        )
+    if packed.left_out:
+        click.echo(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
+    done = "is packed already" if packed.already_there else "written and read back"
+    click.echo(f"{out}: {packed.samples} images in {packed.shards} shards of {packed.bytes / 2**20:.0f} MiB, {done}")

@@ -1,0 +1,184 @@
+"""Commands on trained networks: measure, predict, convert, export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from errors import UserError
+from train.commands.options import config_options
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@config_options
+@click.option("--data", default=None, metavar="FOLDER", help="The dataset's folder; short for --set data.root=FOLDER.")
+@click.option(
+    "--out", default=None, type=click.Path(path_type=Path), help="Folder for results.  [default: RUN/evaluation]"
+)
+@click.option(
+    "--compare",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="RUN2",
+    help="Also measure RUN2, and the paired difference.",
+)
+@click.option(
+    "--crop",
+    type=click.Choice(["boxes", "two-pass"]),
+    default=None,
+    help="Cut hands out by the data's boxes, or without boxes by the authors' two passes.  [default: boxes]",
+)
+@click.option(
+    "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
+)
+@click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
+@click.option(
+    "--worst", default=24, show_default=True, type=click.IntRange(1), help="Hands in the picture of the worst."
+)
+def evaluate(
+    run: Path,
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    data: str | None,
+    out: Path | None,
+    compare: Path | None,
+    crop: Any,
+    submission: bool,
+    proper_rotation: bool,
+    worst: int,
+) -> None:
+    """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled hands: EPE, AUC, PA-EPE, PA-AUC, 2D EPE.
+
+    \b
+      python cli.py evaluate runs/finetune
+      python cli.py evaluate runs/finetune --set data.part=evaluation --set data.split=all
+      python cli.py evaluate runs/finetune --compare runs/from_scratch
+      python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
+
+    By default on the images that the run held out. -c and --set change its configuration. Writes metrics.json, a row
+    per hand, PCK curves and the worst hands. Intervals are bootstrapped over hands; they do not know the luck of a
+    training run.
+    --freihand-submission takes the evaluation part, in two passes.
+    """
+    from rich.console import Console
+
+    from train.config import as_toml
+    from train.evaluation.evaluate import evaluate as measure
+    from train.runs.log import configure_logging, progress_bar
+
+    configure_logging()
+    settings = [f"data.root={as_toml(data)}"] if data else []
+    if submission:
+        settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
+        crop = crop or "two-pass"
+    with progress_bar("poses") as progress:
+        done = measure(
+            run,
+            files,
+            [*settings, *overrides],
+            out=out,
+            compare=compare,
+            crop=crop or "boxes",
+            worst=worst,
+            submission=submission,
+            proper_rotation=proper_rotation,
+            progress=progress,
+        )
+    for table in done.tables:
+        Console().print(table)
+    for file in done.files:
+        click.echo(f"{file}")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
+@click.option("--out", default="predictions", show_default=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option("--box", default=None, metavar="X0,Y0,X1,Y1", help="Around the hand, in pixels.  [default: all of it]")
+@click.option("--intrinsics", default=None, type=click.Path(path_type=Path), help="JSON file with the camera matrix.")
+@click.option(
+    "--scale-m",
+    default=None,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Length of the middle finger's first phalanx in metres, to get the pose in metres.",
+)
+def predict(
+    run: Path, images: Sequence[str], out: Path, box: str | None, intrinsics: Path | None, scale_m: float | None
+) -> None:
+    """Predict the hand in each IMAGE (files, folders, patterns) with the fine-tuned RUN; draw it and write JSON.
+
+    \b
+      python cli.py predict runs/finetune_demo hand.jpg
+      python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
+
+    Nothing here detects hands: without --box the whole picture is shown to the network, as if the hand filled it.
+    """
+    from train.pose.predict import predict as run_prediction
+    from train.runs.log import progress_bar
+
+    box_px = None if box is None else _box_px(box)
+    with progress_bar("predicting") as progress:
+        results = run_prediction(
+            run, images, out, box_px=box_px, intrinsics=intrinsics, scale_m=scale_m, progress=progress
+        )
+    for result in results:
+        click.echo(f"{result.picture}")
+        if result.box_needed != "no":
+            click.echo(f"  {result.note}")
+    if scale_m is None:
+        click.echo("poses are scale-normalised (the middle finger's first phalanx is 1): --scale-m gives metres")
+    if intrinsics is None:
+        click.echo("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
+
+
+def _box_px(text: str) -> tuple[float, float, float, float]:
+    try:
+        x0, y0, x1, y1 = (float(edge) for edge in text.split(","))
+    except ValueError:
+        raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
+    return x0, y0, x1, y1
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--to",
+    type=click.Choice(["ours", "published", "lightning"]),
+    default="ours",
+    show_default=True,
+    help="Whose reading: ours, that of the authors' published files, or of their pre-training's checkpoints.",
+)
+def convert(source: Path, out: Path, to: Any) -> None:
+    """Convert weights of PeCLR's authors in SOURCE into ours, or a run of ours into theirs.
+
+    \b
+      python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
+      python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
+      python cli.py convert runs/finetune theirs.pth --to published
+
+    Names and shapes are checked, and nothing in the file is run. A published pose network becomes a checkpoint that
+    evaluate, predict and export take as a run.
+    """
+    from train.convert import convert as run
+
+    click.echo(run(source, out, to))
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+def export(source: Path, out: Path) -> None:
+    """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT as a torchvision ResNet.
+
+    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` takes it, with
+    only `fc` missing.
+    """
+    from train.export import export_encoder
+
+    name = export_encoder(source, out)
+    click.echo(f"{out}: {name}, torchvision's names, without fc")

@@ -1,0 +1,64 @@
+"""What several commands share: options, and the configuration that they give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from train.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_options(command: F) -> F:
+    """`-c` and `--set`, as every command with a configuration takes them."""
+    command = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one key, such as optim.lr=3e-4; repeatable.",
+    )(command)
+    return click.option(
+        "-c",
+        "--config",
+        "files",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE.toml",
+        help="Configuration; repeatable, later files win. Without it: the paper's values.",
+    )(command)
+
+
+def run_options(command: F) -> F:
+    """`--out`, `--resume` and `--print-config`, as every command that trains takes them."""
+    command = click.option("--print-config", is_flag=True, help="Print the resolved configuration as TOML and leave.")(
+        command
+    )
+    command = click.option(
+        "--resume",
+        type=click.Choice(["never", "auto"]),
+        default="never",
+        show_default=True,
+        help="auto: go on from the newest checkpoint in the run's folder, if there is one.",
+    )(command)
+    return click.option(
+        "--out", default=None, metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER."
+    )(command)
+
+
+def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
+    """What `config_options` gave, as a configuration of pre-training."""
+    from train.config import Config, load_config
+
+    return load_config(Config, files, overrides)
+
+
+def is_main_rank() -> bool:
+    """Whether this process speaks for all that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"

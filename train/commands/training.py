@@ -1,0 +1,116 @@
+"""Commands that train: pre-training and fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from train.commands.options import config_options, is_main_rank, run_options
+
+if TYPE_CHECKING:
+    from train.runs.folder import Resume, RunFolder
+
+T = TypeVar("T")
+
+
+@click.command()
+@config_options
+@run_options
+def pretrain(
+    files: Sequence[Path], overrides: Sequence[str], out: str | None, resume: Resume, print_config: bool
+) -> None:
+    """Pre-train an encoder on unlabelled images.
+
+    \b
+      python cli.py pretrain -c configs/demo.toml
+      python cli.py pretrain -c configs/peclr_rn50.toml --set data.root=/data/freihand --resume auto
+      torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
+
+    The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves and leaves.
+    """
+    from train.config import Config
+
+    config = _resolve(Config, files, overrides, {"run.out": out}, print_config=print_config)
+    from train.pretrain import pretrain as run
+    from train.runs.log import configure_logging
+
+    configure_logging()
+    folder = run(config, resume)
+    if is_main_rank():
+        _show_loss(folder)
+        click.echo(f"what the network saw: {folder.views_picture}")
+        click.echo(f"how the loss fell:    {folder.loss_picture}")
+
+
+@click.command()
+@config_options
+@click.option(
+    "--from", "start", default=None, metavar="RUN", help="Start from this run, checkpoint or file of weights."
+)
+@run_options
+def finetune(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    start: str | None,
+    out: str | None,
+    resume: Resume,
+    print_config: bool,
+) -> None:
+    """Fine-tune an encoder to 3D hand pose on labelled images.
+
+    \b
+      python cli.py finetune -c configs/finetune_demo.toml --from runs/demo
+      python cli.py finetune -c configs/finetune_rn50.toml --from runs/peclr_rn50 --set data.label_fraction=0.1
+      torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
+
+    --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the
+    authors' weights, "imagenet" or "random". The run's folder holds what pre-training's does, and the best checkpoint
+    on held-out images.
+    """
+    from train.finetune_config import FinetuneConfig
+
+    short = {"encoder.weights": start, "run.out": out}
+    config = _resolve(FinetuneConfig, files, overrides, short, print_config=print_config)
+    from train.finetune import finetune as run
+    from train.runs.log import configure_logging
+
+    configure_logging()
+    folder = run(config, resume)
+    if is_main_rank():
+        _show_loss(folder)
+        validations = folder.read_validations()
+        if validations:
+            best = min(validations, key=lambda row: row["pa_epe_cm"])
+            click.echo(
+                f"held out: PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D {best['epe_px']:.1f} px "
+                f"at step {best['step']}, {folder.best.folder}"
+            )
+            click.echo(f"what it predicts:  {folder.predictions_picture}")
+        click.echo(f"how the loss fell: {folder.loss_picture}")
+
+
+def _resolve(
+    kind: type[T],
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    short: Mapping[str, str | None],
+    *,
+    print_config: bool,
+) -> T:
+    """The configuration of a run, with the options that are short for a key; --print-config prints it and leaves."""
+    from train.config import as_toml, load_config, to_toml
+
+    settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value]
+    config = load_config(kind, files, [*overrides, *settings])
+    if print_config:
+        click.echo(to_toml(config), nl=False)
+        click.get_current_context().exit()
+    return config
+
+
+def _show_loss(folder: RunFolder) -> None:
+    rows = folder.read_metrics()
+    click.echo(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")
