@@ -77,7 +77,7 @@ def bench_loader(
     """
     from bench import run
     from pipelines.loader import available_cores
-    from train.log import configure_logging
+    from train.runs.log import configure_logging
 
     configure_logging()
     if history is not None:
@@ -126,7 +126,7 @@ def bench_train(
       python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
     """
     from bench import run
-    from train.log import configure_logging
+    from train.runs.log import configure_logging
 
     configure_logging()
     config = pretraining_config(files, overrides)
@@ -192,8 +192,8 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
     from rich.console import Console
 
     from bench.experiments import as_table, load_experiment, run_experiment
-    from train.interrupt import Interrupted
-    from train.log import configure_logging
+    from train.runs.interrupt import Interrupted
+    from train.runs.log import configure_logging
 
     configure_logging()
     try:

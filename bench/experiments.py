@@ -27,16 +27,16 @@ from pipelines.sources import load_index
 from pipelines.synthetic import make_dataset
 from train.config import Config, as_toml, load_config
 from train.distributed import World
+from train.evaluation.metrics import confidence_intervals, mean_over_hands, paired_difference
 from train.finetune import finetune
 from train.finetune_config import FinetuneConfig
-from train.log import progress_bar
-from train.metrics import confidence_intervals, mean_over_hands, paired_difference
-from train.pose_inference import estimate_poses
-from train.pose_run import PoseRun, load_pose_run
-from train.pose_targets import PoseLabels
+from train.pose.inference import estimate_poses
+from train.pose.run import PoseRun, load_pose_run
+from train.pose.targets import PoseLabels
+from train.pose.validation import Validation, error_tables
 from train.pretrain import pretrain
-from train.run_folder import RunFolder
-from train.validation import Validation, error_tables
+from train.runs.folder import RunFolder
+from train.runs.log import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def _finetune(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[
 
 
 def measure(run: PoseRun, data: Path) -> dict[str, Floats]:
-    """Errors (N, 21) of a network on the evaluation part: every metric before its mean, see `train.metrics`."""
+    """Errors (N, 21) of a network on the evaluation part: every metric before its mean."""
     sources = run.config.data if isinstance(run.config.data, tuple) else (run.config.data,)
     source = dataclasses.replace(sources[0], root=str(data), part="evaluation", split="all", label_fraction=1.0)
     index = load_index(source)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from train.run_folder import versions
+from train.runs.folder import versions
 
 
 def describe_machine() -> dict[str, str | int]:

@@ -19,7 +19,7 @@ from bench.loader import bench_loader as measure_loader
 from pipelines.sources import DataConfig, load_index
 from train.config import Config, load_config
 from train.distributed import described_world
-from train.log import progress_bar
+from train.runs.log import progress_bar
 
 _FRAMES = Path(".data/bench-frames")
 _FRAMES_COUNT = 512

@@ -15,8 +15,8 @@ import torch
 
 from cli import main
 from tests.train import tiny_hands, tiny_run
-from train.checkpoint import Checkpoints
 from train.config import Config, load_config
+from train.runs.checkpoint import Checkpoints
 
 STEP = "checkpoints/step_000000001.pt"
 

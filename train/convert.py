@@ -27,7 +27,7 @@ from models.weights import (
     resnet_name,
     to_lightning,
 )
-from train.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 
 Target = Literal["ours", "published", "lightning"]
 

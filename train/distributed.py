@@ -60,7 +60,8 @@ class World:
             with self.progress.message():
                 yield
         except RuntimeError as error:
-            time.sleep(self.progress.patience_s)
+            if self.progress.verdict.wait(self.progress.patience_s):
+                time.sleep(60)  # the watchdog ends this process; nothing else is to be said meanwhile
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"another rank has left while this one, which {self.progress.doing}, exchanged with it: killed, or its "

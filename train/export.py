@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from errors import UserError
-from train.checkpoint import Checkpoints, load_checkpoint
+from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 _PREFIX = "encoder.resnet."
 

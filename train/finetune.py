@@ -13,22 +13,22 @@ from errors import UserError
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.bad_files import BadFiles
-from train.checkpoint import BackgroundWriter
 from train.config import to_dict
 from train.distributed import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
-from train.finetuning_state import FinetuningState
-from train.interrupt import Interrupted, StopSignals
 from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
-from train.meter import Meter
 from train.pictures import save_views
-from train.pose_inference import Poses
-from train.pose_pictures import save_curves, save_predictions
-from train.pose_targets import PoseLabels
-from train.run_folder import Resume, RunFolder
+from train.pose.inference import Poses
+from train.pose.pictures import save_curves, save_predictions
+from train.pose.state import FinetuningState
+from train.pose.targets import PoseLabels
+from train.pose.validation import Validation, load_validation, validate
+from train.runs.bad_files import BadFiles
+from train.runs.checkpoint import BackgroundWriter
+from train.runs.folder import Resume, RunFolder
+from train.runs.interrupt import Interrupted, StopSignals
+from train.runs.meter import Meter
 from train.together import Together, together
-from train.validation import Validation, load_validation, validate
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pipelines.draws import ColourConfig, GeometryConfig, Range
 from pipelines.loader import PipelinesConfig
 from pipelines.sources import DataConfig
 from train.config import RunConfig
-from train.pose_step import PoseLossConfig
+from train.pose.step import PoseLossConfig
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -7,10 +7,10 @@ from typing import Any
 
 from errors import UserError
 from pipelines.index import Index
-from train.checkpoint import BackgroundWriter, Checkpoints
 from train.config import to_dict
 from train.distributed import World
-from train.run_folder import Resume, RunFolder
+from train.runs.checkpoint import BackgroundWriter, Checkpoints
+from train.runs.folder import Resume, RunFolder
 from train.state import TrainingState
 from train.together import together
 

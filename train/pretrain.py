@@ -13,15 +13,15 @@ import torch
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
-from train.bad_files import BadFiles
-from train.checkpoint import BackgroundWriter
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
-from train.interrupt import Interrupted, StopSignals
 from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
-from train.meter import Meter
 from train.pictures import save_loss, save_views
-from train.run_folder import Resume, RunFolder
+from train.runs.bad_files import BadFiles
+from train.runs.checkpoint import BackgroundWriter
+from train.runs.folder import Resume, RunFolder
+from train.runs.interrupt import Interrupted, StopSignals
+from train.runs.meter import Meter
 from train.state import PretrainingState
 from train.together import Together, together
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from errors import UserError
 from models.encoders import EncoderConfig
 from models.pose import PoseConfig, PoseNetwork, build_pose_network
-from train.checkpoint import Checkpoints, load_checkpoint
+from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 ENCODER_PREFIX = "encoder.resnet."
 

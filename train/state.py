@@ -20,11 +20,11 @@ from models.equivariance import build_undo
 from models.network import build_network
 from pipelines.batch import Batch
 from train.batch_statistics import synchronise
-from train.checkpoint import load_checkpoint
 from train.config import Config, first_difference, to_dict
 from train.contrastive_step import ContrastiveStep, StepResult
 from train.distributed import World
 from train.optim import Lars, build_optimizer, learning_rate_factor
+from train.runs.checkpoint import load_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class TrainingState(ABC, Generic[R]):
 
     Attributes:
         steps_done: optimiser steps so far.
-        bad_files: what `train.bad_files` has counted.
+        bad_files: what `train.runs.bad_files` has counted.
     """
 
     def __init__(

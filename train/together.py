@@ -9,7 +9,7 @@ import torch
 
 from errors import ToldByAnother, UserError
 from train.distributed import World
-from train.interrupt import StopSignals
+from train.runs.interrupt import StopSignals
 
 T = TypeVar("T")
 

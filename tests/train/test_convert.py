@@ -18,8 +18,8 @@ from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
 from models.pose import PoseConfig, PoseNetwork
 from models.projector import ProjectorConfig
 from models.weights import resnet_name
-from train.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from train.convert import convert
+from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 
 State = dict[str, Tensor]
 

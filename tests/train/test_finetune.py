@@ -20,16 +20,16 @@ from models.encoders import EncoderConfig, build_encoder
 from models.pose import PoseConfig
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
-from train.checkpoint import Checkpoints
 from train.config import load_config
 from train.distributed import World
 from train.finetune import finetune
 from train.finetune_config import FinetuneConfig
-from train.pose_run import load_pose_run
-from train.pose_targets import PoseLabels
-from train.run_folder import RunFolder
+from train.pose.run import load_pose_run
+from train.pose.targets import PoseLabels
+from train.pose.validation import Validation, validate
+from train.runs.checkpoint import Checkpoints
+from train.runs.folder import RunFolder
 from train.starting_weights import start_pose_network
-from train.validation import Validation, validate
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
     Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
     """
     from pipelines.synthetic import make_dataset
-    from train.log import progress_bar
+    from train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
         make_dataset(out, poses=poses, seed=seed, scenes=scenes, workers=workers, progress=progress)
@@ -53,7 +53,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     """
     from train import check_data as check
     from train.distributed import described_world
-    from train.log import progress_bar
+    from train.runs.log import progress_bar
 
     config = pretraining_config(files, overrides)
     device = described_world(config.train.device).device
@@ -85,8 +85,8 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
 
     Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
     """
-    from train.log import progress_bar
     from train.pack import pack_data
+    from train.runs.log import progress_bar
 
     with progress_bar("packing") as progress:
         packed = pack_data(

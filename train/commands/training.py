@@ -11,7 +11,7 @@ import click
 from train.commands.options import config_options, is_main_rank, run_options
 
 if TYPE_CHECKING:
-    from train.run_folder import Resume, RunFolder
+    from train.runs.folder import Resume, RunFolder
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ def pretrain(
     from train.config import Config
 
     config = _resolve(Config, files, overrides, {"run.out": out}, print_config=print_config)
-    from train.log import configure_logging
     from train.pretrain import pretrain as run
+    from train.runs.log import configure_logging
 
     configure_logging()
     folder = run(config, resume)
@@ -75,7 +75,7 @@ def finetune(
     short = {"encoder.weights": start, "run.out": out}
     config = _resolve(FinetuneConfig, files, overrides, short, print_config=print_config)
     from train.finetune import finetune as run
-    from train.log import configure_logging
+    from train.runs.log import configure_logging
 
     configure_logging()
     folder = run(config, resume)

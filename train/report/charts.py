@@ -1,4 +1,4 @@
-"""Matplotlib's charts as SVG inside a page: colours are the page's own, so that they follow its light or dark scheme."""
+"""Matplotlib's charts as SVG inside a page; their colours are the page's own, and follow its light or dark scheme."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SERIES = tuple(f"#00000{number + 10:x}" for number in range(SERIES))
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line"} | {
     colour: f"--series-{number + 1}" for number, colour in enumerate(_SERIES)
 }
-_STYLE = {
-    "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+_STYLE: Final[dict[Any, Any]] = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID, "axes.labelcolor": _MUTED, "text.color": _INK,
-    "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0,
-    "ytick.minor.size": 0, "axes.axisbelow": True, "lines.linewidth": 1.8, "svg.fonttype": "none",
+    "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0, "xtick.major.pad": 5, "ytick.major.size": 0,
+    "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8, "svg.fonttype": "none",
 }  # fmt: skip
 
 
@@ -106,20 +106,19 @@ def line_chart(
         return Chart(title, _svg(figure, title))
 
 
-def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], series: Sequence[int]) -> Chart:
+def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]]) -> Chart:
     """Bars for the 21 keypoints: the wrist, then each finger from the palm to its tip.
 
     Args:
         title: says what is drawn, with its unit.
-        rows: 21 values each, in the order of `models.hand.KEYPOINTS`.
-        series: the colour of each row.
+        rows: 21 values each, in the order of `models.hand.KEYPOINTS`; a series each.
     """
     with _figure() as (figure, axes):
         starts = np.arange(21) + 0.7 * ((np.arange(21) + 3) // 4)  # a gap before each finger
         width = 0.9 / len(rows)
-        for number, (row, colour) in enumerate(zip(rows, series, strict=True)):
+        for number, row in enumerate(rows):
             heights = [np.nan if value is None else value for value in row]
-            axes.bar(starts + number * width, heights, width, align="edge", color=_SERIES[colour % SERIES])
+            axes.bar(starts + number * width, heights, width, align="edge", color=_SERIES[number % SERIES])
         fingers = 1 + len(JOINTS) * np.arange(len(FINGERS))
         middles = [starts[0] + 0.45, *(starts[first : first + len(JOINTS)].mean() + 0.45 for first in fingers)]
         axes.set_xticks(middles, ["wrist", *FINGERS])
@@ -132,7 +131,7 @@ def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], series: S
 @contextmanager
 def _figure() -> Iterator[tuple[Figure, Any]]:
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(4.7, 2.9), layout="constrained")
+        figure = Figure(figsize=(4.0, 2.5), layout="constrained")
         yield figure, figure.add_subplot()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from errors import UserError
-from train.run_folder import RunFolder
+from train.runs.folder import RunFolder
 
 Kind = Literal["pre-training", "fine-tuning"]
 
@@ -46,7 +46,7 @@ class Measured:
 
     Attributes:
         runs: in the order of their results.
-        results: of each, as `train.evaluation_report.results` gives them.
+        results: of each, as `train.evaluation.report.results` gives them.
         difference: of the first two, paired by hand: metric to value, low and high; None if nobody compared them.
         elsewhere: runs that were measured on other images, and are left out.
     """

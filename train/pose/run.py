@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
 from models.pose import PoseNetwork, build_pose_network
-from train.checkpoint import Checkpoints, load_checkpoint
 from train.finetune_config import FinetuneConfig
+from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

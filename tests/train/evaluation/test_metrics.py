@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import orthogonal_procrustes
 
-from train.metrics import (
+from train.evaluation.metrics import (
     Interval,
     align,
     confidence_intervals,

@@ -21,9 +21,9 @@ from pipelines.files import MAX_PIXELS, MIN_PIXELS
 from pipelines.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
 from train.distributed import World
-from train.pose_inference import Poses, estimate_poses
-from train.pose_run import PoseRun, load_pose_run
-from train.prediction_picture import save_prediction
+from train.pose.inference import Poses, estimate_poses
+from train.pose.prediction_picture import save_prediction
+from train.pose.run import PoseRun, load_pose_run
 
 Box = tuple[float, float, float, float]
 Image = npt.NDArray[np.uint8]
@@ -99,7 +99,9 @@ def predict(
         raise UserError(f"--box names one place, and there are {len(files)} pictures: predict them one by one")
     loaded = load_pose_run(run, _device())
     given = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes_px = [read_picture(str(file)).shape[1::-1] for file in files]  # width, height; all are read before any is predicted
+    sizes_px = [
+        read_picture(str(file)).shape[1::-1] for file in files
+    ]  # width, height; all are read before any is predicted
     cameras = [assumed_intrinsics(*size) if given is None else given for size in sizes_px]
     boxes = _boxes(box_px, sizes_px, loaded)
     first = _estimate(loaded, files, boxes, cameras, progress)
@@ -207,7 +209,9 @@ class _Pictures:
 
     def read(self, sample: int) -> bytes:
         """The sample's picture; upright, eight bits, no alpha."""
-        encoded = cv2.imencode(".png", read_picture(str(self._files[sample]))[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])[1]
+        encoded = cv2.imencode(
+            ".png", read_picture(str(self._files[sample]))[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1]
+        )[1]
         return encoded.tobytes()
 
 

@@ -20,7 +20,7 @@ from pipelines.index import Index
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
 from train.finetune_config import FinetuneGeometryConfig
-from train.pose_targets import PoseLabels
+from train.pose.targets import PoseLabels
 
 COUNT, HEIGHT, WIDTH = 16, 200, 240
 CAMERA = np.array([[400.0, 0, 118], [0, 410, 104], [0, 0, 1]])

@@ -17,11 +17,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from models.hand import FINGERS, JOINTS, KEYPOINTS
-from train.evaluation import Evaluation
-from train.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
+from train.evaluation.measure import Evaluation
+from train.evaluation.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
 from train.pictures import Image, draw_hand, save_sheet
-from train.pose_inference import Poses
-from train.pose_pictures import side_view
+from train.pose.inference import Poses
+from train.pose.pictures import side_view
 
 NAMES = {
     "epe_cm": "EPE (cm)",

@@ -15,7 +15,7 @@ from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
 from train.distributed import World, micro_batch_share
-from train.pose_targets import PoseTargets
+from train.pose.targets import PoseTargets
 
 
 @config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -14,7 +14,7 @@ from rich.table import Table
 from errors import UserError
 from pipelines.sources import load_index
 from train.distributed import World
-from train.evaluation import (
+from train.evaluation.measure import (
     Evaluation,
     Progress,
     Truth,
@@ -29,11 +29,20 @@ from train.evaluation import (
     truth_of,
     worst_hands,
 )
-from train.evaluation_report import comparison, of_hands, results, save_hands, save_json, save_pck, save_worst, table_of
+from train.evaluation.report import (
+    comparison,
+    of_hands,
+    results,
+    save_hands,
+    save_json,
+    save_pck,
+    save_worst,
+    table_of,
+)
+from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.finetune_config import FinetuneConfig
-from train.pose_inference import Poses
-from train.pose_run import PoseRun, load_pose_run
-from train.two_pass_crop import estimate_in_two_passes, save_submission
+from train.pose.inference import Poses
+from train.pose.run import PoseRun, load_pose_run
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
-from train.checkpoint import BackgroundWriter, Checkpoints, is_whole, load_checkpoint, snapshot
+from train.runs.checkpoint import BackgroundWriter, Checkpoints, is_whole, load_checkpoint, snapshot
 
 
 def state(value: float = 1.0, count: int = 5000) -> dict[str, Any]:

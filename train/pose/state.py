@@ -15,8 +15,8 @@ from pipelines.batch import Batch
 from train.distributed import World
 from train.finetune_config import FinetuneConfig
 from train.optim import learning_rate_factor
-from train.pose_step import PoseStep, PoseStepResult
-from train.pose_targets import PoseLabels
+from train.pose.step import PoseStep, PoseStepResult
+from train.pose.targets import PoseLabels
 from train.starting_weights import start_pose_network
 from train.state import PRECISIONS, TrainingState, resolve_precision
 

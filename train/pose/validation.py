@@ -11,10 +11,10 @@ from models.pose import PoseNetwork
 from pipelines.index import Index
 from pipelines.sources import DataConfig, load_index
 from train.distributed import World
+from train.evaluation.metrics import Floats, mean_over_hands, pixel_errors, pose_errors, score_tables
 from train.finetune_config import FinetuneConfig
-from train.metrics import Floats, mean_over_hands, pixel_errors, pose_errors, score_tables
-from train.pose_inference import Poses, estimate_poses
-from train.pose_targets import PoseLabels
+from train.pose.inference import Poses, estimate_poses
+from train.pose.targets import PoseLabels
 from train.state import PRECISIONS, resolve_precision
 
 SHOWN = 12
@@ -73,7 +73,7 @@ def validate(
 
 
 def error_tables(poses: Poses, validation: Validation) -> dict[str, Floats]:
-    """The metrics before any mean, (N, 21) each, NaN where a keypoint is not known: see `train.metrics.score_tables`.
+    """The metrics before any mean, (N, 21) each, NaN where a keypoint is not known: see `score_tables`.
 
     A prediction that is no number counts as unknown, too.
     """

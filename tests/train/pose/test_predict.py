@@ -15,10 +15,10 @@ import torch
 from PIL import Image as Pillow
 
 from errors import UserError
-from train.checkpoint import Checkpoints
 from train.config import load_config, to_dict
 from train.finetune_config import FinetuneConfig
-from train.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture
+from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture
+from train.runs.checkpoint import Checkpoints
 from train.starting_weights import start_pose_network
 
 Pixels = npt.NDArray[np.uint8]

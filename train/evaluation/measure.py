@@ -17,8 +17,7 @@ from models.hand import REFERENCE_BONE
 from pipelines.index import Index
 from train.config import load_config, to_dict
 from train.distributed import World
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
-from train.metrics import (
+from train.evaluation.metrics import (
     Interval,
     PoseErrors,
     confidence_intervals,
@@ -27,8 +26,9 @@ from train.metrics import (
     pose_errors,
     score_tables,
 )
-from train.pose_inference import Poses, estimate_poses
-from train.pose_run import PoseRun
+from train.finetune_config import FinetuneConfig, FinetuneDataConfig
+from train.pose.inference import Poses, estimate_poses
+from train.pose.run import PoseRun
 from train.state import PRECISIONS, resolve_precision
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def measure(
         index: the images.
         truth: their labels.
         poses: what the network says of them.
-        proper_rotation: as `train.metrics.pose_metrics`.
+        proper_rotation: as `train.evaluation.metrics.pose_metrics`.
 
     Raises:
         UserError: no hand is left.

@@ -15,11 +15,10 @@ from errors import UserError
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.sources import load_index
 from tests.train import tiny_hands
-from train.checkpoint import Checkpoints
 from train.config import load_config, to_dict
 from train.distributed import World
-from train.evaluate import Evaluated, evaluate
-from train.evaluation import (
+from train.evaluation.evaluate import Evaluated, evaluate
+from train.evaluation.measure import (
     difference,
     estimate_in_boxes,
     evaluation_config,
@@ -29,11 +28,12 @@ from train.evaluation import (
     truth_of,
     worst_hands,
 )
+from train.evaluation.metrics import pixel_metrics, pose_metrics
+from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
 from train.finetune_config import FinetuneConfig
-from train.metrics import pixel_metrics, pose_metrics
-from train.pose_run import PoseRun, load_pose_run
+from train.pose.run import PoseRun, load_pose_run
+from train.runs.checkpoint import Checkpoints
 from train.starting_weights import start_pose_network
-from train.two_pass_crop import crops_around, estimate_in_two_passes
 
 POSES = 20
 
@@ -249,7 +249,7 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
 
 def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
     """A bright square's middle, found in the view, is where the matrix carries it, in either frame."""
-    from train.two_pass_crop import _view
+    from train.evaluation.two_pass_crop import _view
 
     image = np.zeros((100, 100, 3), np.uint8)
     image[40:50, 60:70] = 255  # corner-based middle (65, 45), centre-based (64.5, 44.5)

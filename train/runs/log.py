@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from train.run_folder import RunFolder
+from train.runs.folder import RunFolder
 
 console = Console(stderr=True, soft_wrap=True)
 

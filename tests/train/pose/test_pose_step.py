@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch, View
-from train.pose_step import PoseLossConfig, PoseStep, pose_losses
-from train.pose_targets import PoseTargets
+from train.pose.step import PoseLossConfig, PoseStep, pose_losses
+from train.pose.targets import PoseTargets
 
 
 def output(keypoints_px: Tensor, depth: Tensor, root_depth: Tensor) -> PoseOutput:

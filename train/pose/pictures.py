@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from train.pictures import Image, draw_hand, save_sheet
-from train.pose_inference import Poses
-from train.validation import Validation
+from train.pose.inference import Poses
+from train.pose.validation import Validation
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,10 +14,10 @@ import torch
 from errors import UserError
 from pipelines.index import Index
 from train.distributed import World
-from train.evaluation import Floats, Progress
+from train.evaluation.measure import Floats, Progress
 from train.finetune_config import FinetuneConfig
-from train.pose_inference import Poses
-from train.pose_run import PoseRun
+from train.pose.inference import Poses
+from train.pose.run import PoseRun
 
 Images = npt.NDArray[np.uint8]
 
@@ -44,7 +44,7 @@ def estimate_in_two_passes(
     outside of the image. Their code counts pixels from the first one's centre; for their networks (`pose.first_keypoint
     = "palm"`) so does this, for ours it counts from the corner, as training did.
 
-    Arguments and result as `train.evaluation.estimate_in_boxes`; files that cannot be read have -1 in `samples`.
+    Arguments and result as `estimate_in_boxes`; files that cannot be read have -1 in `samples`.
 
     Raises:
         UserError: no file can be read.

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 from errors import UserError
-from train.checkpoint import Checkpoints, step_of
 from train.config import first_difference, to_dict, to_toml
+from train.runs.checkpoint import Checkpoints, step_of
 
 Resume = Literal["never", "auto"]
 

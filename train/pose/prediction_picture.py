@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from train.pictures import FINGER_COLOURS, FINGERS, Image
 
 if TYPE_CHECKING:
-    from train.predict import Prediction
+    from train.pose.predict import Prediction
 
 _LONGEST_PX = 1024
 """Larger pictures are drawn smaller; the coordinates stay the picture's own."""
