@@ -163,11 +163,13 @@ def draw_history(rows: Path, out: Path) -> str:
     return f"{out}: {report.save_history(report.read_rows(rows), out)} rows of {rows}"
 
 
-def write_docs(results: Path, page: Path) -> str:
-    """Make the page's tables and its picture anew; what was done, for people."""
-    page.write_text(documentation.write_tables(page.read_text(), results))
-    picture = page.parent / "images" / "loader_history.png"
-    return f"{page}: tables from {results}\n{draw_history(results / 'loader.jsonl', picture)}"
+def write_docs(results: Path, docs: Path) -> str:
+    """Make the pages' tables and the picture anew; what was done, for people."""
+    pages = [docs / name for name in documentation.PAGES]
+    for page in pages:
+        page.write_text(documentation.write_tables(page.read_text(), results))
+    done = "".join(f"{page}: tables from {results}\n" for page in pages)
+    return done + draw_history(results / "loader.jsonl", docs / "images" / "loader_history.png")
 
 
 def append(record: Path | None, row: dict[str, Any]) -> None:

@@ -109,10 +109,11 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         BackgroundWriter(folder.checkpoints, lambda: _draw_curves(folder)) as writer,
         Meter(config, folder, state, world, total_steps, writer=writer, title="fine-tuning") as meter,
     ):
-        ranks = Together(world, stop, writer.check)
+        ranks = Together(world, stop, meter.check)
         for batch in ranks.each(meter.timed(loader)):
             if world.is_main and state.steps_done == 0:
-                save_views(folder.views_picture, batch, index)
+                with meter.writing():
+                    save_views(folder.views_picture, batch, index)
 
             result = state.step(batch.to(world.device))
 
@@ -127,7 +128,8 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
             if validation is not None and (last or done % validate_every == 0):
                 with meter.paused():
                     meter.validated(_validate(config, folder, state, validation, world))
-            bad_files.count(batch, agree=log_now or save_now)
+            with meter.writing():
+                bad_files.count(batch, agree=log_now or save_now)
             if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
             if bad_files.too_many:

@@ -104,10 +104,11 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
         BackgroundWriter(folder.checkpoints, lambda: _draw_loss(folder, config)) as writer,
         Meter(config, folder, state, world, total_steps, writer=writer, title="pre-training") as meter,
     ):
-        ranks = Together(world, stop, writer.check)
+        ranks = Together(world, stop, meter.check)
         for batch in ranks.each(meter.timed(loader)):
             if world.is_main and state.steps_done == 0:
-                save_views(folder.views_picture, batch, index)
+                with meter.writing():
+                    save_views(folder.views_picture, batch, index)
 
             result = state.step(batch.to(world.device))
 
@@ -119,7 +120,8 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             if log_now or save_now:
                 together(world, partial(meter.require_finite, result))
             meter.after_step(batch, result, log_now=log_now)
-            bad_files.count(batch, agree=log_now or save_now)
+            with meter.writing():
+                bad_files.count(batch, agree=log_now or save_now)
             if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
             if bad_files.too_many:

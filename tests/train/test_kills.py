@@ -23,8 +23,8 @@ from tests.train import ranks, tiny_run
 SETTINGS = ("train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1", "run.keep=1")
 
 
-def start(images: Path, out: Path, epochs: int, world_size: int) -> list[BaseProcess]:
-    settings = tiny_run.settings(images, out, *SETTINGS, f"train.epochs={epochs}")
+def start(images: Path, out: Path, epochs: int, world_size: int, *overrides: str) -> list[BaseProcess]:
+    settings = tiny_run.settings(images, out, *SETTINGS, f"train.epochs={epochs}", *overrides)
     return ranks.start_ranks(world_size, ranks.pretrain, settings, log=out.with_suffix(".log"))
 
 
@@ -38,7 +38,8 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
     steps = 4 * epochs
     images, whole, killed = folder / "images", folder / "whole", folder / "killed"
     tiny_run.write_images(images)
-    ranks.finish(start(images, whole, epochs, 1), whole.with_suffix(".log"))
+    undisturbed_run = start(images, whole, epochs, 1, "run.checkpoint_every=1000")
+    ranks.finish(undisturbed_run, whole.with_suffix(".log"), timeout_s=900)
     seed = int.from_bytes(os.urandom(4))
     chance = random.Random(seed)
     said = f"seed {seed}"
@@ -47,7 +48,7 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
         world_size = chance.randint(1, 4)
         processes = start(images, killed, epochs, world_size)
         # From wherever it goes on, so that kills spread over the run however fast the machine is.
-        target, extra_s = (number + 1) * steps // (kills + 2), chance.random() * 0.3
+        target, extra_s = (number + 1) * steps // (kills + 4), chance.random() * 0.3
         victim = chance.choice([None, *range(world_size)])
         while processes[0].is_alive() and not (rows(killed) and rows(killed)[-1]["step"] >= target):
             time.sleep(0.005)
@@ -58,15 +59,17 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
         time.sleep(extra_s)
         world_sizes.append(world_size)
         said += f"; {world_size} ranks, after step {target} + {extra_s:.2f} s, victim {victim}"
+        assert processes[0].is_alive(), f"too late to be killed: {said}"
         if victim is None:  # power cut: all of them
             ranks.kill(processes)
         else:  # the others notice by themselves
             os.kill(processes[victim].pid or 0, signal.SIGKILL)
             for process in processes:
-                process.join(60)
+                process.join(300)
             assert not any(process.is_alive() for process in processes), said
         writing += any((killed / "checkpoints").glob("*.part"))  # half of one is left
-    ranks.finish(start(images, killed, epochs, chance.randint(1, 4)), killed.with_suffix(".log"))
+    last = start(images, killed, epochs, chance.randint(1, 4))
+    ranks.finish(last, killed.with_suffix(".log"), timeout_s=900)
 
     assert [row["step"] for row in rows(killed)] == list(range(1, steps + 1)), said
     loss, undisturbed = rows(killed)[-1]["loss"], rows(whole)[-1]["loss"]
@@ -101,6 +104,6 @@ def test_killed_twice(folder: Path) -> None:
 
 @pytest.mark.slow  # five minutes: 21 starts
 def test_killed_twenty_times(folder: Path, record: Record) -> None:
-    figures = kill_at_random(folder, kills=20, epochs=12)
+    figures = kill_at_random(folder, kills=20, epochs=6)
     record("kills", precision="fp64", **figures)
     assert cast(int, figures["kills_while_a_checkpoint_was_written"]) > 0, figures

@@ -228,6 +228,29 @@ def _full_after_the_first_checkpoint(settings: list[str], out: str) -> None:
     ranks.pretrain(settings)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples-rank1.jsonl"])
+def test_a_disk_that_is_full_for_a_log_stops_all_ranks_in_one_line(name: str, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "full"
+    settings = tiny_run.settings(images, out, "run.checkpoint_every=1")
+    log = out.with_suffix(".log")
+    output = ranks.finish(ranks.start_ranks(2, _full_for, settings, str(out / name), log=log), log, code=2)
+    (line,) = (line for line in output.splitlines() if "error" in line)
+    assert line.startswith(f"rank 1 on {platform.node()}: error: the logs" if "rank1" in name else "error: the logs")
+    assert f"of run.out = {out} cannot be written: No space left on device; the newest checkpoint is" in line
+    assert "Traceback" not in output
+
+
+def _full_for(settings: list[str], file: str) -> None:
+    real_open = Path.open
+
+    def open_(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        full = str(self) == file and mode == "a"
+        return real_open(Path("/dev/full") if full else self, mode, *arguments, **options)
+
+    Path.open = open_  # type: ignore[method-assign]
+    ranks.pretrain(settings)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 def test_a_read_only_run_folder_is_one_line(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
     out = tmp_path / "read_only"

@@ -8,7 +8,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
@@ -116,6 +116,7 @@ class Meter:
         self._writer, self._saved_s = writer, writer.waited_s
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
         self._straggler = Straggler()
+        self._error: OSError | None = None
         self._lr = state.lr
 
     def __enter__(self) -> Meter:
@@ -126,10 +127,35 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._log is not None:
-            self._log.__exit__(kind, error, trace)
-        if self._samples is not None:
-            self._samples.close()
+        with suppress(OSError):  # what a full disk refused is in the files' buffers still, and was told
+            if self._log is not None:
+                self._log.__exit__(kind, error, trace)
+        with suppress(OSError):
+            if self._samples is not None:
+                self._samples.close()
+
+    def check(self) -> None:
+        """Hear of a checkpoint or a log that could not be written, on this rank; waits for nothing.
+
+        Raises:
+            UserError: once, with the reason and the newest checkpoint that is there.
+        """
+        self._writer.check()
+        error, self._error = self._error, None
+        if error is not None:
+            raise UserError(
+                f"the logs of run.out = {self._folder.root} cannot be written: {error.strerror or error}; the newest "
+                f"checkpoint is {self._folder.checkpoints.latest() or 'none'}. Make room or set the folder's rights, "
+                f"then go on with --resume auto"
+            ) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """What cannot be written is told by `check`, before the next step: here, other ranks would wait."""
+        try:
+            yield
+        except OSError as error:
+            self._error = self._error or error
 
     def timed(self, loader: Loader) -> Iterator[Batch]:
         """The loader's batches; the time that each was waited for counts."""
@@ -152,7 +178,8 @@ class Meter:
         step = self._state.steps_done
         if self._samples is not None:
             seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples.tolist()}
-            self._samples.write(json.dumps(seen) + "\n")
+            with self.writing():
+                self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
         if not log_now:
@@ -172,7 +199,8 @@ class Meter:
                 **result.figures(),
                 "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
             }
-            self._log.write(row)
+            with self.writing():
+                self._log.write(row)
         self._saved_s = self._writer.waited_s
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
 
@@ -203,7 +231,8 @@ class Meter:
     def validated(self, row: Mapping[str, float]) -> None:
         """Write down the figures of a validation."""
         if self._log is not None:
-            self._log.write_validation(row)
+            with self.writing():
+                self._log.write_validation(row)
 
     def require_finite(self, result: Result) -> None:
         """Stop a run whose loss is no number any more; all ranks see the same loss.
