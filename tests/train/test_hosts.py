@@ -245,7 +245,7 @@ def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_readme(hosts: dict[
     """To the letter, but for the addresses, fewer hands and fewer epochs."""
     make_dataset(tmp_path / "hands", poses=130, seed=0, scenes=4)
     commands = commands_of(ROOT / "README.md", holding="--nnodes=2")
-    fewer = f" --set data.root={tmp_path}/hands --set run.out={tmp_path}/out --set train.epochs=2 --set run.log_every=1"
+    fewer = f" --set data.root={tmp_path}/hands --out {tmp_path}/out --set train.epochs=2 --set run.log_every=1"
     for host in hosts.values():
         here = commands.replace("HOST:", f"{ADDRESS['a']}:").replace("=THIS", f"={ADDRESS[host.name]}")
         assert here.count(ADDRESS["a"]) + here.count(ADDRESS["b"]) == 2
