@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from errors import UserError
@@ -26,14 +26,19 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
     Raises:
         UserError: the environment does not say where it is, or it cannot be reached in time.
     """
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    try:
-        store: Store = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_s)))[0]
-    except ValueError as error:  # a variable is missing
+    missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
+    if missing:
         raise UserError(
-            f"WORLD_SIZE = {world_size} in the environment, but the ranks cannot meet ({error}): "
+            f"WORLD_SIZE = {world_size} in the environment, but the ranks cannot meet ({missing} missing): "
             "start them with torchrun, or unset WORLD_SIZE for a run of one process."
-        ) from error
+        )
+    host, port, timeout = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timedelta(seconds=timeout_s)
+    address = f"{host}:{port}"
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        else:  # without waiting for the others in here, where nobody would be named
+            store = TCPStore(host, int(port), None, rank == 0, timeout, wait_for_workers=False)
     except dist.DistError as error:
         raise UserError(
             f"no contact with the host where the ranks meet, {address}, within {timeout_s:g} s "
@@ -102,7 +107,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         room = PrefixStore(store.get(f"welcome/{mine}").decode(), store)
         room.set(f"here/{rank}", platform.node())
         room.wait(["begin"], left)
-    except dist.DistStoreError as error:
+    except dist.DistError as error:  # out of time, or rank 0 has left
         raise UserError(
             f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): it, or another rank, has not come; "
             f"rank 0 names who"

@@ -140,7 +140,7 @@ def settings(tmp_path: Path) -> list[str]:
     )  # fmt: skip
 
 
-def wait_for(what: str, ready: Callable[[], bool], hosts: dict[str, Host], limit_s: float = 300) -> None:
+def wait_for(what: str, ready: Callable[[], bool], hosts: dict[str, Host], limit_s: float = 900) -> None:
     deadline = time.monotonic() + limit_s
     while not ready():
         if time.monotonic() > deadline:
