@@ -46,8 +46,8 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 test: lint  ## lint, types and the tests that end within minutes
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
 
-test-long: $(STAMP)  ## the slower proofs
-	$(BIN)/pytest -q -m slow
+test-long: $(STAMP)  ## the slower proofs, about an hour on two cores; with RECORD=1 their rows go to bench/results/
+	$(BIN)/pytest -q -m slow --durations=0 $(if $(RECORD),--record)
 
 test-gpu: $(STAMP)  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu

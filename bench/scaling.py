@@ -26,6 +26,7 @@ from pipelines.batch import Batch, View
 from train.collective_timing import time_sums
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
+from train.loop import set_threads
 from train.state import PretrainingState
 
 Positive = Annotated[float, Field(gt=0)]
@@ -221,8 +222,7 @@ def measure(config: Config, *, repeats: int = 5) -> tuple[Measured, World]:
     world = described_world(config.train.device)
     batch, micro_batch = config.train.batch, config.train.micro_batch
     share = micro_batch_share(batch, micro_batch, world.rank, world.world_size)
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+    set_threads(config.train.threads, world)
     with joined(world, config.run.rank_timeout_s):
         sums = list(zip(_SUM_SIZES, time_sums(world, _SUM_SIZES), strict=True)) if world.world_size > 1 else []
         step_s = _step_s(config, world, len(share), repeats)

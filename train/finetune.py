@@ -16,7 +16,7 @@ from pipelines.sources import load_index
 from train.config import to_dict
 from train.distributed import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
-from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
+from train.loop import claim, restore, save, set_threads, steps_per_epoch, where_to_go_on
 from train.pictures import save_views
 from train.pose.inference import Poses
 from train.pose.pictures import save_curves, save_predictions
@@ -51,8 +51,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
 
 
 def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range) -> RunFolder:
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+    set_threads(config.train.threads, world)
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))

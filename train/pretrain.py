@@ -15,7 +15,7 @@ from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
-from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
+from train.loop import claim, restore, save, set_threads, steps_per_epoch, where_to_go_on
 from train.pictures import save_loss, save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter
@@ -46,8 +46,7 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
 
 
 def _pretrain(config: Config, resume: Resume, world: World, share: range) -> RunFolder:
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+    set_threads(config.train.threads, world)
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))

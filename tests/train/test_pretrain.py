@@ -117,7 +117,7 @@ def test_sigterm_saves_and_leaves(world_size: int, images: Path, uninterrupted: 
 
 @pytest.mark.parametrize(
     "world_sizes",
-    [(1, 3), pytest.param((1, 2, 3, 4), marks=pytest.mark.slow)],  # a minute each more
+    [(1, 3), pytest.param((1, 2, 3, 4), marks=pytest.mark.slow)],  # ten ranks in turn
 )
 def test_any_number_of_processes_trains_the_same_run(
     world_sizes: Sequence[int], images: Path, tmp_path: Path, record: Record

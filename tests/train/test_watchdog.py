@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
@@ -19,7 +21,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from errors import UserError
 from tests.train import ranks
 from train.distributed import described_world, joined
-from train.rendezvous import barrier, meet
+from train.rendezvous import barrier, interface_to, meet
 from train.runs.meter import RankTime, Straggler, slowest_rank
 from train.watchdog import EXIT_CODE, Sighting, diagnose
 
@@ -68,6 +70,15 @@ def test_ranks_that_do_not_come_are_named(store: Store) -> None:
     found = on_threads(3, lambda rank: meet(client(store), rank if rank < 2 else 4, 5, 0.5))
     assert str(found[0]).startswith("rank 2, 3 of 5 did not come within 0.5 s (run.rank_timeout_s)")
     assert "rank 0 did not begin within 0.5 s" in str(found[1])
+
+
+def test_the_interface_is_that_of_the_address_towards_a_host() -> None:
+    assert interface_to("127.0.0.1") is None
+    assert interface_to("nobody.invalid") is None
+    for name, addresses in psutil.net_if_addrs().items():
+        for known in addresses:
+            if known.family == socket.AF_INET and not known.address.startswith("127."):
+                assert interface_to(known.address) == name
 
 
 def test_barrier_names_who_is_missing(store: Store) -> None:
