@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.capacity import GPUS, Model, costs_of_row, need
+from bench.experiment_report import UNITS
 from bench.report import read_rows
 from errors import UserError
 
@@ -134,6 +135,55 @@ def _capacity(results: Path) -> str:
     return f"{said}\n\n{sources}\n{_markdown(heads, lines)}"
 
 
+def comparisons(results: Path) -> list[Row]:
+    """The newest row of each comparison of the experiments."""
+    rows = [row for row in _rows(results / "experiments.jsonl") if row["kind"] == "comparison"]
+    return list({(row["better"], row["than"], row["metric"]): row for row in rows}.values())
+
+
+def _experiment(results: Path) -> str:
+    rows, claims = list(_rows(results / "experiments.jsonl")), comparisons(results)
+    if not claims:
+        return "No row yet.\n"
+    seeds = claims[-1]["seeds"]
+
+    def latest(kind: str) -> dict[tuple[Any, ...], Row]:
+        return {(row.get("arm"), row.get("seed")): row for row in rows if row["kind"] == kind}
+
+    arms, took, constant = latest("finetune"), latest("seed"), latest("constant")[None, None]
+    compared = [
+        (
+            f"{row['better']} minus {row['than']}",
+            UNITS[row["metric"]],
+            ", ".join(f"{difference:+.3f}" for difference in row["differences"]),
+            f"{row['mean']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}",
+            "yes" if row["holds"] else "no",
+        )
+        for row in claims
+    ]
+    metrics = ("pa_epe_cm", "epe_cm", "epe_px")
+    names = dict.fromkeys(name for name, _ in arms)
+    means = [
+        (name, *(f"{sum(arms[name, seed][metric] for seed in seeds) / len(seeds):.3f}" for metric in metrics))
+        for name in names
+    ]
+    minutes = [[took[None, seed][key] / 60 for seed in seeds] for key in ("seconds", "cpu_seconds")]
+    heads = ("", "metric", "each seed", "mean", "95 % interval", "holds")
+    return (
+        f"{_measured_on(claims[-1])}; {len(seeds)} seeds, each {_span(minutes[1])} minutes of CPU time "
+        f"({_span(minutes[0])} by the wall, on a machine that was shared).\n\n"
+        f"{_markdown(heads, compared)}\n"
+        f"{_markdown(('mean over seeds', *(UNITS[metric] for metric in metrics)), means)}\n"
+        f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
+        f"one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders": _loader("small", "loaders"),
     "stages": _loader("small", "stages"),
@@ -142,6 +192,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "train": _train,
     "soak": _soak,
     "capacity": _capacity,
+    "experiment": _experiment,
 }
 
 
@@ -157,7 +208,7 @@ def _rows(file: Path) -> Iterator[Row]:
 
 def _measured_on(row: Row) -> str:
     machine = row["machine"]
-    cores = row["settings"].get("cores", machine["cores"])
+    cores = row.get("settings", {}).get("cores", machine["cores"])
     where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
     return (
         f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import documentation, frames, report, scaling, soak, step_report, tune
+from bench import documentation, experiment_report, frames, report, scaling, soak, step_report, tune
 from bench import first_batch as start
 from bench import step as steps
 from bench.loader import Settings
@@ -164,10 +164,15 @@ def draw_history(rows: Path, out: Path) -> str:
 
 
 def write_docs(results: Path, page: Path) -> str:
-    """Make the page's tables and its picture anew; what was done, for people."""
+    """Make the page's tables and its pictures anew; what was done, for people."""
     page.write_text(documentation.write_tables(page.read_text(), results))
-    picture = page.parent / "images" / "loader_history.png"
-    return f"{page}: tables from {results}\n{draw_history(results / 'loader.jsonl', picture)}"
+    pictures = page.parent / "images"
+    done = [f"{page}: tables from {results}", draw_history(results / "loader.jsonl", pictures / "loader_history.png")]
+    claims = documentation.comparisons(results)
+    if claims:
+        experiment_report.save_comparisons(claims, pictures / "experiment_hands.png")
+        done.append(f"{pictures / 'experiment_hands.png'}: {len(claims)} comparisons")
+    return "\n".join(done)
 
 
 def append(record: Path | None, row: dict[str, Any]) -> None:
