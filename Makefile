@@ -32,15 +32,22 @@ $(STAMP): requirements.lock
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	@touch $@
 
-demo: $(STAMP)  ## make data, pre-train on it, show pictures and numbers (minutes, no GPU needed)
-	@$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0
-	@$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
+demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with report.html (minutes, no GPU needed)
+	$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0
+	$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
+	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --resume auto
+	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --from random --out runs/scratch_demo --resume auto
+	$(BIN)/python cli.py evaluate runs/finetune_demo --compare runs/scratch_demo \
+	    --set data.part=evaluation --set data.split=all
+	$(BIN)/python cli.py predict runs/finetune_demo $(CACHE)/hands/evaluation/rgb/0000000?.jpg --out runs/predictions_demo
+	$(BIN)/python cli.py report runs/demo runs/finetune_demo runs/scratch_demo --predictions runs/predictions_demo \
+	    --out runs/report.html
 
 test: lint  ## lint, types and the tests that end within minutes
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
 
-test-long: $(STAMP)  ## the slower proofs
-	$(BIN)/pytest -q -m slow
+test-long: $(STAMP)  ## the slower proofs, about an hour on two cores; with RECORD=1 their rows go to bench/results/
+	$(BIN)/pytest -q -m slow --durations=0 $(if $(RECORD),--record)
 
 test-gpu: $(STAMP)  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu

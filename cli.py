@@ -15,7 +15,7 @@ import click
 from bench.commands import bench_docs, bench_loader, bench_scale, bench_train, experiment
 from errors import ToldByAnother, UserError
 from train.commands.data import check_data, make_data, pack, views
-from train.commands.networks import convert, evaluate, export, predict
+from train.commands.networks import convert, evaluate, export, predict, report
 from train.commands.options import is_main_rank
 from train.commands.training import finetune, pretrain
 from train.runs.interrupt import Interrupted
@@ -88,6 +88,7 @@ for command in (
     pack,
     predict,
     pretrain,
+    report,
     views,
 ):
     main.add_command(command)

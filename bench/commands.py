@@ -169,12 +169,12 @@ def bench_scale(
 
 @click.command("bench-docs")
 @click.option("--results", default="bench/results", show_default=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--page", default="docs/performance.md", show_default=True, type=click.Path(path_type=Path, exists=True))
-def bench_docs(results: Path, page: Path) -> None:
-    """Write the tables of docs/performance.md, and its picture, anew from the rows of bench/results/."""
+@click.option("--docs", default="docs", show_default=True, type=click.Path(path_type=Path, exists=True))
+def bench_docs(results: Path, docs: Path) -> None:
+    """Write the tables of docs/performance.md and docs/cluster.md, and the picture, anew from bench/results/."""
     from bench import run
 
-    click.echo(run.write_docs(results, page))
+    click.echo(run.write_docs(results, docs))
 
 
 @click.command()

@@ -1,6 +1,6 @@
-"""The tables of docs/performance.md, made from the rows of bench/results/, so that no figure stands there without one.
+"""The tables of docs/performance.md and docs/cluster.md, made from the rows of bench/results/.
 
-A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
+So no figure stands there without one. A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from bench.report import read_rows
 from errors import UserError
 
 Row = Mapping[str, Any]
+
+PAGES: Final = ("performance.md", "cluster.md")
 
 _BLOCK: Final = re.compile(r"(<!-- rows: ([a-z-]+) -->\n).*?(<!-- end rows -->)", re.DOTALL)
 _MODELS: Final[tuple[Model, ...]] = ("ResNet-50", "ResNet-152")
@@ -184,6 +186,64 @@ def _span(values: Sequence[float]) -> str:
     return f"{min(values):.0f} to {max(values):.0f}"
 
 
+def _scaling_error(results: Path) -> str:
+    rows = {row["measured"]["ranks"]: row for row in _rows(results / "scaling.jsonl")}  # the last of each number
+    if not rows:
+        return "No row yet.\n"
+    lines = []
+    for ranks, row in sorted(rows.items()):
+        measured, link, errors = row["measured"], row["here"]["inside"], row["errors_of_sums"]
+        lines.append(
+            (
+                str(ranks),
+                f"{link['latency_s'] * 1e6:.0f}" if errors else "-",
+                f"{link['bytes_per_s'] / 1e9:.2f}" if errors else "-",
+                f"{min(errors):+.0%} to {max(errors):+.0%}" if errors else "-",
+                f"{measured['micro_batch_s']:.3f}",
+                f"{measured['fixed_s']:.3f}",
+                f"{measured['step_s']:.3f}",
+                f"{row['step_s_predicted_here']:.3f}",
+                f"{row['error_here']:+.0%}",
+                f"{measured['load']:.1f}",
+                row["place"],
+            )
+        )
+    heads = (
+        "ranks", "us per hop", "GB/s", "error of the sums, 16 B to 16 MiB", "t_micro s", "t_fixed s",
+        "step s, measured", "step s, model", "error", "load before", "row",
+    )  # fmt: skip
+    work = row["work"]
+    said = (
+        f"{_machine(row)}; batches of {work['batch']} in micro-batches of {work['micro_batch']}, {work['parameters']} "
+        f"parameters"
+    )
+    return f"{said}.\n\n{_markdown(heads, lines)}"
+
+
+def _scaling_projection(results: Path) -> str:
+    row = _last(results / "scaling.jsonl", lambda row: row["cluster"] != row["here"])
+    if row is None:
+        return "No row yet.\n"
+    lines = [
+        (
+            str(entry["nodes"]),
+            str(entry["ranks"]),
+            f"{entry['step_s']:.3f}",
+            f"{entry['efficiency']:.0%}",
+            entry["limit"],
+        )
+        for entry in row["projection"]
+    ]
+    cluster, work = row["cluster"], row["work"]
+    said = (
+        f"PROJECTION, not a measurement ({row['place']}): {cluster['gpus_per_node']} GPUs a node, "
+        f"{cluster['inside']['bytes_per_s'] / 1e9:g} GB/s inside and {cluster['between']['bytes_per_s'] / 1e9:g} GB/s "
+        f"between nodes, {cluster['micro_batch_s']:g} s for a micro-batch; batches of {work['batch']} in micro-batches "
+        f"of {work['micro_batch']}, {work['parameters']} parameters"
+    )
+    return f"{said}.\n\n{_markdown(('nodes', 'ranks', 'step s', 'efficiency', 'limited first by'), lines)}"
+
+
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders": _loader("small", "loaders"),
     "stages": _loader("small", "stages"),
@@ -193,6 +253,8 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "soak": _soak,
     "capacity": _capacity,
     "experiment": _experiment,
+    "scaling-error": _scaling_error,
+    "scaling-projection": _scaling_projection,
 }
 
 
@@ -207,12 +269,14 @@ def _rows(file: Path) -> Iterator[Row]:
 
 
 def _measured_on(row: Row) -> str:
+    return f"{row['place']}: {_machine(row)}"
+
+
+def _machine(row: Row) -> str:
     machine = row["machine"]
     cores = row.get("settings", {}).get("cores", machine["cores"])
     where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
-    return (
-        f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
-    )
+    return f"{cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
 
 
 def _ratio(ratio: Sequence[float] | None) -> str:

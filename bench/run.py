@@ -163,15 +163,18 @@ def draw_history(rows: Path, out: Path) -> str:
     return f"{out}: {report.save_history(report.read_rows(rows), out)} rows of {rows}"
 
 
-def write_docs(results: Path, page: Path) -> str:
-    """Make the page's tables and its pictures anew; what was done, for people."""
-    page.write_text(documentation.write_tables(page.read_text(), results))
-    pictures = page.parent / "images"
-    done = [f"{page}: tables from {results}", draw_history(results / "loader.jsonl", pictures / "loader_history.png")]
+def write_docs(results: Path, docs: Path) -> str:
+    """Make the pages' tables and the pictures anew; what was done, for people."""
+    pages = [docs / name for name in documentation.PAGES]
+    for page in pages:
+        page.write_text(documentation.write_tables(page.read_text(), results))
+    done = [f"{page}: tables from {results}" for page in pages]
+    done.append(draw_history(results / "loader.jsonl", docs / "images" / "loader_history.png"))
     claims = documentation.comparisons(results)
     if claims:
-        experiment_report.save_comparisons(claims, pictures / "experiment_hands.png")
-        done.append(f"{pictures / 'experiment_hands.png'}: {len(claims)} comparisons")
+        picture = docs / "images" / "experiment_hands.png"
+        experiment_report.save_comparisons(claims, picture)
+        done.append(f"{picture}: {len(claims)} comparisons")
     return "\n".join(done)
 
 

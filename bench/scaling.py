@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from pipelines.batch import Batch, View
 from train.collective_timing import time_sums
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
+from train.loop import set_threads
 from train.state import PretrainingState
 
 Positive = Annotated[float, Field(gt=0)]
@@ -139,6 +141,7 @@ class Measured:
         micro_batch_s: see `Cluster`, from two sizes of share.
         fixed_s: see `Cluster`; without the exchanges.
         step_s: of the whole step, exchanges included.
+        load: processes that wanted a core before anything was measured, a mean over a minute.
     """
 
     ranks: int
@@ -146,6 +149,7 @@ class Measured:
     micro_batch_s: float
     fixed_s: float
     step_s: float
+    load: float = 0.0
 
 
 def sum_s(size_bytes: float, ranks: int, link: Link) -> float:
@@ -214,11 +218,11 @@ def measure(config: Config, *, repeats: int = 5) -> tuple[Measured, World]:
     Raises:
         UserError: as `pretrain`, for the device and the sizes.
     """
+    load = os.getloadavg()[0]
     world = described_world(config.train.device)
     batch, micro_batch = config.train.batch, config.train.micro_batch
     share = micro_batch_share(batch, micro_batch, world.rank, world.world_size)
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+    set_threads(config.train.threads, world)
     with joined(world, config.run.rank_timeout_s):
         sums = list(zip(_SUM_SIZES, time_sums(world, _SUM_SIZES), strict=True)) if world.world_size > 1 else []
         step_s = _step_s(config, world, len(share), repeats)
@@ -227,7 +231,7 @@ def measure(config: Config, *, repeats: int = 5) -> tuple[Measured, World]:
             _step_s(_with_batch(config, count * micro_batch), alone, count * micro_batch, repeats) for count in (1, 2)
         )
         slowest = world.max_(torch.tensor([two_s - one_s, 2 * one_s - two_s, step_s], dtype=torch.float64)).tolist()
-    return Measured(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2]), world
+    return Measured(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2], load), world
 
 
 def as_table(rows: Sequence[Projection], work: Work, cluster: Cluster) -> Table:
@@ -261,6 +265,7 @@ def as_json(
         "here": asdict(here),
         "step_s_predicted_here": predicted.step_s,
         "error_here": predicted.step_s / measured.step_s - 1,
+        "errors_of_sums": [sum_s(size, measured.ranks, here.inside) / seconds - 1 for size, seconds in measured.sums],
         "cluster": asdict(cluster),
         "projection": [
             {**asdict(row), "step_s": row.step_s, "efficiency": efficiency(work, cluster, row), "limit": row.limit}

@@ -90,10 +90,12 @@ class _TiledCrossEntropy(torch.autograd.Function):
         strip = max(1, TILE_ELEMENTS // columns)
         gradient = torch.zeros_like(unit) if ctx.needs_input_grad[0] else None
         total = unit.new_zeros(())
+        tile = unit.new_empty(min(strip, len(rows)), columns)  # one for all strips: a new one each would make it two
         for anchor, positive in ((0, samples), (samples, 0)):  # where the anchors' view begins, and the other one
             for first in range(rows.start, rows.stop, strip):
                 anchors = unit[anchor + first : anchor + min(first + strip, rows.stop)]  # (s, D)
-                weight = (anchors / temperature) @ unit.T  # (s, 2N): first the logits, in the end their softmax
+                weight = tile[: len(anchors)]  # (s, 2N): first the logits, in the end their softmax
+                torch.mm(anchors / temperature, unit.T, out=weight)
                 weight.diagonal(anchor + first).fill_(float("-inf"))  # itself
                 of_positive = weight.diagonal(positive + first)
                 highest = weight.amax(dim=1)

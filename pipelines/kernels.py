@@ -96,6 +96,12 @@ def _fill_border(image: Pixels, height: int, width: int, grey: int, edge: bool) 
 
 
 @compiled
+def _byte(pixel: Any, shift: int) -> Any:
+    """One colour of a pixel as float32; Numba computes in int64 unless it is told not to at every step."""
+    return F(I32(I32(pixel >> I32(shift)) & I32(255)))
+
+
+@compiled
 def _make_view(
     image: Pixels,
     height: int,
@@ -114,6 +120,8 @@ def _make_view(
     hue, saturation, scale, shift = colour[0], colour[1], colour[2], colour[3]
     address = I64(image.ctypes.data)
     upper, lower, at = np.empty(side, I64), np.empty(side, I64), np.empty(side, I32)
+    upper_left, upper_right = np.empty(side, I32), np.empty(side, I32)
+    lower_left, lower_right = np.empty(side, I32), np.empty(side, I32)
     across, down = np.empty(side, F), np.empty(side, F)
     red, green, blue, packed = np.empty(side, F), np.empty(side, F), np.empty(side, F), np.empty(side, I32)
     for y in range(side):
@@ -128,17 +136,17 @@ def _make_view(
             here = address + I64(at[x]) * I64(4)
             upper[x] = _load_eight(here)
             lower[x] = _load_eight(here + I64(4) * I64(stride))
+        for x in range(side):  # apart from what follows, since a loop with an int64 in it handles half as many pixels
+            upper_left[x], upper_right[x] = I32(upper[x]), I32(upper[x] >> I64(32))
+            lower_left[x], lower_right[x] = I32(lower[x]), I32(lower[x] >> I64(32))
         for x in range(side):
-            a, b = I32(upper[x]), I32(upper[x] >> I64(32))
-            c, d = I32(lower[x]), I32(lower[x] >> I64(32))
+            a, b, c, d = upper_left[x], upper_right[x], lower_left[x], lower_right[x]
             wd = across[x] * down[x]
             wb, wc = across[x] - wd, down[x] - wd
             wa = F(1) - across[x] - wc
-            red[x] = F(a & I32(255)) * wa + F(b & I32(255)) * wb + F(c & I32(255)) * wc + F(d & I32(255)) * wd
-            a, b, c, d = a >> I32(8), b >> I32(8), c >> I32(8), d >> I32(8)
-            green[x] = F(a & I32(255)) * wa + F(b & I32(255)) * wb + F(c & I32(255)) * wc + F(d & I32(255)) * wd
-            a, b, c, d = a >> I32(8), b >> I32(8), c >> I32(8), d >> I32(8)
-            blue[x] = F(a & I32(255)) * wa + F(b & I32(255)) * wb + F(c & I32(255)) * wc + F(d & I32(255)) * wd
+            red[x] = _byte(a, 0) * wa + _byte(b, 0) * wb + _byte(c, 0) * wc + _byte(d, 0) * wd
+            green[x] = _byte(a, 8) * wa + _byte(b, 8) * wb + _byte(c, 8) * wc + _byte(d, 8) * wd
+            blue[x] = _byte(a, 16) * wa + _byte(b, 16) * wb + _byte(c, 16) * wc + _byte(d, 16) * wd
         if jitter:
             for x in range(side):
                 r, g, b = red[x], green[x], blue[x]

@@ -1,7 +1,32 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 torch.set_num_threads(1)  # tests run side by side; one thread each also makes sums reproducible
+
+Record = Callable[..., None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="append what the slow proofs found to bench/results/")
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Record:
+    """`record(name, **figures)` appends a row to bench/results/NAME.jsonl, if the option --record asks for it."""
+
+    def write(name: str, **figures: Any) -> None:
+        if request.config.getoption("--record"):
+            from bench.hardware import describe_machine
+            from bench.run import append
+
+            file = Path(__file__).parents[1] / "bench" / "results" / f"{name}.jsonl"
+            append(file, {"bench": name, "machine": describe_machine(), **figures})
+
+    return write
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

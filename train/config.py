@@ -76,7 +76,7 @@ class TrainConfig:
         device: "auto" takes a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.
-        threads: CPU threads of torch; None leaves torch's choice.
+        threads: CPU threads of torch; None leaves torch's choice, and each of several processes its share of the cores.
     """
 
     epochs: Annotated[int, Field(ge=1)] = 100

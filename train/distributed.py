@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from errors import UserError
-from train.rendezvous import barrier, connect, meet
+from train.rendezvous import barrier, connect, interface_to, meet
 from train.watchdog import Progress, Watchdog
 
 T = TypeVar("T")
@@ -60,7 +60,8 @@ class World:
             with self.progress.message():
                 yield
         except RuntimeError as error:
-            time.sleep(self.progress.patience_s)
+            if self.progress.verdict.wait(self.progress.patience_s):
+                time.sleep(60)  # the watchdog ends this process; nothing else is to be said meanwhile
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"another rank has left while this one, which {self.progress.doing}, exchanged with it: killed, or its "
@@ -179,6 +180,9 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         return
     store = connect(world.rank, world.world_size, rank_timeout_s)
     room = meet(store, world.rank, world.world_size, rank_timeout_s)
+    interface = interface_to(os.environ["MASTER_ADDR"]) if world.world_size > world.local_world_size else None
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # hosts tell each other small things without a GPU
         store=PrefixStore("process group", room),

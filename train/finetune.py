@@ -16,7 +16,7 @@ from pipelines.sources import load_index
 from train.config import to_dict
 from train.distributed import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
-from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
+from train.loop import claim, restore, save, set_threads, steps_per_epoch, where_to_go_on
 from train.pictures import save_views
 from train.pose.inference import Poses
 from train.pose.pictures import save_curves, save_predictions
@@ -51,8 +51,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
 
 
 def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range) -> RunFolder:
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+    set_threads(config.train.threads, world)
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))
@@ -109,10 +108,11 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         BackgroundWriter(folder.checkpoints, lambda: _draw_curves(folder)) as writer,
         Meter(config, folder, state, world, total_steps, writer=writer, title="fine-tuning") as meter,
     ):
-        ranks = Together(world, stop, writer.check)
+        ranks = Together(world, stop, meter.check)
         for batch in ranks.each(meter.timed(loader)):
             if world.is_main and state.steps_done == 0:
-                save_views(folder.views_picture, batch, index)
+                with meter.writing():
+                    save_views(folder.views_picture, batch, index)
 
             result = state.step(batch.to(world.device))
 
@@ -127,7 +127,8 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
             if validation is not None and (last or done % validate_every == 0):
                 with meter.paused():
                     meter.validated(_validate(config, folder, state, validation, world))
-            bad_files.count(batch, agree=log_now or save_now)
+            with meter.writing():
+                bad_files.count(batch, agree=log_now or save_now)
             if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
             if bad_files.too_many:

@@ -5,14 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from errors import UserError
 from pipelines.index import Index
+from pipelines.loader import available_cores
 from train.config import to_dict
 from train.distributed import World
 from train.runs.checkpoint import BackgroundWriter, Checkpoints
 from train.runs.folder import Resume, RunFolder
 from train.state import TrainingState
 from train.together import together
+
+
+def set_threads(threads: int | None, world: World) -> None:
+    """Torch's CPU threads: as configured, else a share of the cores for each of several processes of a machine.
+
+    torchrun would leave each a single one.
+    """
+    if threads is None and world.local_world_size > 1:
+        threads = max(1, available_cores() // world.local_world_size)
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def steps_per_epoch(index: Index, batch: int) -> int:

@@ -21,6 +21,8 @@ FINGER_COLOURS = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255),
 
 Image = npt.NDArray[np.uint8]
 
+_GAP_PX = 8  # between the pictures of a sheet, and around them
+
 
 def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey: int | None = None) -> None:
     """Draw the 21 keypoints (21, 2), corner-based, as a skeleton onto `image` (H, W, 3) RGB, in place.
@@ -51,7 +53,8 @@ def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey: int
 def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
     """Per sample, its views enlarged to `least_side_px` or more, with the keypoints that the matrices carried."""
     samples = batch.samples.numpy()
-    enlarge = -(-least_side_px // batch.views[0].image.shape[-1])
+    side_px = batch.views[0].image.shape[-1]
+    enlarge = shown_side_px(side_px, least_side_px) // side_px
     rows = []
     for row, sample in enumerate(samples):
         pictures = []
@@ -69,6 +72,11 @@ def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> li
     return rows
 
 
+def shown_side_px(side_px: int, least_side_px: int = 192) -> int:
+    """Side of a view of `side_px` in `view_pictures`."""
+    return side_px * -(-least_side_px // side_px)
+
+
 def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
     """Contact sheet: the views of each sample side by side."""
     pairs = [np.concatenate(pictures, axis=1) for pictures in view_pictures(batch, index)[:samples]]
@@ -81,15 +89,36 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    gap = 8
     height, width, _ = pictures[0].shape
     rows, columns = -(-len(pictures) // columns), min(columns, len(pictures))
-    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, np.uint8)
-    for number, picture in enumerate(pictures):
-        top, left = (gap + (number // columns) * (height + gap), gap + (number % columns) * (width + gap))
-        sheet[top : top + height, left : left + width] = picture
+    sheet = np.full((rows * (height + _GAP_PX) + _GAP_PX, columns * (width + _GAP_PX) + _GAP_PX, 3), 255, np.uint8)
+    for cell, picture in zip(_cells(sheet, height, width), pictures, strict=False):  # the last row may have gaps
+        cell[:] = picture
     if not cv2.imwrite(str(path), sheet[..., ::-1]):
         raise OSError(f"{path} could not be written")
+
+
+def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
+    """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote.
+
+    Raises:
+        OSError: the file cannot be read, or holds pictures of another size.
+    """
+    read = cv2.imread(str(path))
+    if read is None:
+        raise OSError(f"{path} could not be read")
+    sheet: Image = np.ascontiguousarray(read[..., ::-1], np.uint8)
+    if (sheet.shape[0] - _GAP_PX) % (height + _GAP_PX) or (sheet.shape[1] - _GAP_PX) % (width + _GAP_PX):
+        raise OSError(f"{path} holds no pictures of {width} x {height} pixels")
+    return [cell for cell in _cells(sheet, height, width) if not (cell == 255).all()]
+
+
+def _cells(sheet: Image, height: int, width: int) -> list[Image]:
+    """Views of a sheet, row by row."""
+    rows, columns = (sheet.shape[0] - _GAP_PX) // (height + _GAP_PX), (sheet.shape[1] - _GAP_PX) // (width + _GAP_PX)
+    places = itertools.product(range(rows), range(columns))
+    corners = ((_GAP_PX + row * (height + _GAP_PX), _GAP_PX + column * (width + _GAP_PX)) for row, column in places)
+    return [sheet[top : top + height, left : left + width] for top, left in corners]
 
 
 def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, start: float) -> None:

@@ -15,7 +15,7 @@ from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
-from train.loop import claim, restore, save, steps_per_epoch, where_to_go_on
+from train.loop import claim, restore, save, set_threads, steps_per_epoch, where_to_go_on
 from train.pictures import save_loss, save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter
@@ -46,8 +46,7 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
 
 
 def _pretrain(config: Config, resume: Resume, world: World, share: range) -> RunFolder:
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+    set_threads(config.train.threads, world)
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))
@@ -104,10 +103,11 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
         BackgroundWriter(folder.checkpoints, lambda: _draw_loss(folder, config)) as writer,
         Meter(config, folder, state, world, total_steps, writer=writer, title="pre-training") as meter,
     ):
-        ranks = Together(world, stop, writer.check)
+        ranks = Together(world, stop, meter.check)
         for batch in ranks.each(meter.timed(loader)):
             if world.is_main and state.steps_done == 0:
-                save_views(folder.views_picture, batch, index)
+                with meter.writing():
+                    save_views(folder.views_picture, batch, index)
 
             result = state.step(batch.to(world.device))
 
@@ -119,7 +119,8 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             if log_now or save_now:
                 together(world, partial(meter.require_finite, result))
             meter.after_step(batch, result, log_now=log_now)
-            bad_files.count(batch, agree=log_now or save_now)
+            with meter.writing():
+                bad_files.count(batch, agree=log_now or save_now)
             if save_now or bad_files.too_many:
                 save(writer, config, state, world, images=index.counts)
             if bad_files.too_many:

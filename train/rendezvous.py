@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 
+import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -38,6 +40,27 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
             f"(run.rank_timeout_s): is it up, and does the network let this host ({platform.node()}) through?"
         ) from error
     return store
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface whose address this machine uses towards a host, which may be itself.
+
+    Gloo would take the address that this machine's own name stands for, which on many is 127.0.1.1 (/etc/hosts).
+
+    Returns:
+        Its name; None if that is the loopback, or the host is unknown.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing
+            mine = probe.getsockname()[0]
+    except OSError:
+        return None
+    if mine.startswith("127.") or mine == "::1":
+        return None
+    names = (name for name, known in psutil.net_if_addrs().items() if any(mine == one.address for one in known))
+    return next(names, None)
 
 
 def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:

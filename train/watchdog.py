@@ -42,6 +42,7 @@ class Progress:
         moves: anything done, so that long work between two messages is no hanging.
         doing: in words, for people.
         patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
+        verdict: set when the watchdog speaks, which ends the process.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,9 @@ class Progress:
         self.moves = 0
         self.doing = "starts"
         self.patience_s = 0.0
+        self.verdict = threading.Event()
         self._own_s = 0.0
-        self._own_events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._own_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def own_work(self, device: torch.device) -> Iterator[None]:
@@ -61,19 +63,20 @@ class Progress:
             begin.record()  # type: ignore[no-untyped-call]
             yield
             end.record()  # type: ignore[no-untyped-call]
-            self._own_events = begin, end
+            self._own_events.append((begin, end))
         else:
             start = time.perf_counter()
             yield
-            self._own_s = time.perf_counter() - start
+            self._own_s += time.perf_counter() - start
 
-    def own_s(self) -> float:
-        """Seconds of the last `own_work`; to be asked when the GPU has been waited for anyway."""
-        if self._own_events is not None:
-            begin, end = self._own_events
+    def take_own_s(self) -> float:
+        """Seconds of `own_work` since the last call; to be asked when the GPU has been waited for anyway."""
+        for begin, end in self._own_events:
             end.synchronize()
-            return float(begin.elapsed_time(end)) * 1e-3  # type: ignore[no-untyped-call]
-        return self._own_s
+            self._own_s += float(begin.elapsed_time(end)) * 1e-3  # type: ignore[no-untyped-call]
+        self._own_events.clear()
+        taken, self._own_s = self._own_s, 0.0
+        return taken
 
     def moved(self, doing: str) -> None:
         """Say what begins now."""
@@ -197,7 +200,7 @@ class Watchdog:
                     self._leave(None)  # rank 0 has said why
                 verdict = self._judge(now_s=beat * self._every_s)
                 if verdict is not None:
-                    self._progress.patience_s = 60.0  # nothing else is to be said meanwhile
+                    self._progress.verdict.set()
                     self._room.set("verdict", verdict)
                     self._leave(verdict)
                 self._beat = beat
@@ -246,6 +249,7 @@ class Watchdog:
         """End the process; after its last words, if it has any."""
         if self._left.is_set():
             return
+        self._progress.verdict.set()
         if message is not None:
             prefix = "error" if self._rank == 0 else f"rank {self._rank} on {platform.node()}: error"
             sys.stderr.write(f"{prefix}: {message}. Checkpoints are whole: go on with --resume auto\n")

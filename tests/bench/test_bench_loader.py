@@ -31,7 +31,7 @@ from train.config import Config
 CPU = torch.device("cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # measures every installed peer
 def test_everything_is_measured(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))

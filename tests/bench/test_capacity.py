@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.capacity import GFLOP_AT_224, GPUS, Costs, Gpu, costs_of_row, images_per_s, need
-from bench.documentation import write_tables
+from bench.documentation import PAGES, write_tables
 from errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,9 @@ def test_unknown_table_is_told(tmp_path: Path) -> None:
         write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
 
 
-def test_the_page_holds_what_the_rows_say() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
-    assert page.count("<!-- rows: ") >= 6
-    assert write_tables(page, ROOT / "bench" / "results") == page, "run 'python cli.py bench-docs'"
+@pytest.mark.parametrize(("page", "tables"), [("performance.md", 6), ("cluster.md", 2)])
+def test_the_pages_hold_what_the_rows_say(page: str, tables: int) -> None:
+    assert page in PAGES
+    text = (ROOT / "docs" / page).read_text()
+    assert text.count("<!-- rows: ") >= tables
+    assert write_tables(text, ROOT / "bench" / "results") == text, "run 'python cli.py bench-docs'"

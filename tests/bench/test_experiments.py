@@ -38,34 +38,48 @@ def rows_of(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in record.read_text().splitlines()]
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Folders of the runs, in their order; pre-training takes 2 seconds of a CPU, fine-tuning 1."""
-    calls: list[str] = []
-    clock = {"now": 0.0}
+class Training:
+    """Takes the place of training: pre-training takes 2 seconds of a CPU, fine-tuning 1.
 
-    def run(config: Any, resume: str) -> Any:
-        calls.append(config.run.out)
-        clock["now"] += 2.0 if "pretrain" in config.run.out else 1.0
+    Attributes:
+        interrupted: whether the next run ends by a signal.
+    """
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._now = 0.0
+
+    def __call__(self, config: Any, resume: str) -> Any:
+        self._now += 2.0 if "pretrain" in config.run.out else 1.0
+        if self.interrupted:
+            raise Interrupted(15, 3, Path(config.run.out))
         return SimpleNamespace(checkpoints=SimpleNamespace(latest=lambda: Path(config.run.out)))
 
-    def measure(run: Path, data: Path) -> dict[str, Any]:
-        seed = int(run.parent.name.removeprefix("seed_"))
-        error = np.full((HANDS, 21), 1.0 + 0.01 * seed - (0.2 if "ours" in run.name else 0.0))
-        return {"pa_epe_cm": error, "epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "pa_auc": 1 - error / 5}
+    def process_time(self) -> float:
+        return self._now
 
-    monkeypatch.setattr(experiments, "pretrain", run)
-    monkeypatch.setattr(experiments, "finetune", run)
-    monkeypatch.setattr(experiments, "measure", measure)
+
+def measured(run: Path, data: Path) -> dict[str, Any]:
+    seed = int(run.parent.name.removeprefix("seed_"))
+    error = np.full((HANDS, 21), 1.0 + 0.01 * seed - (0.2 if "ours" in run.name else 0.0))
+    return {"pa_epe_cm": error, "epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "pa_auc": 1 - error / 5}
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    made = Training()
+    monkeypatch.setattr(experiments, "pretrain", made)
+    monkeypatch.setattr(experiments, "finetune", made)
+    monkeypatch.setattr(experiments, "measure", measured)
     monkeypatch.setattr(experiments, "load_pose_run", lambda path: path)
     monkeypatch.setattr(
         experiments, "measure_constants", lambda data: {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
     )
-    monkeypatch.setattr(time, "process_time", lambda: clock["now"])
-    return calls
+    monkeypatch.setattr(time, "process_time", made.process_time)
+    return made
 
 
-def test_rows_are_written_once(trained: list[str], tmp_path: Path) -> None:
+def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     outcomes = run_experiment(config_of(tmp_path), record)
     rows = rows_of(record)
@@ -79,28 +93,23 @@ def test_rows_are_written_once(trained: list[str], tmp_path: Path) -> None:
     assert rows_of(record) == rows
 
 
-def test_a_seed_s_time_is_that_of_its_runs(trained: list[str], tmp_path: Path) -> None:
+def test_a_seed_s_time_is_that_of_its_runs(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     run_experiment(config_of(tmp_path, (0,)), record)
     assert [row["cpu_seconds"] for row in rows_of(record) if "cpu_seconds" in row] == [2, 1, 1, 4]
 
 
-def test_an_interrupted_run_s_time_counts(trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, record, run = config_of(tmp_path, (0,)), tmp_path / "rows.jsonl", experiments.pretrain
-
-    def interrupted(settings: Any, resume: Any) -> Any:
-        run(settings, resume)
-        raise Interrupted(15, 3, Path(settings.run.out))
-
-    monkeypatch.setattr(experiments, "pretrain", interrupted)
+def test_an_interrupted_run_s_time_counts(training: Training, tmp_path: Path) -> None:
+    config, record = config_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+    training.interrupted = True
     with pytest.raises(Interrupted):
         run_experiment(config, record)
-    monkeypatch.setattr(experiments, "pretrain", run)
+    training.interrupted = False
     run_experiment(config, record)
     assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [4]
 
 
-def test_one_seed_claims_nothing(trained: list[str], tmp_path: Path) -> None:
+def test_one_seed_claims_nothing(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     (outcome, _) = run_experiment(config_of(tmp_path, (0,)), record)
     assert not outcome.holds
@@ -143,7 +152,7 @@ def test_constants_of_a_hand_that_only_turns() -> None:
     assert errors["mean_pose_pa_epe_cm"] > 1
 
 
-def test_the_page_and_the_picture(trained: list[str], tmp_path: Path) -> None:
+def test_the_page_and_the_picture(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "experiments.jsonl"
     outcomes = run_experiment(config_of(tmp_path), record)
     made = write_tables("<!-- rows: experiment -->\nold\n<!-- end rows -->\n", tmp_path)

@@ -37,7 +37,7 @@ def gradients(bench: step._Bench) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in bench.state.network.parameters() if p.grad is not None]).clone()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # measures
 def test_figures_of_two_precisions(config: Config) -> None:
     told: list[tuple[int, int]] = []
     figures = step.bench_train(config, ["fp32", "bf16"], QUICK, lambda done, total: told.append((done, total)))

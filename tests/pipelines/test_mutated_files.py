@@ -36,7 +36,7 @@ def test_hundreds_of_mutated_files(backend: str) -> None:
     assert counts["mutated_used"] > 30
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # five minutes each
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ten_thousand_mutated_files(backend: str) -> None:
     counts = fuzz("--backend", backend, timeout_s=3600)

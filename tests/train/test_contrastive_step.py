@@ -398,7 +398,7 @@ def test_any_number_of_ranks_trains_the_same_function(world_size: int, recompute
         assert_same(their_buffers, buffers(model))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the compiler
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")  # the compiler's own imports
 @pytest.mark.parametrize("recompute", ["never", "always", "auto"])
 def test_compiled_network_is_compiled_once(recompute: Recompute) -> None:

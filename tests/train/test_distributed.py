@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from train.distributed import World, described_world, joined, micro_batch_share
+from train.loop import set_threads
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.data())
@@ -75,3 +76,12 @@ def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -
 def test_missing_gpu_is_named() -> None:
     with pytest.raises(UserError, match='device = "cuda", but torch sees no GPU'):
         described_world("cuda")
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("train.loop.available_cores", lambda: 9)
+    for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2)):
+        set_threads(threads, World(world_size=processes, local_world_size=processes))
+    assert chosen == [4, 1, 3]

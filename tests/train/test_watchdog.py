@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
@@ -19,8 +21,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from errors import UserError
 from tests.train import ranks
 from train.distributed import described_world, joined
-from train.rendezvous import barrier, meet
-from train.runs.meter import RankTime, slowest_rank
+from train.rendezvous import barrier, interface_to, meet
+from train.runs.meter import RankTime, Straggler, slowest_rank
 from train.watchdog import EXIT_CODE, Sighting, diagnose
 
 
@@ -70,6 +72,15 @@ def test_ranks_that_do_not_come_are_named(store: Store) -> None:
     assert "rank 0 did not begin within 0.5 s" in str(found[1])
 
 
+def test_the_interface_is_that_of_the_address_towards_a_host() -> None:
+    assert interface_to("127.0.0.1") is None
+    assert interface_to("nobody.invalid") is None
+    for name, addresses in psutil.net_if_addrs().items():
+        for known in addresses:
+            if known.family == socket.AF_INET and not known.address.startswith("127."):
+                assert interface_to(known.address) == name
+
+
 def test_barrier_names_who_is_missing(store: Store) -> None:
     assert on_threads(3, lambda rank: barrier(client(store), "one", rank, 3, 10)) == [None] * 3
     found = on_threads(2, lambda rank: barrier(client(store), "two", rank, 4, 0.3))
@@ -105,13 +116,43 @@ def test_if_all_are_in_the_same_exchange_it_is_the_network() -> None:
     )
 
 
-def test_the_straggler() -> None:
-    fast, slow = RankTime("a", 0.2, 0.0), RankTime("b", 0.2, 0.6)
-    for times, expected in (([fast, fast, slow], 2), ([slow, fast], 0)):
-        rank, ratio = slowest_rank(times)
+def timing(seconds: float, host: str = "a", images: int = 8) -> RankTime:
+    return RankTime(host, images, seconds / 4, 3 * seconds / 4)
+
+
+def test_the_slowest_rank_is_that_of_the_longest_time_per_image() -> None:
+    for times, expected in (([0.2, 0.2, 0.8], 2), ([0.8, 0.2], 0)):
+        rank, ratio = slowest_rank([timing(seconds) for seconds in times])
         assert rank == expected
         assert ratio == pytest.approx(4.0)
-    assert slowest_rank([fast, fast]) == (0, 1.0)
+    assert slowest_rank([timing(0.2), timing(0.2)]) == (0, 1.0)
+    rank, ratio = slowest_rank([timing(0.4, images=16), timing(0.3)])  # twice the images in less than twice the time
+    assert rank == 1
+    assert ratio == pytest.approx(1.5)
+
+
+def told(*intervals: Sequence[float]) -> list[int]:
+    """In which log intervals of steps of one second something is said."""
+    straggler = Straggler()
+    said = [straggler.seen([timing(seconds) for seconds in times], 1.0) for times in intervals]
+    return [number for number, line in enumerate(said) if line is not None]
+
+
+def test_a_straggler_is_told_once_when_it_has_been_slow_three_times_in_a_row() -> None:
+    even, slow, other = (0.5, 0.45), (0.5, 0.3), (0.3, 0.5)
+    assert told(even, even, even, even) == []  # 0.05 s of a second: nobody stands out
+    assert told(slow, slow, even, slow, slow) == []
+    assert told(slow, slow, other, other, slow, slow) == []
+    assert told(slow, slow, slow, slow, slow, even, slow, slow, slow) == [2, 8]
+
+
+def test_a_straggler_is_named_with_its_host_and_its_times() -> None:
+    straggler = Straggler()
+    lines = [straggler.seen([timing(0.2), timing(0.2), timing(0.8, "c")], 1.0) for _ in range(3)]
+    assert lines[2] == (
+        "rank 2 on c holds the others up, 4.0 x the median for its share: per step 0.200 s for its forward passes and "
+        "0.600 s of waiting for data"
+    )
 
 
 def _steps(limit_s: float, what: str) -> None:

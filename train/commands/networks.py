@@ -1,4 +1,4 @@
-"""Commands on trained networks: measure, predict, convert, export."""
+"""Commands on trained networks: measure, predict, report, convert, export."""
 
 from __future__ import annotations
 
@@ -141,6 +141,29 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
     except ValueError:
         raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
     return x0, y0, x1, y1
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "--out", default="report.html", show_default=True, type=click.Path(path_type=Path, dir_okay=False), help="The page."
+)
+@click.option("--predictions", default=None, type=click.Path(path_type=Path), help="A folder that predict wrote.")
+@click.option("--title", default="From features to 3D hands", show_default=True, help="Of the page.")
+def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str) -> None:
+    """Write one page about the folders of pre-training and fine-tuning RUNs, with all its pictures inside.
+
+    \b
+      python cli.py evaluate runs/finetune --compare runs/from_scratch
+      python cli.py predict runs/finetune photos/ --out predictions
+      python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
+
+    It shows what is there: losses, what evaluate measured and compared, views, predictions and the worst hands.
+    """
+    from train.report.write import write_report
+
+    write_report(runs, out, predictions=predictions, title=title)
+    click.echo(f"{out}")
 
 
 @click.command()

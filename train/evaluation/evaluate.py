@@ -29,7 +29,16 @@ from train.evaluation.measure import (
     truth_of,
     worst_hands,
 )
-from train.evaluation.report import comparison, results, save_hands, save_json, save_pck, save_worst, table_of
+from train.evaluation.report import (
+    comparison,
+    of_hands,
+    results,
+    save_hands,
+    save_json,
+    save_pck,
+    save_worst,
+    table_of,
+)
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses
@@ -100,24 +109,26 @@ def evaluate(
     measured = intervals(evaluation)
     report = results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
     tables = [table_of(f"{evaluation.run.path}, {_hands(evaluation)}", measured)]
-    shown = {"this run": evaluation}
+    rows = worst_hands(evaluation, worst)
+    report["worst"] = of_hands(evaluation, rows.tolist())
+    shown = {_name(run): evaluation}
     if compare is not None:
         other_run = load_pose_run(compare)
         other_config = for_other_run(config, other_run)
         other, _, _ = _measured(other_run, other_config, crop, world, proper_rotation, progress)
         assert other is not None  # it has the same labels
         differences = difference(evaluation, other)
-        report["comparison"] = comparison(evaluation, other, differences)
-        report["comparison"]["metrics"] = {n: dataclasses.asdict(i) for n, i in intervals(other).items()}
+        theirs = results(other, intervals(other), proper_rotation=proper_rotation, crop=crop)
+        report["comparison"] = comparison(differences, theirs)
         tables.append(table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
-        shown["the other"] = other
+        name = _name(other_run)
+        shown[name if name not in shown else f"{name}, the other"] = other
     for name in ("metrics.json", "hands.csv", "pck.png", "worst.png"):
         written.append(folder / name)
     try:
         save_json(folder / "metrics.json", report)
         save_hands(folder / "hands.csv", evaluation)
         save_pck(folder / "pck.png", shown)
-        rows = worst_hands(evaluation, worst)
         few = dataclasses.replace(evaluation.index, sources=()).select(rows)
         closer = _ESTIMATES[crop](
             run, config, few, evaluation.truth.intrinsics[rows], world, None, keep_images=len(rows)
@@ -156,6 +167,11 @@ def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
     except OSError as error:
         raise UserError(f"{folder} cannot be made ({error.strerror}): name another folder with --out") from error
     return folder
+
+
+def _name(run: PoseRun) -> str:
+    """Of a run: its folder's, or that of a checkpoint which lies elsewhere."""
+    return run.path.parent.parent.name if run.path.parent.name in ("best", "checkpoints") else run.path.stem
 
 
 def _hands(evaluation: Evaluation) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,10 @@ NAMES = {
     "pa_epe_px": "PA-EPE (px of the source)",
     "epe_px": "2D EPE (px of the source)",
 }
-_SIDE_PX = 192
+HAND_PX = 192
+"""Side of each picture of a hand in worst.png."""
+CAPTION_PX = 20
+"""Height of what stands above it."""
 
 
 def results(
@@ -61,12 +64,12 @@ def results(
     }
 
 
-def comparison(ours: Evaluation, theirs: Evaluation, differences: Mapping[str, Interval]) -> dict[str, Any]:
-    """A paired difference, for JSON: the first run minus the second."""
+def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """A paired difference, for JSON: this run minus the other, of which `theirs` are the results."""
     return {
-        "minus": str(theirs.run.path),
+        "minus": theirs["checkpoint"],
         "difference": {name: dataclasses.asdict(interval) for name, interval in differences.items()},
-        "checkpoint": str(ours.run.path),
+        "other": theirs,
     }
 
 
@@ -97,16 +100,25 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     return table
 
 
+def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
+    """The file of each row, and the mean of each metric over its keypoints; None where not measured."""
+    tables, hands = evaluation.tables(), []
+    for row in rows:
+        hand: dict[str, Any] = {"file": evaluation.index.paths[row]}
+        for name, table in tables.items():
+            known = table[row][~np.isnan(table[row])]
+            hand[name] = float(known.mean()) if len(known) else None
+        hands.append(hand)
+    return hands
+
+
 def save_hands(path: Path, evaluation: Evaluation) -> None:
-    """One row per image: its file, and the mean of each metric over its keypoints; empty where not measured."""
-    tables = evaluation.tables()
-    known = {name: ~np.isnan(table) for name, table in tables.items()}
+    """`of_hands` of all images as a table, empty where not measured."""
     with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["file", *tables])
-        for row, name in enumerate(evaluation.index.paths):
-            means = [f"{t[row][known[n][row]].mean():.6g}" if known[n][row].any() else "" for n, t in tables.items()]
-            rows.writerow([name, *means])
+        table = csv.DictWriter(file, ["file", *evaluation.tables()])
+        table.writeheader()
+        for hand in of_hands(evaluation, range(len(evaluation.index))):
+            table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in hand.items()})
 
 
 def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
@@ -161,15 +173,15 @@ def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtyp
     pictures = []
     for number, row in enumerate(rows.tolist()):
         image = poses.images[number]
-        large: Image = np.asarray(cv2.resize(image, (_SIDE_PX, _SIDE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
-        matrix = poses.source_to_view_px[number] * (_SIDE_PX / image.shape[0])
+        large: Image = np.asarray(cv2.resize(image, (HAND_PX, HAND_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
+        matrix = poses.source_to_view_px[number] * (HAND_PX / image.shape[0])
         overlays = []
         for keypoints_px in (truth.keypoints_px[row], poses.keypoints_px[number]):
             overlay = large.copy()
             draw_hand(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
             overlays.append(overlay)
         true = truth.joints[row] / (truth.scale_m[row] if truth.in_metres else 1)
-        side = side_view(poses.joints[number], true if np.isfinite(true).all() else None, _SIDE_PX)
+        side = side_view(poses.joints[number], true if np.isfinite(true).all() else None, HAND_PX)
         picture = np.concatenate([*overlays, side], axis=1)
         words = [f"{n.removesuffix('_cm').upper().replace('_', '-')} {np.nanmean(tables[n][row]):.2f} cm"
                  for n in ("pa_epe_cm", "epe_cm") if n in tables and not np.isnan(tables[n][row]).all()]  # fmt: skip
@@ -178,7 +190,7 @@ def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtyp
 
 
 def _caption(words: list[str], below: Image) -> Image:
-    strip: Image = np.full((20, below.shape[1], 3), 255, np.uint8)
+    strip: Image = np.full((CAPTION_PX, below.shape[1], 3), 255, np.uint8)
     cv2.putText(strip, "   ".join(words), (3, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
     return strip
 

@@ -99,7 +99,9 @@ def predict(
         raise UserError(f"--box names one place, and there are {len(files)} pictures: predict them one by one")
     loaded = load_pose_run(run, _device())
     given = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes_px = [_read(str(file)).shape[1::-1] for file in files]  # width, height; all are read before any is predicted
+    sizes_px = [
+        read_picture(str(file)).shape[1::-1] for file in files
+    ]  # width, height; all are read before any is predicted
     cameras = [assumed_intrinsics(*size) if given is None else given for size in sizes_px]
     boxes = _boxes(box_px, sizes_px, loaded)
     first = _estimate(loaded, files, boxes, cameras, progress)
@@ -121,7 +123,7 @@ def predict(
                 box_needed=needed,
                 note=note,
             )
-            save_prediction(result.picture, _read(str(file)), result)
+            save_prediction(result.picture, read_picture(str(file)), result)
             result.picture.with_suffix(".json").write_text(json.dumps(as_json(result, loaded), indent=2) + "\n")
             results.append(result)
     except OSError as error:
@@ -207,13 +209,19 @@ class _Pictures:
 
     def read(self, sample: int) -> bytes:
         """The sample's picture; upright, eight bits, no alpha."""
-        encoded = cv2.imencode(".png", _read(str(self._files[sample]))[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])[1]
+        encoded = cv2.imencode(
+            ".png", read_picture(str(self._files[sample]))[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1]
+        )[1]
         return encoded.tobytes()
 
 
 @lru_cache(maxsize=4)
-def _read(file: str) -> Image:
-    """The picture (H, W, 3) RGB as displayed."""
+def read_picture(file: str) -> Image:
+    """The picture (H, W, 3) RGB as displayed.
+
+    Raises:
+        UserError: the file cannot be read, or is too small or too large.
+    """
     try:
         data = np.frombuffer(Path(file).read_bytes(), np.uint8)
         decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None

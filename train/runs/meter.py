@@ -8,7 +8,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
@@ -26,23 +26,71 @@ from train.state import Result, TrainingState
 
 log = logging.getLogger(__name__)
 
-_STANDS_OUT = 0.1  # of a step's time, by which the slowest rank is behind the median
+_STANDS_OUT = 0.1  # of a step's time, by which a straggler is behind the median
+_TIMES = 3  # log intervals in a row that it takes to be one
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """What one rank needs per step without the others: seconds of its forward passes and of waiting for its data."""
+    """What one rank needs per step without the others.
+
+    Attributes:
+        host: its machine.
+        images: its share of the batch; shares may differ by a micro-batch.
+        forward_s: seconds of its forward passes.
+        waited_s: seconds of waiting for its data.
+    """
 
     host: str
+    images: int
     forward_s: float
     waited_s: float
 
+    @property
+    def image_s(self) -> float:
+        """Seconds per image of its share."""
+        return max((self.forward_s + self.waited_s) / self.images, 1e-12)
+
 
 def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
-    """The rank that needs the longest without the others, and its time over the (lower) median."""
-    times = [time_.forward_s + time_.waited_s for time_ in ranks]
+    """The rank that needs the longest per image without the others, and its time over the (lower) median."""
+    times = [time_.image_s for time_ in ranks]
     rank = max(range(len(times)), key=times.__getitem__)
-    return rank, max(times[rank], 1e-9) / max(sorted(times)[(len(times) - 1) // 2], 1e-9)
+    return rank, times[rank] / sorted(times)[(len(times) - 1) // 2]
+
+
+class Straggler:
+    """Says that a rank holds the others up: clearly, and several log intervals in a row.
+
+    One slow interval is a hiccup, and of two ranks one is always the slower.
+    """
+
+    def __init__(self) -> None:
+        self._rank, self._times = -1, 0
+
+    def seen(self, ranks: Sequence[RankTime], step_s: float) -> str | None:
+        """Look at one log interval.
+
+        Args:
+            ranks: means over the interval's steps, by rank.
+            step_s: the mean time of a step.
+
+        Returns:
+            One line when it has been the same rank for `_TIMES` intervals; then nothing until it has caught up.
+        """
+        rank, ratio = slowest_rank(ranks)
+        slow = ranks[rank]
+        behind_s = (slow.forward_s + slow.waited_s) * (1 - 1 / ratio)
+        if behind_s <= _STANDS_OUT * step_s:
+            self._rank, self._times = -1, 0
+            return None
+        self._rank, self._times = rank, self._times + 1 if rank == self._rank else 1
+        if self._times != _TIMES:
+            return None
+        return (
+            f"rank {rank} on {slow.host} holds the others up, {ratio:.1f} x the median for its share: per step "
+            f"{slow.forward_s:.3f} s for its forward passes and {slow.waited_s:.3f} s of waiting for data"
+        )
 
 
 class Meter:
@@ -67,6 +115,8 @@ class Meter:
         self._samples = self._open_samples() if config.run.log_samples else None
         self._writer, self._saved_s = writer, writer.waited_s
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+        self._straggler = Straggler()
+        self._error: OSError | None = None
         self._lr = state.lr
 
     def __enter__(self) -> Meter:
@@ -77,10 +127,35 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._log is not None:
-            self._log.__exit__(kind, error, trace)
-        if self._samples is not None:
-            self._samples.close()
+        with suppress(OSError):  # what a full disk refused is in the files' buffers still, and was told
+            if self._log is not None:
+                self._log.__exit__(kind, error, trace)
+        with suppress(OSError):
+            if self._samples is not None:
+                self._samples.close()
+
+    def check(self) -> None:
+        """Hear of a checkpoint or a log that could not be written, on this rank; waits for nothing.
+
+        Raises:
+            UserError: once, with the reason and the newest checkpoint that is there.
+        """
+        self._writer.check()
+        error, self._error = self._error, None
+        if error is not None:
+            raise UserError(
+                f"the logs of run.out = {self._folder.root} cannot be written: {error.strerror or error}; the newest "
+                f"checkpoint is {self._folder.checkpoints.latest() or 'none'}. Make room or set the folder's rights, "
+                f"then go on with --resume auto"
+            ) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """What cannot be written is told by `check`, before the next step: here, other ranks would wait."""
+        try:
+            yield
+        except OSError as error:
+            self._error = self._error or error
 
     def timed(self, loader: Loader) -> Iterator[Batch]:
         """The loader's batches; the time that each was waited for counts."""
@@ -103,13 +178,14 @@ class Meter:
         step = self._state.steps_done
         if self._samples is not None:
             seen = {"step": step, "first": int(batch.positions[0]), "samples": batch.samples.tolist()}
-            self._samples.write(json.dumps(seen) + "\n")
+            with self.writing():
+                self._samples.write(json.dumps(seen) + "\n")
         if self._log is not None:
             self._log.advance(step)
         if not log_now:
             return
         elapsed_s = time.perf_counter() - self._since
-        slowest = self._slowest()
+        slowest = self._slowest(len(batch))
         if self._log is not None:
             row = {
                 "step": step,
@@ -123,25 +199,22 @@ class Meter:
                 **result.figures(),
                 "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
             }
-            self._log.write(row)
+            with self.writing():
+                self._log.write(row)
         self._saved_s = self._writer.waited_s
         self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
 
-    def _slowest(self) -> dict[str, float]:
+    def _slowest(self, images: int) -> dict[str, float]:
         """Of several ranks, the one that the others wait for; said aloud if it stands out."""
         if self._world.world_size == 1:
             return {}
-        mine = RankTime(platform.node(), self._world.progress.own_s(), self._waited_s / self._steps)
+        forward_s = self._world.progress.take_own_s() / self._steps
+        mine = RankTime(platform.node(), images, forward_s, self._waited_s / self._steps)
         ranks = self._world.gather_objects(mine)
         rank, ratio = slowest_rank(ranks)
-        time_ = ranks[rank]
-        step_s = (time.perf_counter() - self._since) / self._steps
-        if self._world.is_main and (time_.forward_s + time_.waited_s) * (1 - 1 / ratio) > _STANDS_OUT * step_s:
-            log.warning(
-                "rank %d on %s holds the others up, %.1f x the median: per step %.3f s for its forward passes and "
-                "%.3f s of waiting for data",
-                rank, time_.host, ratio, time_.forward_s, time_.waited_s,
-            )  # fmt: skip
+        said = self._straggler.seen(ranks, (time.perf_counter() - self._since) / self._steps)
+        if self._world.is_main and said is not None:
+            log.warning(said)
         return {
             "slowest_rank": rank,
             "slowest_over_median": ratio,
@@ -158,7 +231,8 @@ class Meter:
     def validated(self, row: Mapping[str, float]) -> None:
         """Write down the figures of a validation."""
         if self._log is not None:
-            self._log.write_validation(row)
+            with self.writing():
+                self._log.write_validation(row)
 
     def require_finite(self, result: Result) -> None:
         """Stop a run whose loss is no number any more; all ranks see the same loss.

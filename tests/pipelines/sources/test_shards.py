@@ -178,7 +178,7 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(source: Index, packed: P
     assert len(list(out.rglob("*"))) == len(list(packed.rglob("*")))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the command starts eleven times
 def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     """SIGKILL at ten moments; what is there at the end is what an undisturbed call writes."""
     write_images(tmp_path / "images", 400)
@@ -322,7 +322,7 @@ def json_path(index: Index, row: int) -> str:
     return f"{int(Path(index.paths[row]).stem):03}{Path(index.paths[row]).suffix}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # minutes: an index of ten million samples is written first
 def test_ten_million_samples_open_within_seconds_and_little_memory() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "tests.pipelines.sources.large_shards"], cwd=ROOT, capture_output=True, text=True

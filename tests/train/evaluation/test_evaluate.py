@@ -164,8 +164,12 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     assert len(content["pck"]["aligned_m"]["share"]) == 100
     minus = content["comparison"]
     for name, entry in minus["difference"].items():
-        assert entry["value"] == pytest.approx(content["metrics"][name]["value"] - minus["metrics"][name]["value"])
+        theirs = minus["other"]["metrics"][name]["value"]
+        assert entry["value"] == pytest.approx(content["metrics"][name]["value"] - theirs)
     rows = list(csv.DictReader((tmp_path / "out" / "hands.csv").read_text().splitlines()))
+    by_error = sorted(rows, key=lambda row: -float(row["pa_epe_cm"]))
+    assert [hand["file"] for hand in content["worst"]] == [row["file"] for row in by_error[:3]]
+    assert content["worst"][0]["pa_epe_cm"] == pytest.approx(float(by_error[0]["pa_epe_cm"]), 1e-4)
     assert np.mean([float(row["epe_px"]) for row in rows]) == pytest.approx(content["metrics"]["epe_px"]["value"], 1e-4)
     for name in ("pck.png", "worst.png"):
         picture = cv2.imread(str(tmp_path / "out" / name))

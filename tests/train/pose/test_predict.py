@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from errors import UserError
 from train.config import load_config, to_dict
 from train.finetune_config import FinetuneConfig
-from train.pose.predict import _read, assumed_intrinsics, find_images, predict, read_intrinsics
+from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture
 from train.runs.checkpoint import Checkpoints
 from train.starting_weights import start_pose_network
 
@@ -118,7 +118,7 @@ def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Pat
     turned, plain = predict(run, [str(tmp_path / name) for name in ("turned.jpg", "upright.jpg")], tmp_path / "out")
     assert turned.intrinsics.tolist() == [[120, 0, 60], [0, 120, 40], [0, 0, 1]]
     np.testing.assert_allclose(turned.keypoints_px, plain.keypoints_px, atol=2)
-    assert _read(str(tmp_path / "turned.jpg")).shape == (80, 120, 3)
+    assert read_picture(str(tmp_path / "turned.jpg")).shape == (80, 120, 3)
 
 
 def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) -> None:

@@ -1,0 +1,253 @@
+"""The report: one page that needs nothing else, whose figures are those of the files that it tells of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from errors import UserError
+from tests.train import tiny_hands, tiny_run
+from train.config import Config, load_config
+from train.evaluation.evaluate import evaluate
+from train.finetune import finetune
+from train.finetune_config import FinetuneConfig
+from train.pictures import read_sheet, save_sheet
+from train.pose.predict import predict
+from train.pretrain import pretrain
+from train.report.contents import Measured, measured, read_runs
+from train.report.numbers import METRICS, as_text, table, verdict
+from train.report.write import write_report
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """Elements of a page with their attributes and text; complains where tags do not close each other."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and data.strip():
+            self.words.setdefault(self.open[-1], []).append(data.strip())
+
+    def attributes(self, name: str) -> list[str]:
+        return [value for _, attributes in self.elements for key, value in attributes.items() if key == name and value]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of pre-training, two of fine-tuning, an evaluation that compares them, and predictions."""
+    root = tmp_path_factory.mktemp("report")
+    hands = root / "hands"
+    tiny_hands.write_hands(hands, 20)
+    threads = torch.get_num_threads()
+    settings = tiny_run.settings(hands, root / "pre", "data.source=freihand", "train.epochs=1")
+    pretrain(load_config(Config, [], settings))
+    for name, weights in (("tuned", str(root / "pre")), ("scratch", "random")):
+        overrides = tiny_hands.settings(hands, root / name, "train.epochs=1", f"encoder.weights={weights}")
+        finetune(load_config(FinetuneConfig, [], overrides))
+    evaluate(
+        root / "tuned", [], [], out=None, compare=root / "scratch", crop="boxes", worst=4, submission=False,
+        proper_rotation=False,
+    )  # fmt: skip
+    predict(root / "tuned", [str(hands / "training" / "rgb" / f"0000000{n}.jpg") for n in range(3)], root / "predicted")
+    torch.set_num_threads(threads)
+    write_report([root / "pre", root / "tuned", root / "scratch"], root / "report.html", predictions=root / "predicted")
+    return root
+
+
+def test_the_page_is_sound_html_and_needs_nothing_else(folder: Path) -> None:
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert not re.search(r"https?:|//[\w.]+/|url\((?!#)|@import", re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", text))
+    assert all(source.startswith("data:image/jpeg;base64,") for source in page.attributes("src"))
+    assert all(target.startswith(("#", "data:,")) for target in page.attributes("href"))
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert all("alt" in attributes for tag, attributes in page.elements if tag == "img")
+    ids = Counter(page.attributes("id"))
+    assert max(ids.values()) == 1
+    used = set(re.findall(r"url\(#(\w+)\)", text)) | {href[1:] for href in page.attributes("href") if href[0] == "#"}
+    assert used <= set(ids)
+    assert "nan" not in " ".join(word for words in page.words.values() for word in words).lower().split()
+
+
+def test_every_section_is_there(folder: Path) -> None:
+    page = Page((folder / "report.html").read_text())
+    assert page.words["h2"] == [
+        "Metrics", "Where the errors are", "Pre-training", "Fine-tuning", "What the network saw", "Predictions",
+        "Held-out hands", "Its worst hands", "The runs",
+    ]  # fmt: skip
+    assert Counter(tag for tag, _ in page.elements)["svg"] == 10
+    pictures = 12 + 3 + 8 + 4  # views, predictions, held-out hands, worst hands
+    assert Counter(tag for tag, _ in page.elements)["img"] == pictures
+
+
+def test_figures_are_those_of_the_files(folder: Path) -> None:
+    page = Page((folder / "report.html").read_text())
+    content = json.loads((folder / "tuned" / "evaluation" / "metrics.json").read_text())
+    comparison = content["comparison"]
+    expected = []
+    for name, metric in METRICS.items():
+        if name in content["metrics"]:
+            columns = (content["metrics"], comparison["other"]["metrics"], comparison["difference"])
+            for number, column in enumerate(columns):
+                expected.append((column[name]["value"], as_text(column[name]["value"], metric, signed=number == 2)))
+    values = [float(attributes["value"] or "nan") for tag, attributes in page.elements if tag == "data"]
+    assert list(zip(values, page.words["data"], strict=True)) == expected
+    for hand in content["worst"]:
+        caption = f"{Path(hand['file']).name} · PA-EPE {hand['pa_epe_cm']:.2f} cm · EPE {hand['epe_cm']:.2f} cm"
+        assert caption in page.words["figcaption"]
+
+
+def differing(folder: Path, **differences: tuple[float, float, float]) -> Measured:
+    """The evaluation of the fixture with other differences; those that are not given contain zero."""
+    found = measured(read_runs([folder / "tuned", folder / "scratch"]))
+    assert found is not None
+    ends = {name: differences.get(name, (0.0, -1.0, 1.0)) for name in METRICS}
+    changed = {name: dict(zip(("value", "low", "high"), three, strict=True)) for name, three in ends.items()}
+    return Measured(found.runs, found.results, changed, found.elsewhere)
+
+
+def test_the_verdict_follows_the_numbers(folder: Path) -> None:
+    better = differing(folder, pa_epe_cm=(-0.2, -0.3, -0.1), pa_auc=(0.1, 0.05, 0.2), epe_px=(1, 0.5, 2))
+    assert verdict(better).startswith(
+        "By PA-EPE, “pre-trained” is better than “from scratch”: \N{MINUS SIGN}0.20 cm, 95\N{NO-BREAK SPACE}% interval "
+        "\N{MINUS SIGN}0.30 to \N{MINUS SIGN}0.10."
+    )
+    assert verdict(better).endswith("The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC.")
+    assert "is worse than" in verdict(differing(folder, pa_epe_cm=(0.2, 0.1, 0.3)))
+    assert "cannot be told apart" in verdict(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
+    marks = {row.metric.title: row.difference.mark for row in table(better) if row.difference is not None}
+    assert (marks["PA-EPE"], marks["PA-AUC"], marks["2D EPE"]) == ("better", "better", "worse")
+
+
+def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
+    out = folder / "alone.html"
+    write_report([folder / "pre"], out)
+    assert Page(out.read_text()).words["h2"] == ["Pre-training", "What the network saw", "The runs"]
+    write_report([folder / "scratch"], out)
+    assert "Metrics" not in Page(out.read_text()).words["h2"]
+    write_report([folder / "tuned"], out)  # its comparison is with a run that is not asked for
+    page = Page(out.read_text())
+    assert "difference" not in page.words["th"]
+    assert any("were compared" in words for words in page.words["p"])
+
+
+def test_runs_on_other_images_are_not_put_side_by_side(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "tuned", tmp_path / "elsewhere")
+    file = tmp_path / "elsewhere" / "evaluation" / "metrics.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "data": "freihand evaluation: elsewhere", "comparison": None}))
+    found = measured(read_runs([folder / "tuned", folder / "scratch", tmp_path / "elsewhere"]))
+    assert found is not None
+    assert [run.folder.root.name for run in found.runs] == ["tuned", "scratch"]
+    assert [run.folder.root.name for run in found.elsewhere] == ["elsewhere"]
+    assert found.runs[0].name == "pre-trained (tuned)"
+
+
+def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "tuned", tmp_path / "a<b>&c")
+    write_report([tmp_path / "a<b>&c"], tmp_path / "page.html", title="<script>alert(1)</script>")
+    page = Page((tmp_path / "page.html").read_text())
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert page.words["h1"] == ["<script>alert(1)</script>"]
+
+
+def test_wrong_input_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
+    for runs, options, message in (
+        ([tmp_path], {}, "is no run's folder: config.toml cannot be read"),
+        ([folder / "pre"], {"predictions": tmp_path}, "holds no predictions"),
+        ([folder / "pre"], {"predictions": folder / "tuned" / "evaluation"}, "is no prediction"),
+        ([folder / "pre"], {"out": tmp_path / "page.pdf"}, "expected .html"),
+        ([folder / "pre"], {"out": folder / "report.html" / "page.html"}, "cannot be written"),
+    ):
+        arguments: dict[str, Any] = {"out": tmp_path / "page.html", **options}
+        with pytest.raises(UserError, match=message):
+            write_report(runs, **arguments)
+    shutil.copytree(folder / "pre", tmp_path / "young")
+    (tmp_path / "young" / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"has no rows in metrics\.jsonl"):
+        write_report([tmp_path / "young"], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(("count", "columns"), [(7, 3), (2, 6), (1, 1)])
+def test_a_sheet_is_read_as_it_was_written(count: int, columns: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 255, (20, 30, 3), np.uint8) for _ in range(count)]
+    save_sheet(tmp_path / "sheet.png", pictures, columns=columns)
+    read = read_sheet(tmp_path / "sheet.png", height=20, width=30)
+    np.testing.assert_array_equal(np.stack(read), np.stack(pictures))
+    with pytest.raises(OSError, match="holds no pictures of 31 x 20"):
+        read_sheet(tmp_path / "sheet.png", height=20, width=31)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_chromium_shows_it_without_errors_at_every_width(folder: Path, scheme: str, tmp_path: Path) -> None:
+    """The page fits a phone and a desktop, its pictures are there, and its colours follow the scheme."""
+    assert CHROMIUM is not None
+    frame = tmp_path / "frame.html"
+    address = (folder / "report.html").as_uri()
+    frame.write_text(
+        f'<!doctype html><iframe id="phone" width="390" height="800" src="{address}"></iframe>'
+        f'<iframe id="desktop" width="1280" height="800" src="{address}"></iframe><pre id="told"></pre><script>'
+        "onload = () => { told.textContent = JSON.stringify([phone, desktop].map(frame => {"
+        "const page = frame.contentDocument, style = frame.contentWindow.getComputedStyle(page.body);"
+        "return {width: page.documentElement.scrollWidth, background: style.backgroundColor,"
+        "stroke: frame.contentWindow.getComputedStyle(page.querySelector('.chart path[clip-path]')).stroke,"
+        "broken: [...page.images].filter(image => image.loading != 'lazy' && !image.naturalWidth).length}})) }</script>"
+    )
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--window-size=1400,900",
+        f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
+    ]  # fmt: skip
+    found = subprocess.run([*command, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=180)
+    assert "CONSOLE" not in found.stderr, found.stderr
+    told = re.search(r'<pre id="told">(.*?)</pre>', found.stdout)
+    assert told is not None, found.stderr
+    phone, desktop = json.loads(told[1])
+    assert (phone["width"], desktop["width"]) == (390, 1280)  # nothing has to be scrolled sideways
+    assert phone["broken"] == desktop["broken"] == 0
+    assert phone["stroke"].startswith("rgb")
+    brightness = np.mean([int(part) for part in re.findall(r"\d+", phone["background"])[:3]])
+    assert brightness < 60 if scheme == "dark" else brightness > 200
+
+    shot = tmp_path / "shot.png"
+    subprocess.run([*command, f"--screenshot={shot}", address], capture_output=True, text=True, timeout=180, check=True)
+    picture = cv2.imread(str(shot))
+    assert picture is not None
+    assert picture.std() > 10
+    assert not math.isnan(picture.mean())

@@ -1,0 +1,154 @@
+"""Matplotlib's charts as SVG inside a page; their colours are the page's own, and follow its light or dark scheme."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from models.hand import FINGERS, JOINTS
+
+SERIES: Final = 6
+"""Colours that a chart may use; the page's style sheet has as many."""
+
+_INK, _MUTED, _GRID = "#000001", "#000002", "#000003"  # stand for the page's colours until the SVG is written
+_SERIES = tuple(f"#00000{number + 10:x}" for number in range(SERIES))
+_VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line"} | {
+    colour: f"--series-{number + 1}" for number, colour in enumerate(_SERIES)
+}
+_STYLE: Final[dict[Any, Any]] = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID, "axes.labelcolor": _MUTED, "text.color": _INK,
+    "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0, "xtick.major.pad": 5, "ytick.major.size": 0,
+    "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8, "svg.fonttype": "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        x: along the axis.
+        y: as many values; None leaves a gap.
+        series: which of the page's colours, from 0.
+        dots: mark every value.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float | None]
+    series: int = 0
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page.
+
+    Attributes:
+        title: above it.
+        svg: an element for an HTML page.
+    """
+
+    title: str
+    svg: str
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    log: bool = False,
+    percent: bool = False,
+    level: tuple[float, str] | None = None,
+) -> Chart:
+    """Lines over a common axis.
+
+    Args:
+        title: says what is drawn, with its unit.
+        lines: at least one.
+        x_label: below the axis.
+        log: logarithmic in y.
+        percent: y is a share of one.
+        level: a value in y that is worth a dashed line, and its name.
+    """
+    with _figure() as (figure, axes):
+        for line in lines:
+            y = [np.nan if value is None else value for value in line.y]
+            axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if line.dots else "", markersize=4)
+        if level is not None:
+            axes.axhline(level[0], color=_MUTED, linestyle="--", linewidth=1)
+            axes.annotate(
+                level[1], (1, level[0]), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+                ha="right", color=_MUTED, fontsize=9,
+            )  # fmt: skip
+        if log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            few = np.ptp(np.log10(axes.get_ylim())) < 1
+            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if few else NullFormatter())
+            axes.grid(which="both" if few else "major")
+        if percent:
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        axes.margins(x=0)
+        axes.set_xlabel(x_label)
+        return Chart(title, _svg(figure, title))
+
+
+def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]]) -> Chart:
+    """Bars for the 21 keypoints: the wrist, then each finger from the palm to its tip.
+
+    Args:
+        title: says what is drawn, with its unit.
+        rows: 21 values each, in the order of `models.hand.KEYPOINTS`; a series each.
+    """
+    with _figure() as (figure, axes):
+        starts = np.arange(21) + 0.7 * ((np.arange(21) + 3) // 4)  # a gap before each finger
+        width = 0.9 / len(rows)
+        for number, row in enumerate(rows):
+            heights = [np.nan if value is None else value for value in row]
+            axes.bar(starts + number * width, heights, width, align="edge", color=_SERIES[number % SERIES])
+        fingers = 1 + len(JOINTS) * np.arange(len(FINGERS))
+        middles = [starts[0] + 0.45, *(starts[first : first + len(JOINTS)].mean() + 0.45 for first in fingers)]
+        axes.set_xticks(middles, ["wrist", *FINGERS])
+        axes.grid(axis="x", visible=False)
+        axes.margins(x=0.01)
+        axes.set_xlabel("each finger from the palm to its tip")
+        return Chart(title, _svg(figure, title))
+
+
+@contextmanager
+def _figure() -> Iterator[tuple[Figure, Any]]:
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(4.0, 2.5), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
+def _svg(figure: Figure, title: str) -> str:
+    """The figure as an element that takes the width that it is given."""
+    buffer = io.StringIO()
+    unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with mpl.rc_context({"svg.hashsalt": title}):  # ids that no other chart of the page has, and always the same
+        figure.savefig(buffer, format="svg", transparent=True, metadata=unnamed)
+    content = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", buffer.getvalue(), flags=re.DOTALL)
+    head, _, body = content[content.index("<svg") :].partition(">")
+    view_box = re.search(r'viewBox="[^"]*"', head)
+    assert view_box is not None
+    body = body.replace("xlink:href", "href")
+    used = set(re.findall(r"#(\w+)", body))  # the other ids repeat from chart to chart
+    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+    for colour, variable in _VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    return f'<svg class="chart" role="img" aria-label="{html.escape(title)}" {view_box[0]}>{body}'

@@ -1,0 +1,152 @@
+"""What a report tells of, read from the folders that runs, evaluations and predictions have left."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from errors import UserError
+from train.runs.folder import RunFolder
+
+Kind = Literal["pre-training", "fine-tuning"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder.
+
+    Attributes:
+        folder: where it is.
+        kind: of the run.
+        name: for people: what the weights of fine-tuning started from, or the folder's own name.
+        config: its tables, as plain values.
+        config_text: the same as TOML.
+        rows: of metrics.jsonl.
+        validations: of validation.jsonl.
+        evaluation: what `evaluate` wrote into it, or None.
+    """
+
+    folder: RunFolder
+    kind: Kind
+    name: str
+    config: Mapping[str, Any]
+    config_text: str
+    rows: Sequence[Mapping[str, Any]]
+    validations: Sequence[Mapping[str, Any]]
+    evaluation: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Errors of some fine-tuned runs on the same hands.
+
+    Attributes:
+        runs: in the order of their results.
+        results: of each, as `train.evaluation.report.results` gives them.
+        difference: of the first two, paired by hand: metric to value, low and high; None if nobody compared them.
+        elsewhere: runs that were measured on other images, and are left out.
+    """
+
+    runs: Sequence[Run]
+    results: Sequence[Mapping[str, Any]]
+    difference: Mapping[str, Mapping[str, float]] | None
+    elsewhere: Sequence[Run]
+
+
+def read_run(root: Path) -> Run:
+    """A run of pre-training or fine-tuning.
+
+    Raises:
+        UserError: the folder is not one, or one of its files cannot be read.
+    """
+    folder = RunFolder(root, keep=1)
+    try:
+        text = folder.config_file.read_text()
+        config = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{root} is no run's folder: config.toml cannot be read ({error}); expected a folder that pretrain or "
+            "finetune wrote. Name one"
+        ) from error
+    kind: Kind = "fine-tuning" if "pose" in config else "pre-training"
+    rows = folder.read_metrics()
+    if not rows:
+        raise UserError(f"{root} has no rows in metrics.jsonl; expected a run that has begun. Let it train first")
+    evaluation_file = root / "evaluation" / "metrics.json"
+    evaluation = read_json(evaluation_file) if evaluation_file.exists() else None
+    name = _start(config) if kind == "fine-tuning" else root.name
+    return Run(folder, kind, name, config, text, rows, folder.read_validations(), evaluation)
+
+
+def read_runs(roots: Sequence[Path]) -> list[Run]:
+    """Several runs; where two would have one name, the folder's is added.
+
+    Raises:
+        UserError: as `read_run`.
+    """
+    runs = [read_run(root) for root in roots]
+    names = [run.name for run in runs]
+    return [
+        Run(**{**vars(run), "name": f"{run.name} ({run.folder.root.name})"}) if names.count(run.name) > 1 else run
+        for run in runs
+    ]
+
+
+def _start(config: Mapping[str, Any]) -> str:
+    weights = config["encoder"]["weights"]
+    return {"random": "from scratch", "imagenet": "from ImageNet"}.get(weights, "pre-trained")
+
+
+def measured(runs: Sequence[Run]) -> Measured | None:
+    """The evaluations of the fine-tuned runs among `runs`; None if there is none.
+
+    A comparison among them comes first, with both of its runs' results as it holds them. Others join if they were
+    measured on the same images, cut out and aligned in the same way.
+    """
+    tuned = [run for run in runs if run.kind == "fine-tuning"]
+    pair = next(((run, other) for run in tuned for other in tuned if _compares(run, other)), None)
+    columns: list[tuple[Run, Mapping[str, Any]]] = []
+    difference = None
+    if pair is not None:
+        evaluation = pair[0].evaluation
+        assert evaluation is not None
+        difference = evaluation["comparison"]["difference"]
+        columns = [(pair[0], evaluation), (pair[1], evaluation["comparison"]["other"])]
+    elsewhere = []
+    for run in tuned:
+        if run.evaluation is None or any(run is shown for shown, _ in columns):
+            continue
+        keys = ("data", "crop", "alignment", "images")
+        if columns and any(run.evaluation[key] != columns[0][1][key] for key in keys):
+            elsewhere.append(run)
+        else:
+            columns.append((run, run.evaluation))
+    if not columns:
+        return None
+    return Measured([run for run, _ in columns], [result for _, result in columns], difference, elsewhere)
+
+
+def _compares(run: Run, other: Run) -> bool:
+    """Whether the evaluation of a run has a comparison with the other."""
+    if run.evaluation is None or "comparison" not in run.evaluation:
+        return False
+    return other.folder.root.resolve() in Path(run.evaluation["comparison"]["minus"]).resolve().parents
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object of a JSON file.
+
+    Raises:
+        UserError: it cannot be read, or is something else.
+    """
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}); expected JSON. Make it anew") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no object; expected what evaluate or predict writes. Make it anew")
+    return content

@@ -1,0 +1,96 @@
+"""The charts of a report: how losses and errors fell, and where the errors are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from train.report.charts import Chart, Line, keypoint_chart, line_chart
+from train.report.contents import Measured, Run
+
+_PCK: Final = {
+    "aligned_m": ("PCK, aligned", "cm", 100.0),
+    "3d_m": ("PCK, camera's frame", "cm", 100.0),
+    "2d_px": ("PCK, picture", "px", 1.0),
+}
+_PER_KEYPOINT: Final = {
+    "pa_epe_cm": "Mean error, aligned [cm]",
+    "pa_epe_px": "Mean error, aligned [px]",
+    "epe_px": "Mean error, picture [px]",
+}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Charts with what their colours stand for."""
+
+    title: str
+    text: str
+    names: Sequence[str]
+    charts: Sequence[Chart]
+
+
+def error_curves(found: Measured | None) -> list[Curves]:
+    """PCK curves and errors by keypoint."""
+    if found is None:
+        return []
+    charts = []
+    for name, (title, unit, factor) in _PCK.items():
+        if all(name in result["pck"] for result in found.results):
+            lines = [
+                Line([factor * x for x in result["pck"][name]["thresholds"]], result["pck"][name]["share"], number)
+                for number, result in enumerate(found.results)
+            ]
+            charts.append(line_chart(title, lines, x_label=f"distance [{unit}]", percent=True))
+    for name, title in _PER_KEYPOINT.items():
+        if all(name in result["per_keypoint"] for result in found.results):
+            rows = [list(result["per_keypoint"][name].values()) for result in found.results]
+            charts.append(keypoint_chart(title, rows))
+    text = "PCK: the share of keypoints whose error is at most the distance. Below, the error of each keypoint."
+    return [Curves("Where the errors are", text, [run.name for run in found.runs], charts)]
+
+
+def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
+    """The loss, and how well the network finds the other view."""
+    runs = [run for run in runs if run.kind == "pre-training"]
+    if not runs:
+        return []
+    text = "The network looks for the other view of an image among all other views of a batch."
+    level, batches = None, {run.config["train"]["batch"] for run in runs}
+    if len(batches) == 1:
+        others = 2 * batches.pop() - 1
+        text = f"Of the {others} other views of a batch, one is of the same image: the network looks for it."
+        level = math.log(others), f"chance, ln {others}"
+    charts = [
+        line_chart("NT-Xent loss", _lines(runs, "loss"), x_label="step", level=level),
+        line_chart("Mean rank of the other view", _lines(runs, "positive_rank"), x_label="step", log=True),
+    ]
+    return [Curves("Pre-training", text, [run.name for run in runs], charts)]
+
+
+def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
+    """The losses, and the errors on held-out hands."""
+    runs = [run for run in runs if run.kind == "fine-tuning"]
+    if not runs:
+        return []
+    charts = [
+        line_chart("2D keypoints, error [px of the view]", _lines(runs, "keypoints_px"), x_label="step", log=True),
+        line_chart("Depths, error [reference bones]", _lines(runs, "depth"), x_label="step", log=True),
+    ]
+    if any(run.validations for run in runs):
+        lines = [
+            Line([row["step"] for row in run.validations], [row["pa_epe_cm"] for row in run.validations], number, True)
+            for number, run in enumerate(runs)
+        ]
+        charts.append(line_chart("Held-out hands, PA-EPE [cm]", lines, x_label="step", log=True))
+    text = "The losses on augmented training images, and the error on images that no step has seen."
+    return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
+
+
+def _lines(runs: Sequence[Run], key: str) -> list[Line]:
+    return [
+        Line([row["step"] for row in run.rows], [row[key] for row in run.rows], number)
+        for number, run in enumerate(runs)
+    ]

@@ -1,0 +1,152 @@
+"""The pictures of a report: what a network saw, what it predicts, and where it fails."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import cv2
+import numpy as np
+
+from errors import UserError
+from models.hand import REFERENCE_BONE
+from train.evaluation.report import CAPTION_PX, HAND_PX
+from train.pictures import Image, draw_hand, read_sheet, shown_side_px
+from train.pose.pictures import side_view
+from train.pose.predict import read_picture
+from train.report.contents import Measured, Run, read_json
+from train.report.numbers import METRICS, as_text
+
+SHOWN: Final = 12
+"""Pictures of a kind, at most."""
+_PREDICTION_PX: Final = 288
+_JPEG_QUALITY: Final = 84
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A picture.
+
+    Attributes:
+        uri: its bytes.
+        width: in pixels.
+        height: likewise.
+        alt: for those who cannot see it.
+        caption: below it.
+    """
+
+    uri: str
+    width: int
+    height: int
+    alt: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures of a kind: a title, a line that says what is seen, and the pictures."""
+
+    title: str
+    text: str
+    tiles: Sequence[Tile]
+
+
+def views(runs: Sequence[Run]) -> list[Gallery]:
+    """What the first run of pre-training has seen, or the first of all."""
+    run = next((run for run in runs if run.kind == "pre-training"), runs[0])
+    if not run.folder.views_picture.exists():
+        return []
+    side, count = shown_side_px(run.config["geometry"]["side_px"]), 2 if run.kind == "pre-training" else 1
+    pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
+    text = "Two views of each image. The matrices that warped the pixels carried the skeletons."
+    if count == 1:
+        text = "Views of training images. The matrices that warped the pixels carried the skeletons."
+    return [Gallery("What the network saw", text, [_tile(picture, "views of an image") for picture in pictures])]
+
+
+def predictions(folder: Path | None) -> list[Gallery]:
+    """What `predict` wrote into a folder.
+
+    Raises:
+        UserError: it holds no predictions, or a picture is no longer where it was.
+    """
+    if folder is None:
+        return []
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run it first")
+    tiles = []
+    for file in files[:SHOWN]:
+        said = read_json(file)
+        try:
+            picture = _prediction(said)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{file} is no prediction ({error}); expected what predict writes. Make it anew") from error
+        name = Path(said["image"]).name
+        warning = {"likely": ": needs a box"}.get(said["box_needed"], "")
+        tiles.append(_tile(picture, f"hand predicted in {name}", f"{name}{warning}"))
+    text = "What the network was shown, with the hand that it saw; and that hand from its side, the camera on the left."
+    if any("needs a box" in tile.caption for tile in tiles):
+        text += " “Needs a box”: shown only the part where it saw a hand, the network sees it elsewhere."
+    return [Gallery("Predictions", text, tiles)]
+
+
+def _prediction(said: Mapping[str, Any]) -> Image:
+    image = read_picture(said["image"])
+    x0, y0, x1, y1 = said["box_px"]
+    scale = _PREDICTION_PX / max(x1 - x0, y1 - y0, 1e-6)
+    shrink = max(1.0, 1 / scale)  # by averaging, so that nothing aliases
+    size = [max(1, round(length / shrink)) for length in image.shape[1::-1]]
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    matrix = np.array([[scale * shrink, 0, -scale * x0], [0, scale * shrink, -scale * y0]])
+    side = (_PREDICTION_PX, _PREDICTION_PX)
+    view: Image = np.asarray(cv2.warpAffine(small, matrix, side, borderValue=(128, 128, 128)), np.uint8)
+    draw_hand(view, (np.array(said["keypoints_px"], np.float64) - [x0, y0]) * scale)
+    joints = np.array(said["joints"], np.float64)
+    if said["unit"] == "m":
+        joints = joints / np.linalg.norm(joints[REFERENCE_BONE[0]] - joints[REFERENCE_BONE[1]])
+    return np.concatenate([view, side_view(joints, None, _PREDICTION_PX)], axis=1)
+
+
+def hands(found: Measured | None) -> list[Gallery]:
+    """Hands that the first run was not trained on: some, and those where its errors are largest."""
+    galleries = []
+    for run in found.runs[:1] if found is not None else []:
+        if run.folder.predictions_picture.exists():
+            pictures = _sheet(run.folder.predictions_picture, HAND_PX, 3 * HAND_PX)[:SHOWN]
+            tiles = [_tile(picture, "label, prediction and both from the side") for picture in pictures]
+            text = (
+                f"Not chosen, from the validation of “{run.name}”: the label, the prediction, and both from the side "
+            )
+            galleries.append(Gallery("Held-out hands", text + "with the label in grey.", tiles))
+        sheet = run.folder.root / "evaluation" / "worst.png"
+        if run.evaluation is not None and sheet.exists():
+            pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, HAND_PX + CAPTION_PX, 3 * HAND_PX)]
+            hands = zip(pictures, run.evaluation["worst"], strict=False)
+            tiles = [_tile(picture, "label, prediction and both from the side", _errors_of(hand))
+                     for picture, hand in list(hands)[:SHOWN]]  # fmt: skip
+            text = f"Of all that “{run.name}” was measured on, the hands with the largest errors after alignment."
+            galleries.append(Gallery("Its worst hands", text, tiles))
+    return galleries
+
+
+def _errors_of(hand: Mapping[str, Any]) -> str:
+    shown = [(METRICS[name], hand.get(name)) for name in ("pa_epe_cm", "epe_cm", "epe_px")]
+    words = [f"{metric.title} {as_text(value, metric)} {metric.unit}" for metric, value in shown if value is not None]
+    return " · ".join([Path(hand["file"]).name, *words[:2]])
+
+
+def _sheet(path: Path, height: int, width: int) -> list[Image]:
+    try:
+        return read_sheet(path, height=height, width=width)
+    except OSError as error:
+        raise UserError(f"{error}; expected the pictures that a run or evaluate wrote. Make it anew") from error
+
+
+def _tile(picture: Image, alt: str, caption: str = "") -> Tile:
+    encoded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1]
+    uri = f"data:image/jpeg;base64,{base64.b64encode(encoded.tobytes()).decode()}"
+    return Tile(uri, picture.shape[1], picture.shape[0], alt, caption)

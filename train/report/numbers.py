@@ -1,0 +1,135 @@
+"""The figures of a report: the table of metrics, and what a comparison says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from train.report.contents import Measured
+
+Mark = Literal["", "better", "worse", "open"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown.
+
+    Attributes:
+        title: its name.
+        unit: behind the name; empty for a share.
+        decimals: of its values.
+        higher_is_better: as an area is; an error is not.
+        meaning: in words.
+    """
+
+    title: str
+    unit: str
+    decimals: int
+    higher_is_better: bool
+    meaning: str
+
+
+METRICS: Final = {
+    "pa_epe_cm": Metric("PA-EPE", "cm", 2, False, "mean distance after alignment: the shape of the hand alone"),
+    "pa_auc": Metric("PA-AUC", "", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
+    "pa_epe_px": Metric("PA-EPE", "px", 1, False, "mean distance after alignment, in pixels of the source"),
+    "epe_cm": Metric("EPE", "cm", 2, False, "mean distance in the camera's frame: where the hand is, too"),
+    "auc": Metric("AUC", "", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
+    "epe_px": Metric("2D EPE", "px", 1, False, "mean distance in the picture, in pixels of the source"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure of the table.
+
+    Attributes:
+        value: as it was read.
+        text: as it is shown.
+        interval: the same of its confidence interval, from and to.
+        mark: of a difference: whether it is for the better, for the worse, or the interval contains zero.
+    """
+
+    value: float
+    text: str
+    interval: str
+    mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of the table, with the cells of all runs and of the difference of the first two."""
+
+    metric: Metric
+    cells: Sequence[Cell]
+    difference: Cell | None
+
+
+def as_text(value: float, metric: Metric, *, signed: bool = False) -> str:
+    """A value with the metric's decimals."""
+    return f"{value:{'+' if signed else ''}.{metric.decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _cell(interval: Mapping[str, float], metric: Metric, *, signed: bool = False) -> Cell:
+    low, high = (as_text(interval[end], metric, signed=signed) for end in ("low", "high"))
+    mark: Mark = ""
+    if signed:
+        above, below = interval["low"] > 0, interval["high"] < 0
+        mark = "open" if not (above or below) else "better" if above == metric.higher_is_better else "worse"
+    return Cell(interval["value"], as_text(interval["value"], metric, signed=signed), f"{low} to {high}", mark)
+
+
+def table(found: Measured) -> list[Row]:
+    """The metrics that all runs have."""
+    rows = []
+    for name, metric in METRICS.items():
+        intervals = [result["metrics"].get(name) for result in found.results]
+        if any(interval is None for interval in intervals):
+            continue
+        difference = None
+        if found.difference is not None and name in found.difference:
+            difference = _cell(found.difference[name], metric, signed=True)
+        rows.append(Row(metric, [_cell(interval, metric) for interval in intervals], difference))
+    return rows
+
+
+def verdict(found: Measured) -> str:
+    """What the comparison says, all of it."""
+    if found.difference is None:
+        return "No two of these runs were compared on the same hands: evaluate RUN --compare RUN2 does that."
+    cells = {name: _cell(found.difference[name], metric, signed=True) for name, metric in METRICS.items()
+             if name in found.difference}  # fmt: skip
+    first, *others = cells
+    ours, theirs = (f"“{run.name}”" for run in found.runs[:2])
+    metric, cell = METRICS[first], cells[first]
+    said = {
+        "better": f"{ours} is better than {theirs}",
+        "worse": f"{ours} is worse than {theirs}",
+        "open": f"{ours} and {theirs} cannot be told apart",
+    }[cell.mark]
+    unit = f" {metric.unit}" if metric.unit else ""
+    words = f"By {metric.title}, {said}: {cell.text}{unit}, 95\N{NO-BREAK SPACE}% interval {cell.interval}."
+    rest = [
+        f"{mark}: {', '.join(titles)}"
+        for mark in ("better", "worse", "open")
+        if (titles := [METRICS[name].title for name in others if cells[name].mark == mark])
+    ]
+    return f"{words} The other metrics: {'; '.join(rest)}." if rest else words
+
+
+def facts(found: Measured) -> list[str]:
+    """What the figures are of, and what they do not say."""
+    first = found.results[0]
+    left_out = [f"{count} {reason}" for reason, count in first["left_out"].items() if count]
+    said = [
+        f"Measured on {first['images']} images of {first['data']}"
+        + (f", left out: {', '.join(left_out)}" if left_out else "")
+        + f". Alignment: {first['alignment']}.",
+        "Intervals are 95 %, bootstrapped over hands. They do not know the luck of a training run, and there is one "
+        "run of each: another seed may say otherwise.",
+    ]
+    if found.elsewhere:
+        names = ", ".join(f"“{run.name}”" for run in found.elsewhere)
+        said.append(f"Measured on other images, and so not shown here: {names}.")
+    return said

@@ -1,0 +1,84 @@
+"""The `report` command: runs, evaluations and predictions on one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from errors import UserError
+from train.report import curves, galleries, numbers
+from train.report.charts import SERIES
+from train.report.contents import Run, measured, read_runs
+
+
+def write_report(
+    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "From features to 3D hands"
+) -> None:
+    """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one file.
+
+    Args:
+        runs: folders of pre-training and fine-tuning, in any order; `evaluate` may have been run on the latter.
+        out: the page, a .html.
+        predictions: a folder that `predict` wrote.
+        title: of the page.
+
+    Raises:
+        UserError: a folder is not what it should be, or the page cannot be written.
+    """
+    if out.suffix != ".html":
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
+    read = read_runs(runs)
+    found = measured(read)
+    content = {
+        "title": title,
+        "measured": found,
+        "table": numbers.table(found) if found else [],
+        "verdict": numbers.verdict(found) if found else "",
+        "facts": numbers.facts(found) if found else [],
+        "curves": [*curves.error_curves(found), *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
+        "galleries": [*galleries.views(read), *galleries.predictions(predictions), *galleries.hands(found)],
+        "runs": [(run, _summary(run)) for run in read],
+        "rendered": any(_rendered(run.config) for run in read),
+        "series": SERIES,
+    }
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html").render(content, style=(here / "page.css").read_text())
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out") from error
+
+
+def _summary(run: Run) -> dict[str, str]:
+    """What a run was, in a few words each."""
+    config, rows = run.config, run.rows
+    sources = [f"{table['root']}, {table['split']}" for table in _sources(config)]
+    if run.kind == "fine-tuning":
+        shares = [f"{table['label_fraction']:.0%} of the labels" for table in _sources(config)]
+        sources = [f"{source}, {share}" for source, share in zip(sources, shares, strict=True)]
+    images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
+    return {
+        "data": "; ".join(sources),
+        "encoder": f"{config['encoder']['name']} from {config['encoder']['weights']}",
+        "steps": f"{rows[-1]['step']} of {config['train']['batch']} images, {rows[-1]['epoch']:.3g} epochs",
+        "speed": f"{images_per_s:.0f} images/s, {waited:.1%} of the time waiting for data",
+        "loss": f"{rows[0]['loss']:.3f} to {rows[-1]['loss']:.3f}",
+    }
+
+
+def _rendered(config: Mapping[str, Any]) -> bool:
+    """Whether a run saw the hands of `make-data`."""
+    sources = (table for table in _sources(config) if table["source"] == "freihand")
+    return any((Path(table["root"]) / "dataset.json").exists() for table in sources)
+
+
+def _sources(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return config["data"] if isinstance(config["data"], list) else [config["data"]]
