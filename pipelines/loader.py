@@ -47,7 +47,7 @@ class PipelinesConfig:
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
-    batch: Annotated[int, Field(ge=1)] = 128
+    batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] | None = None
     prefetch: Annotated[int, Field(ge=1)] = 2
     ahead: Annotated[int, Field(ge=1)] = 2

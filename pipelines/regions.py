@@ -6,11 +6,11 @@ outside, and all that comes after. The pixels inside are the same.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -31,12 +31,7 @@ LARGEST_SHARE: Final = 0.8
 _MARGIN_PX: Final = 2
 """Decoders that interpolate chroma may see its neighbours differently at a region's border."""
 
-_SOS: Final = 0xDA
-_APP1: Final = 0xE1
-_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
 _ORIENTATION: Final = 0x0112
-_segment = struct.Struct(">BBH").unpack_from
-_height_width = struct.Struct(">HH").unpack_from
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ def has_large_images(index: Index) -> bool:
         except (OSError, BadImage):
             continue
         size_px = jpeg_size_px(data)
-        if size_px is not None and size_px[0] * size_px[1] >= LEAST_PIXELS:
+        if size_px[0] * size_px[1] >= LEAST_PIXELS:
             return True
     return False
 
@@ -101,11 +96,10 @@ def find_regions(
         geometry: of the views.
         mirror: as in `pipelines.matrices.compose`.
     """
-    sizes = [jpeg_size_px(data) for data in encoded]
-    sizes = [size if size is not None and size[0] * size[1] >= LEAST_PIXELS else None for size in sizes]
-    if not any(sizes):
+    size_px = np.array([jpeg_size_px(data) for data in encoded], np.int64)
+    size_px *= size_px.prod(axis=1, keepdims=True) >= LEAST_PIXELS
+    if not size_px.any():
         return None
-    size_px = np.array([size or (0, 0) for size in sizes], np.int64)
     matrices = [compose(box_px, np.maximum(size_px, 1), table, geometry, mirror) for table in draws]
     start_px, stop_px = _reach_px(size_px, matrices, geometry.side_px)
     shape_px = stop_px - start_px
@@ -141,48 +135,56 @@ def _reach_px(size_px: IntArray, matrices: Sequence[ViewMatrices], side_px: int)
     return start, np.minimum(stop, size_px)
 
 
-def jpeg_size_px(data: npt.NDArray[np.uint8]) -> tuple[int, int] | None:
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def jpeg_size_px(data: Any) -> tuple[int, int]:
     """Height and width of a JPEG that is decoded as it is stored, from its header.
 
-    None for every other kind of file, and where EXIF says, or may say, that the image is to be turned.
+    0, 0 for every other kind of file, and where EXIF says, or may say, that the image is to be turned.
 
     Args:
-        data: (bytes,) the whole file, which has passed `pipelines.files.check_image`.
+        data: (bytes,) uint8, the whole file, which has passed `pipelines.files.check_image`.
     """
     if data[0] != 0xFF:
-        return None
-    buffer: Any = data  # an array is one, which its stubs do not say before Python 3.12
+        return 0, 0
     at = 2
     while True:
-        _, marker, length = _segment(buffer, at)
+        marker = data[at + 1]
         if marker == 0xFF:  # markers may be preceded by any number of fill bytes
             at += 1
             continue
-        if marker == _SOS:
-            return None  # never, in a file that has passed the check
-        if marker in _FRAMES:
-            height, width = _height_width(buffer, at + 5)
-            return height, width
-        if marker == _APP1 and not _is_upright(data[at + 4 : at + 2 + length].tobytes()):
-            return None
-        at += 2 + length
+        if marker in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA):
+            return _number(data, at + 5, 2, False), _number(data, at + 7, 2, False)
+        stop = at + 2 + _number(data, at + 2, 2, False)
+        if marker == 0xE1 and not _is_upright(data[at + 4 : stop]):
+            return 0, 0
+        at = stop
 
 
-def _is_upright(app1: bytes) -> bool:
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _is_upright(app1: Any) -> bool:
     """Whether an APP1 segment is no EXIF, or one that leaves the image as it is stored."""
-    if not app1.startswith(b"Exif\0\0"):
+    if len(app1) < 6 or app1[0] != 0x45 or app1[1] != 0x78 or app1[2] != 0x69 or app1[3] != 0x66:  # Exif
         return True
     tiff = app1[6:]
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
+    if len(tiff) < 8 or tiff[0] != tiff[1] or tiff[0] not in (0x49, 0x4D):
         return False
-    try:
-        (at,) = struct.unpack_from(order + "I", tiff, 4)
-        (entries,) = struct.unpack_from(order + "H", tiff, at)
-        for entry in range(entries):
-            tag, _, _, value = struct.unpack_from(order + "HHIH", tiff, at + 2 + 12 * entry)
-            if tag == _ORIENTATION:
-                return bool(value == 1)
-    except struct.error:
+    little = tiff[0] == 0x49
+    at = _number(tiff, 4, 4, little)
+    if at + 2 > len(tiff):
         return False
+    entries = _number(tiff, at, 2, little)
+    for entry in range(at + 2, at + 2 + 12 * entries, 12):
+        if entry + 12 > len(tiff):
+            return False
+        if _number(tiff, entry, 2, little) == _ORIENTATION:
+            return _number(tiff, entry + 8, 2, little) == 1
     return True
+
+
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _number(data: Any, at: int, count: int, little: bool) -> int:
+    """The unsigned number in `count` bytes."""
+    number = 0
+    for place in range(count):
+        number |= np.int64(data[at + (place if little else count - 1 - place)]) << (8 * place)
+    return number

@@ -259,6 +259,21 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["export", "{root}/torn", "{root}/e.pth"],
         ["{root}/torn/" + STEP, "torn one"],
     ),
+    "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
+    "ONNX of pre-training": (
+        ["export", "{root}/run", "--onnx", "{root}/e.onnx"],
+        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+    ),
+    "ONNX of another ending": (["export", "{root}/run", "--onnx", "{root}/e.pth"], ["e.pth ends in .pth", ".onnx"]),
+    "report of no run": (["report", "{root}/empty"], ["{root}/empty is no run's folder", "pretrain or finetune"]),
+    "report to another kind": (
+        ["report", "{root}/run", "--out", "{root}/report.pdf"],
+        ["report.pdf ends in .pdf", "expected .html"],
+    ),
+    "report of no predictions": (
+        ["report", "{root}/run", "--out", "{root}/report.html", "--predictions", "{root}/empty"],
+        ["{root}/empty holds no predictions", "expected a folder that predict wrote"],
+    ),
     "export to another kind": (
         ["export", "{root}/run", "{root}/e.onnx"],
         ["e.onnx ends in .onnx", ".safetensors or .pth"],

@@ -1,18 +1,36 @@
-"""The pre-trained encoder as a file that other projects load."""
+"""Trained networks as files that other programs load: the encoder for torchvision, the pose network for ONNX."""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from errors import UserError
+from models.pose import PoseNetwork
+from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 _PREFIX = "encoder.resnet."
+
+OPSET: Final = 18
+"""ONNX operators of this version are used: onnxruntime 1.14 and later have them."""
+INPUTS: Final = ("image", "intrinsics")
+OUTPUTS: Final = ("keypoints_px", "joints")
+PARITY_BATCHES: Final = (1, 2, 5)
+"""Sizes of the batches that an exported network is compared on."""
+PARITY_PX: Final = 1e-4
+"""How far its keypoints may be from torch's; its joints by as much of the largest coordinate."""
 
 
 def export_encoder(source: Path, out: Path) -> str:
@@ -47,3 +65,129 @@ def export_encoder(source: Path, out: Path) -> str:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{out} cannot be written: {error}") from error
     return str(saved["config"]["encoder"]["name"])
+
+
+class PoseOnnx(nn.Module):
+    """What an exported pose network computes: the two outputs that others need, by position.
+
+    Args:
+        network: in eval mode.
+    """
+
+    def __init__(self, network: PoseNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor, intrinsics: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, 3, S, S) uint8 and (N, 3, 3) of the views -> keypoints (N, 21, 2) px, joints (N, 21, 3)."""
+        output = self.network(image, intrinsics)
+        return output.keypoints_px, output.joints
+
+
+def export_onnx(source: Path, out: Path) -> str:
+    """Write the pose network of a fine-tuning run as ONNX, and compare it with torch in onnxruntime.
+
+    Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
+    (`models.pose.view_intrinsics`); outputs `keypoints_px` (N, 21, 2) in the view's pixels, corner-based, and `joints`
+    (N, 21, 3) in the camera's frame, in reference bones. N is free, S is the run's.
+
+    Args:
+        source: a fine-tuning run's folder, or a checkpoint.
+        out: ends in .onnx.
+
+    Returns:
+        What was written and how far it is from torch, in a line.
+
+    Raises:
+        UserError: it is no such run, a package is missing, the file cannot be written, or it computes something else.
+    """
+    if out.suffix != ".onnx":
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _require(package)
+    run = load_pose_run(source)
+    side_px = run.config.geometry.side_px
+    network = PoseOnnx(run.network).eval()
+    batch = torch.export.Dim("batch", min=1)
+    with _quiet():
+        program = torch.onnx.export(
+            network,
+            _views(2, side_px, seed=0),
+            dynamo=True,
+            dynamic_shapes=({0: batch}, {0: batch}),
+            input_names=INPUTS,
+            output_names=OUTPUTS,
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+    assert program is not None
+    part = out.with_suffix(".part")
+    try:
+        program.save(str(part), external_data=False)
+        worst = max(_difference(network, part, _views(count, side_px, seed=count)) for count in PARITY_BATCHES)
+        if not worst <= PARITY_PX:
+            raise UserError(
+                f"{out} was not written: in onnxruntime the network's keypoints are up to {worst:.2g} px from torch's, "
+                f"more than {PARITY_PX:g}. Report it with the versions of torch and onnxruntime"
+            )
+        part.replace(out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return (
+        f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
+        f"{worst:.1g} px from torch in onnxruntime (batches of {', '.join(map(str, PARITY_BATCHES))})"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter says of its own code."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._schemas")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|copyreg|onnxscript)(\..*)?$")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch|onnxscript)(\..*)?$")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _require(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"--onnx needs the package {package}, which cannot be imported ({error}): "
+            "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
+        ) from error
+
+
+def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random pictures (count, 3, S, S), and cameras (count, 3, 3) such as views have: rolled, off centre."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
+    turn = torch.rand(count, generator=generator) * 2 * torch.pi
+    focal_px = side_px * (2 + 3 * torch.rand(count, generator=generator))
+    intrinsics = torch.eye(3).repeat(count, 1, 1)
+    intrinsics[:, 0, 0] = intrinsics[:, 1, 1] = focal_px * turn.cos()
+    intrinsics[:, 1, 0], intrinsics[:, 0, 1] = focal_px * turn.sin(), -focal_px * turn.sin()
+    intrinsics[:, :2, 2] = side_px * (0.3 + 0.4 * torch.rand(count, 2, generator=generator))
+    return image, intrinsics
+
+
+def _difference(network: nn.Module, file: Path, views: tuple[Tensor, Tensor]) -> float:
+    """How far onnxruntime's keypoints are from torch's in pixels, or its joints in shares of their size if more."""
+    import onnxruntime
+
+    session: Any = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    found = session.run(list(OUTPUTS), {name: view.numpy() for name, view in zip(INPUTS, views, strict=True)})
+    with torch.inference_mode():
+        keypoints_px, joints = (output.numpy() for output in network(*views))
+    return float(
+        max(np.abs(found[0] - keypoints_px).max(), np.abs(found[1] - joints).max() / max(np.abs(joints).max(), 1.0))
+    )

@@ -194,14 +194,29 @@ def convert(source: Path, out: Path, to: Any) -> None:
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-def export(source: Path, out: Path) -> None:
+@click.argument("out", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--onnx",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.onnx",
+    help="The whole pose network, as ONNX.",
+)
+def export(source: Path, out: Path | None, onnx: Path | None) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT as a torchvision ResNet.
 
-    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` takes it, with
-    only `fc` missing.
-    """
-    from train.export import export_encoder
+    \b
+      python cli.py export runs/peclr_rn50 encoder.pth
+      python cli.py export runs/finetune --onnx pose.onnx
 
-    name = export_encoder(source, out)
-    click.echo(f"{out}: {name}, torchvision's names, without fc")
+    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` takes it, with
+    only `fc` missing. --onnx writes a fine-tuned network with its head, and checks it against torch in onnxruntime.
+    """
+    from train.export import export_encoder, export_onnx
+
+    if out is None and onnx is None:
+        raise UserError("export needs a file to write: OUT for the encoder, or --onnx OUT.onnx for the pose network")
+    if out is not None:
+        name = export_encoder(source, out)
+        click.echo(f"{out}: {name}, torchvision's names, without fc")
+    if onnx is not None:
+        click.echo(f"{onnx}: {export_onnx(source, onnx)}")

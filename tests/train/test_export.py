@@ -1,0 +1,89 @@
+"""Exported networks compute what ours do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from errors import UserError
+from models.pose import PoseNetwork
+from train import export
+from train.config import load_config, to_dict
+from train.export import OPSET, OUTPUTS, export_onnx
+from train.finetune_config import FinetuneConfig
+from train.pose.run import load_pose_run
+from train.runs.checkpoint import Checkpoints
+from train.starting_weights import start_pose_network
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of random weights that predicts the palm, as published networks do."""
+    torch.manual_seed(0)
+    settings = ["encoder.name=resnet18", "encoder.weights=random", "geometry.side_px=32", "pose.first_keypoint=palm"]
+    config = load_config(FinetuneConfig, [], settings)
+    network = start_pose_network(config.encoder, config.pose)
+    root = tmp_path_factory.mktemp("run")
+    Checkpoints(root / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
+    return root
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    out = run / "pose.onnx"
+    assert f"views of 32 px, any batch, opset {OPSET}" in export_onnx(run, out)
+    return out
+
+
+def test_onnx_computes_what_torch_does_for_any_batch(run: Path, exported: Path) -> None:
+    session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
+    assert [(entry.name, entry.type) for entry in session.get_inputs()] == [
+        ("image", "tensor(uint8)"), ("intrinsics", "tensor(float)")
+    ]  # fmt: skip
+    network = load_pose_run(run).network
+    rng = np.random.default_rng(0)
+    for count in (1, 3, 17):
+        image = rng.integers(0, 256, (count, 3, 32, 32), np.uint8)
+        intrinsics = np.tile(np.array([[80, 3, 15], [-4, 82, 17], [0, 0, 1]], np.float32), (count, 1, 1))
+        found = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {"image": image, "intrinsics": intrinsics}), strict=True))
+        with torch.inference_mode():
+            output = network(torch.from_numpy(image), torch.from_numpy(intrinsics))
+        np.testing.assert_allclose(found["keypoints_px"], output.keypoints_px.numpy(), atol=1e-4)
+        np.testing.assert_allclose(found["joints"], output.joints.numpy(), rtol=1e-4, atol=1e-4)
+    assert not list(run.glob("*.part"))
+
+
+def test_a_network_that_computes_something_else_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = PoseNetwork.from_features
+
+    def shifted(self: PoseNetwork, *arguments: object, **options: object) -> object:
+        output = exact(self, *arguments, **options)  # type: ignore[arg-type]
+        moved = 0.001 if torch.is_inference_mode_enabled() else 0.0  # in the comparison, not in the export
+        return output._replace(keypoints_px=output.keypoints_px + moved)
+
+    monkeypatch.setattr(PoseNetwork, "from_features", shifted)
+    with pytest.raises(UserError, match=r"was not written: in onnxruntime .* up to 0\.001 px from torch's"):
+        export_onnx(run, tmp_path / "pose.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_told_in_one_line(
+    package: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(export, "load_pose_run", lambda _: pytest.fail("the network was read first"))
+    with pytest.raises(UserError, match=f"--onnx needs the package {package}, .*install it with 'pip install onnx"):
+        export_onnx(run, tmp_path / "pose.onnx")
+
+
+def test_a_folder_that_is_not_there_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no/pose\.onnx cannot be written: No such file"):
+        export_onnx(run, tmp_path / "no" / "pose.onnx")
