@@ -191,7 +191,8 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
     """
     from rich.console import Console
 
-    from bench.experiments import as_table, load_experiment, run_experiment
+    from bench.experiment_report import as_table
+    from bench.experiments import load_experiment, run_experiment
     from train.runs.interrupt import Interrupted
     from train.runs.log import configure_logging
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.capacity import GPUS, Model, costs_of_row, need
+from bench.experiment_report import UNITS
 from bench.report import read_rows
 from errors import UserError
 
@@ -136,6 +137,55 @@ def _capacity(results: Path) -> str:
     return f"{said}\n\n{sources}\n{_markdown(heads, lines)}"
 
 
+def comparisons(results: Path) -> list[Row]:
+    """The newest row of each comparison of the experiments."""
+    rows = [row for row in _rows(results / "experiments.jsonl") if row["kind"] == "comparison"]
+    return list({(row["better"], row["than"], row["metric"]): row for row in rows}.values())
+
+
+def _experiment(results: Path) -> str:
+    rows, claims = list(_rows(results / "experiments.jsonl")), comparisons(results)
+    if not claims:
+        return "No row yet.\n"
+    seeds = claims[-1]["seeds"]
+
+    def latest(kind: str) -> dict[tuple[Any, ...], Row]:
+        return {(row.get("arm"), row.get("seed")): row for row in rows if row["kind"] == kind}
+
+    arms, took, constant = latest("finetune"), latest("seed"), latest("constant")[None, None]
+    compared = [
+        (
+            f"{row['better']} minus {row['than']}",
+            UNITS[row["metric"]],
+            ", ".join(f"{difference:+.3f}" for difference in row["differences"]),
+            f"{row['mean']:+.3f}",
+            f"{row['low']:+.3f} to {row['high']:+.3f}",
+            "yes" if row["holds"] else "no",
+        )
+        for row in claims
+    ]
+    metrics = ("pa_epe_cm", "epe_cm", "epe_px")
+    names = dict.fromkeys(name for name, _ in arms)
+    means = [
+        (name, *(f"{sum(arms[name, seed][metric] for seed in seeds) / len(seeds):.3f}" for metric in metrics))
+        for name in names
+    ]
+    minutes = [[took[None, seed][key] / 60 for seed in seeds] for key in ("seconds", "cpu_seconds")]
+    heads = ("", "metric", "each seed", "mean", "95 % interval", "holds")
+    return (
+        f"{_measured_on(claims[-1])}; {len(seeds)} seeds, each {_span(minutes[1])} minutes of CPU time "
+        f"({_span(minutes[0])} by the wall, on a machine that was shared).\n\n"
+        f"{_markdown(heads, compared)}\n"
+        f"{_markdown(('mean over seeds', *(UNITS[metric] for metric in metrics)), means)}\n"
+        f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
+        f"one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
 def _scaling_error(results: Path) -> str:
     rows = {row["measured"]["ranks"]: row for row in _rows(results / "scaling.jsonl")}  # the last of each number
     if not rows:
@@ -202,6 +252,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "train": _train,
     "soak": _soak,
     "capacity": _capacity,
+    "experiment": _experiment,
     "scaling-error": _scaling_error,
     "scaling-projection": _scaling_projection,
 }

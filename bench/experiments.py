@@ -10,7 +10,8 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,18 +19,26 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from rich.table import Table
 from scipy.stats import t as student
 
 from bench.hardware import describe_machine
+from bench.report import read_rows
 from errors import UserError
+from models.pose import PoseConfig
 from pipelines.sources import load_index
 from pipelines.synthetic import make_dataset
 from train.config import Config, as_toml, load_config
 from train.distributed import World
-from train.evaluation.metrics import confidence_intervals, mean_over_hands, paired_difference
+from train.evaluation.metrics import (
+    align,
+    confidence_intervals,
+    mean_over_hands,
+    paired_difference,
+    pose_errors,
+    score_tables,
+)
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
+from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.inference import estimate_poses
 from train.pose.run import PoseRun, load_pose_run
 from train.pose.targets import PoseLabels
@@ -42,6 +51,9 @@ log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+
+_ALIGNMENTS = 5
+"""Rounds of aligning all hands to their mean; it settles after two."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -95,6 +107,7 @@ class ExperimentConfig:
         out: folder of its runs.
         data: folder of FreiHAND, or of rendered hands, which are made if the folder is not there.
         poses: rendered hands to make.
+        scenes: backgrounds that they share.
         pretrain: the stage of pre-training.
         finetune: the stage of fine-tuning, each arm of which is measured on the evaluation part.
         compare: the claims.
@@ -108,6 +121,7 @@ class ExperimentConfig:
     out: Path = Path("runs/experiment")
     data: Path = Path(".data/hands")
     poses: Annotated[int, Field(ge=10)] = 800
+    scenes: Annotated[int, Field(ge=1)] = 40
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     figures_of: Literal["last", "best"] = "last"
 
@@ -161,50 +175,77 @@ def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Outcom
 
     Args:
         config: the experiment.
-        record: a row for each arm and seed, and one for each comparison, is appended to this file as it is measured.
+        record: rows for the arms of each seed, for what each seed took, for what no network gives, and for each
+            comparison are appended to this file, unless it holds them already.
     """
     if not config.data.exists():
         with progress_bar("rendering") as progress:
-            make_dataset(config.data, poses=config.poses, seed=0, progress=progress)
+            make_dataset(config.data, poses=config.poses, seed=0, scenes=config.scenes, progress=progress)
     for seed in config.seeds:
-        start = time.perf_counter()
-        for name, arm in config.pretrain.arms.items():
-            _pretrain(config, seed, name, arm)
-        for name, arm in config.finetune.arms.items():
-            row = _finetune(config, seed, name, arm)
-            if row is not None and record is not None:
-                _append(record, {"kind": "arm", **row, **describe_machine()})
-        log.info("seed %d: %.1f minutes", seed, (time.perf_counter() - start) / 60)
+        rows = [_pretrain(config, seed, name, arm) for name, arm in config.pretrain.arms.items()]
+        rows += [_finetune(config, seed, name, arm) for name, arm in config.finetune.arms.items()]
+        took = {key: sum(row[key] for row in rows) for key in ("seconds", "cpu_seconds")}
+        log.info("seed %d: %.1f minutes, %.1f of a CPU", seed, took["seconds"] / 60, took["cpu_seconds"] / 60)
+        for row in [*rows, {"kind": "seed", "seed": seed, **took}]:
+            _append(record, config, row)
+    _append(record, config, {"kind": "constant", **measure_constants(config.data)})
     outcomes = [compare(config, claim) for claim in config.compare]
-    if record is not None:
+    if len(config.seeds) > 1:
         for outcome in outcomes:
-            row = {"kind": "comparison", "out": str(config.out), **dataclasses.asdict(outcome)}
-            _append(record, {**row, "seeds": list(config.seeds), **describe_machine()})
+            row = {"kind": "comparison", **dataclasses.asdict(outcome), "seeds": config.seeds}
+            _append(record, config, row)
     return outcomes
 
 
-def _pretrain(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> None:
-    overrides = _overrides(config, config.pretrain, arm, seed, _folder(config, seed, "pretrain", name))
-    pretrain(load_config(Config, config.pretrain.config, overrides), "auto")
+def _pretrain(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[str, Any]:
+    folder = _folder(config, seed, "pretrain", name)
+    overrides = _overrides(config, config.pretrain, arm, seed, folder)
+    settings = load_config(Config, config.pretrain.config, overrides)
+    with _clock(folder) as took:
+        pretrain(settings, "auto")
+    return {"kind": "pretrain", "seed": seed, "arm": name, "set": overrides, **took}
 
 
-def _finetune(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[str, Any] | None:
-    """Fine-tune and measure one arm; None if that was done before."""
+def _finetune(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[str, Any]:
+    """Fine-tune and measure one arm; its row, with the metrics on the evaluation part."""
     folder = _folder(config, seed, "finetune", name)
     overrides = _overrides(config, config.finetune, arm, seed, folder)
     if arm.start is not None:
         overrides.append(f"encoder.weights={as_toml(str(_folder(config, seed, 'pretrain', arm.start)))}")
     settings = load_config(FinetuneConfig, config.finetune.config, overrides)
-    start = time.perf_counter()
-    run = finetune(settings, "auto")
-    seconds = time.perf_counter() - start
-    tables_file = _tables_file(config, seed, name)
-    if tables_file.exists():
-        return None
-    tables = measure(load_pose_run(_last(run) if config.figures_of == "last" else folder), config.data)
-    np.savez(tables_file, **tables)  # type: ignore[arg-type]
-    figures = {metric: float(np.nanmean(mean_over_hands(table))) for metric, table in tables.items()}
-    return {"out": str(config.out), "seed": seed, "arm": name, "set": overrides, "seconds": round(seconds), **figures}
+    with _clock(folder) as took:
+        run = finetune(settings, "auto")
+        tables_file = _tables_file(config, seed, name)
+        if not tables_file.exists():
+            tables = measure(load_pose_run(_last(run) if config.figures_of == "last" else folder), config.data)
+            tables_file.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(tables_file, **tables)  # type: ignore[arg-type]
+    with np.load(tables_file) as measured:
+        figures = {metric: float(np.nanmean(mean_over_hands(measured[metric]))) for metric in measured.files}
+    return {"kind": "finetune", "seed": seed, "arm": name, "set": overrides, **took, **figures}
+
+
+@contextmanager
+def _clock(folder: Path) -> Iterator[dict[str, float]]:
+    """What a run takes, over all calls that it took, in whole seconds: by the wall and of all cores together.
+
+    A call that finds the run finished adds nothing. The yielded dictionary is filled at the end.
+    """
+    file = folder.with_name(f"{folder.name}.clock.json")
+    before = json.loads(file.read_text()) if file.exists() else {"seconds": 0.0, "cpu_seconds": 0.0, "finished": False}
+    took: dict[str, float] = {}
+    wall, cpu, finished = time.perf_counter(), time.process_time(), False
+    try:
+        yield took
+        finished = True
+    finally:
+        if not before["finished"]:
+            before["seconds"] += time.perf_counter() - wall
+            before["cpu_seconds"] += time.process_time() - cpu
+            before["finished"] = finished
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(before))
+        took.update({key: round(before[key]) for key in ("seconds", "cpu_seconds")})
 
 
 def measure(run: PoseRun, data: Path) -> dict[str, Floats]:
@@ -217,6 +258,37 @@ def measure(run: PoseRun, data: Path) -> dict[str, Floats]:
         run.network, index, index.targets["K"], run.config.geometry, run.config.pipelines, batch=128, world=World()
     )
     return error_tables(poses, held_out)
+
+
+def measure_constants(data: Path) -> dict[str, float]:
+    """What two answers that do not look at the picture reach on the evaluation part, see `constant_errors`."""
+    source = FinetuneDataConfig(root=str(data), split="train", versions=("gs",))
+    known, held_out = (
+        PoseLabels(load_index(one), PoseConfig()).joints_m.astype(np.float64)
+        for one in (source, dataclasses.replace(source, part="evaluation", split="all"))
+    )
+    return constant_errors(known, held_out)
+
+
+def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
+    """PA-EPE in cm of two constant predictions.
+
+    "mean_pose" is the mean of the joints relative to the wrist, as a network that has learnt nothing gives;
+    "rigid_hand" the mean of the hands after alignment to each other: a stiff hand that the metric turns to fit.
+
+    Args:
+        known_m: (N, 21, 3) hands to take the means of, in metres.
+        held_out_m: (M, 21, 3) hands to measure on.
+    """
+    known_m = known_m - known_m[:, :1]
+    rigid = known_m[0]
+    for _ in range(_ALIGNMENTS):
+        rigid = align(known_m, np.broadcast_to(rigid, known_m.shape)).mean(axis=0)
+    errors = {
+        f"{name}_pa_epe_cm": score_tables(pose_errors(np.broadcast_to(pose, held_out_m.shape), held_out_m))["pa_epe_cm"]
+        for name, pose in (("mean_pose", known_m.mean(axis=0)), ("rigid_hand", rigid))
+    }
+    return {name: float(np.nanmean(mean_over_hands(table))) for name, table in errors.items()}
 
 
 def compare(config: ExperimentConfig, claim: Comparison) -> Outcome:
@@ -246,20 +318,6 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Outcome:
     return Outcome(claim.better, claim.than, claim.metric, tuple(differences), mean, low, high, holds)
 
 
-def as_table(outcomes: Sequence[Outcome]) -> Table:
-    """The comparisons for a terminal."""
-    table = Table(title="better minus than, paired by seed and hand")
-    for title in ("better", "than", "metric", "each seed", "mean", "95 % interval", "holds"):
-        table.add_column(title)
-    for row in outcomes:
-        each = ", ".join(f"{difference:+.3f}" for difference in row.differences)
-        interval = f"{row.low:+.3f} to {row.high:+.3f}"
-        table.add_row(
-            row.better, row.than, row.metric, each, f"{row.mean:+.3f}", interval, "yes" if row.holds else "no"
-        )
-    return table
-
-
 def _overrides(config: ExperimentConfig, stage: Stage, arm: Arm, seed: int, folder: Path) -> list[str]:
     own = {"data.root": str(config.data), "run.out": str(folder), "run.seed": seed}
     return [*stage.set, *arm.set, *(f"{key}={as_toml(value)}" for key, value in own.items())]
@@ -285,6 +343,14 @@ def _last(run: RunFolder) -> Path:
     return path
 
 
-def _append(record: Path, row: dict[str, Any]) -> None:
+def _append(record: Path | None, config: ExperimentConfig, own: dict[str, Any]) -> None:
+    """Add a row to a file, if there is one and it does not say the same already."""
+    if record is None:
+        return
+    row = json.loads(json.dumps({"bench": "experiment", "out": str(config.out), **own}))  # as it will be read
+    known = read_rows(record) if record.exists() else []
+    if any(row == {key: value for key, value in other.items() if key != "machine"} for other in known):
+        return
+    record.parent.mkdir(parents=True, exist_ok=True)
     with record.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps({**row, "machine": describe_machine()}) + "\n")

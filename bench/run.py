@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import documentation, frames, report, scaling, soak, step_report, tune
+from bench import documentation, experiment_report, frames, report, scaling, soak, step_report, tune
 from bench import first_batch as start
 from bench import step as steps
 from bench.loader import Settings
@@ -164,12 +164,18 @@ def draw_history(rows: Path, out: Path) -> str:
 
 
 def write_docs(results: Path, docs: Path) -> str:
-    """Make the pages' tables and the picture anew; what was done, for people."""
+    """Make the pages' tables and the pictures anew; what was done, for people."""
     pages = [docs / name for name in documentation.PAGES]
     for page in pages:
         page.write_text(documentation.write_tables(page.read_text(), results))
-    done = "".join(f"{page}: tables from {results}\n" for page in pages)
-    return done + draw_history(results / "loader.jsonl", docs / "images" / "loader_history.png")
+    done = [f"{page}: tables from {results}" for page in pages]
+    done.append(draw_history(results / "loader.jsonl", docs / "images" / "loader_history.png"))
+    claims = documentation.comparisons(results)
+    if claims:
+        picture = docs / "images" / "experiment_hands.png"
+        experiment_report.save_comparisons(claims, picture)
+        done.append(f"{picture}: {len(claims)} comparisons")
+    return "\n".join(done)
 
 
 def append(record: Path | None, row: dict[str, Any]) -> None:

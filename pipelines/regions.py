@@ -177,14 +177,14 @@ def _is_upright(app1: Any) -> bool:
         if entry + 12 > len(tiff):
             return False
         if _number(tiff, entry, 2, little) == _ORIENTATION:
-            return _number(tiff, entry + 8, 2, little) == 1
+            return bool(_number(tiff, entry + 8, 2, little) == 1)
     return True
 
 
 @numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _number(data: Any, at: int, count: int, little: bool) -> int:
+def _number(data: Any, at: int, count: int, little: bool) -> Any:
     """The unsigned number in `count` bytes."""
-    number = 0
+    number: Any = np.int64(0)
     for place in range(count):
         number |= np.int64(data[at + (place if little else count - 1 - place)]) << (8 * place)
     return number
