@@ -145,6 +145,28 @@ def test_nothing_is_overwritten(source: Index, packed: Path, tmp_path: Path) -> 
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_shard_that_the_disk_keeps_otherwise_is_refused(
+    source: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit turned over between writing and reading back: no shard, no index, and the same call mends it."""
+    real = os.fsync
+
+    def bad_disk(descriptor: int) -> None:
+        real(descriptor)
+        os.pwrite(descriptor, b"\xfe", 5000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", bad_disk)
+        with pytest.raises(UserError, match=r"shard-0000\d\d\.part: reads back differently from what was written"):
+            packed_by(source, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+    assert not (tmp_path / "out/index.json").exists()
+    assert packed_by(source, tmp_path / "out").samples == COUNT
+    assert [load_shards(tmp_path / "out").read(row) for row in range(COUNT)] == [
+        source.read(row) for row in range(COUNT)
+    ]
+
+
 class Killed(BaseException):
     """Stands for a kill."""
 
