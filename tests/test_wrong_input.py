@@ -328,6 +328,10 @@ def test_too_many_ranks_are_told_before_anybody_waits(
     [
         ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many' in the environment: expected a number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "http"},
+            "MASTER_PORT = 'http' in the environment: expected a port",
+        ),
     ],
 )
 def test_half_an_environment_of_torchrun_is_one_line(
