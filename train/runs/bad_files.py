@@ -74,12 +74,12 @@ class BadFiles:
         """
         for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
             if share > limit:
-                bad = self._bad()[number]
+                files = len(self._rows_of(number))
                 of = "" if len(self._limits) == 1 else f"{number}."
                 raise UserError(
                     f"{share:.2%} of what was drawn from {self._names[number]} up to step {self._state.steps_done} "
                     f"cannot be used, more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}. "
-                    f"All {bad} are in {self._file}, and the run is saved. Mend the data; or list what is bad with "
+                    f"{files} in all, listed in {self._file}; the run is saved. Mend the data; or list what is bad with "
                     f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
                     f"with --resume auto"
                 )
@@ -112,10 +112,15 @@ class BadFiles:
         used = self._state.bad_files["used"]
         return [bad / max(1, bad + good) for bad, good in zip(self._bad(), used, strict=True)]
 
+    def _rows_of(self, source: int) -> list[int]:
+        """The bad rows of a source, ascending."""
+        met = self._state.bad_files["met"]
+        return [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
+
     def _summary(self, source: int) -> str:
         """The commonest reasons, with a file for each."""
         met = self._state.bad_files["met"]
-        here = [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
+        here = self._rows_of(source)
         files = Counter(met[row][0] for row in here)
         example = {met[row][0]: self._index.path(row) for row in reversed(here)}
         shown = [f"{count} x {reason} ({example[reason]})" for reason, count in files.most_common(3)]
