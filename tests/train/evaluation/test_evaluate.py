@@ -128,6 +128,23 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
     assert all(interval.value == 0 for interval in difference(found, found, resamples=10).values())
 
 
+def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, tmp_path: Path) -> None:
+    """From the command to the metrics, of both runs that are compared."""
+    other = save_run(tmp_path / "other", hands, seed=1)
+    found = {}
+    for proper in (False, True):
+        out = tmp_path / str(proper)
+        call(run, out, "data.split=all", "data.versions=['gs']", proper_rotation=proper, compare=other)
+        found[proper] = json.loads((out / "metrics.json").read_text())
+    for allowed, forbidden in (
+        (found[False], found[True]),
+        (found[False]["comparison"]["other"], found[True]["comparison"]["other"]),
+    ):
+        assert forbidden["metrics"]["pa_epe_cm"]["value"] > allowed["metrics"]["pa_epe_cm"]["value"] + 1e-6
+        assert forbidden["metrics"]["epe_cm"] == allowed["metrics"]["epe_cm"]
+        assert (allowed["alignment"][:11], forbidden["alignment"]) == ("reflections", "proper rotations")
+
+
 def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     knowing, config = knowing_run(run)
     index = load_index(config.data)
@@ -175,6 +192,14 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         picture = cv2.imread(str(tmp_path / "out" / name))
         assert picture is not None
         assert picture.std() > 10
+
+
+def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
+    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
+    Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)
+    with pytest.raises(UserError, match="is of pre-training, which knows no poses"):
+        call(run, tmp_path / "out", compare=tmp_path / "pre", progress=lambda *_: pytest.fail("it was measured first"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_of_the_run_is_known_from_other_data(run: Path) -> None:
