@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and docs/cluster.md, made from the rows of bench/results/.
+"""The tables of docs/performance.md, docs/cluster.md and docs/experiments.md, made from the rows of bench/results/.
 
 So no figure stands there without one. A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
 """
@@ -17,7 +17,7 @@ from errors import UserError
 
 Row = Mapping[str, Any]
 
-PAGES: Final = ("performance.md", "cluster.md")
+PAGES: Final = ("performance.md", "cluster.md", "experiments.md")
 
 _BLOCK: Final = re.compile(r"(<!-- rows: ([a-z-]+) -->\n).*?(<!-- end rows -->)", re.DOTALL)
 _MODELS: Final[tuple[Model, ...]] = ("ResNet-50", "ResNet-152")
@@ -173,8 +173,8 @@ def _experiment(results: Path) -> str:
     minutes = [[took[None, seed][key] / 60 for seed in seeds] for key in ("seconds", "cpu_seconds")]
     heads = ("", "metric", "each seed", "mean", "95 % interval", "holds")
     return (
-        f"{_measured_on(claims[-1])}; {len(seeds)} seeds, each {_span(minutes[1])} minutes of CPU time "
-        f"({_span(minutes[0])} by the wall, on a machine that was shared).\n\n"
+        f"{_measured_on(claims[-1])}; {len(seeds)} seeds, each {_span(minutes[1])} minutes of CPU time (the wall times "
+        f"of its runs add up to {_span(minutes[0])} minutes).\n\n"
         f"{_markdown(heads, compared)}\n"
         f"{_markdown(('mean over seeds', *(UNITS[metric] for metric in metrics)), means)}\n"
         f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
@@ -183,7 +183,7 @@ def _experiment(results: Path) -> str:
 
 
 def _span(values: Sequence[float]) -> str:
-    return f"{min(values):.0f} to {max(values):.0f}"
+    return " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))
 
 
 def _scaling_error(results: Path) -> str:

@@ -22,6 +22,7 @@ from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
 from pipelines.loader import available_cores
 from pipelines.order import build_order
+from pipelines.probe import largest_pixels, samples_at_once
 from pipelines.runner import Runner
 from pipelines.views import Encoded, GraphConfig, Request, decode_pipeline
 from train.config import Config
@@ -95,7 +96,7 @@ class _Parts:
         self._graph = GraphConfig(
             device="gpu" if on_gpu else "cpu",
             device_id=device.index or 0 if device.type == "cuda" else None,
-            batch=min(config.pipelines.batch, batch),
+            batch=min(config.pipelines.batch or samples_at_once(largest_pixels(index)), batch),
             threads=self._threads,
             prefetch=config.pipelines.prefetch,
             views=_VIEWS,

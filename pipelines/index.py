@@ -133,7 +133,9 @@ class Index:
             raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
         return replace(
             self,
-            paths=[self.paths[row] for row in rows.tolist()],
+            paths=[self.paths[row] for row in rows.tolist()]
+            if self.store is None
+            else _SelectedPaths(self.paths, rows),
             box_px=self.box_px[rows],
             keypoints_px=None if self.keypoints_px is None else self.keypoints_px[rows],
             mirror=None if self.mirror is None else self.mirror[rows],
@@ -207,6 +209,27 @@ class _SelectedStore:
     def read(self, sample: int) -> bytes:
         """The sample's whole file."""
         return self._store.read(int(self._rows[sample]))
+
+
+class _SelectedPaths(Sequence[str]):
+    """Some of a store's names; made when asked for, since each may be a read of the disk."""
+
+    def __init__(self, paths: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
+        self._paths, self._rows = paths, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._paths[one] for one in self._rows[row].tolist()]
+        return self._paths[int(self._rows[row])]
 
 
 class _JoinedStore:

@@ -25,7 +25,8 @@ from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
 from pipelines.memory import PixelBuffers, keep_freed_memory
 from pipelines.order import Order, RankSlice
-from pipelines.regions import has_large_images
+from pipelines.probe import largest_pixels, samples_at_once
+from pipelines.regions import LEAST_PIXELS
 from pipelines.runner import DecodeError, Outputs, Runner, decodes
 from pipelines.views import GraphConfig, Request
 
@@ -37,7 +38,8 @@ class PipelinesConfig:
     Attributes:
         backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
             a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU, else "opencv".
-        batch: samples in one DALI batch, independent of the training batch.
+        batch: samples in one DALI batch, independent of the training batch; None takes 256, or fewer where the images
+            are large.
         threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
@@ -47,7 +49,7 @@ class PipelinesConfig:
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
-    batch: Annotated[int, Field(ge=1)] = 256
+    batch: Annotated[int, Field(ge=1)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
     prefetch: Annotated[int, Field(ge=1)] = 2
     ahead: Annotated[int, Field(ge=1)] = 2
@@ -110,13 +112,12 @@ class Loader:
         self._steps = (first_step, last_step)
         self._ahead = config.ahead
         decoder: Literal["cpu", "gpu"] = "gpu" if self.backend == "dali" and device.type == "cuda" else "cpu"
-        regions = config.decode == "region" or (
-            config.decode == "auto" and decoder == "cpu" and has_large_images(index)
-        )
+        pixels = largest_pixels(index)
+        regions = config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS)
         self._graph = GraphConfig(
             device=decoder,
             device_id=device.index or 0 if device.type == "cuda" else None,
-            batch=min(config.batch, len(rows)),
+            batch=min(config.batch or samples_at_once(pixels), len(rows)),
             threads=threads,
             prefetch=config.prefetch,
             views=views,

@@ -82,6 +82,7 @@ def pack(
     """
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
     if _claim(out, job):
+        _require_shards(out)
         return _summary(out, already_there=True)
     with _one_line_of_disk_errors(out):
         writer = _Writer(index, out, per_shard)
@@ -313,6 +314,17 @@ def _sha256_on_disk(path: Path) -> str:
         while block := file.read(_READ_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _require_shards(out: Path) -> None:
+    """Raise a `UserError` if a shard of finished work is gone or of another size."""
+    for shard in json.loads((out / INDEX_FILE).read_bytes())["shards"]:
+        file = out / shard["file"]
+        if not file.is_file() or file.stat().st_size != shard["bytes"]:
+            raise UserError(
+                f"{file}: missing, or not of {shard['bytes']} bytes as it was packed. Copy it again; or remove "
+                f"{out / INDEX_FILE} and pack again, which writes all shards anew."
+            )
 
 
 def _summary(out: Path, *, already_there: bool) -> Packed:

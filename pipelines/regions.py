@@ -15,15 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.draws import BoolArray, FloatArray, GeometryConfig, IntArray
-from pipelines.files import BadImage, check_image
-from pipelines.index import Index
 from pipelines.matrices import ViewMatrices, compose
 
 LEAST_PIXELS: Final = 2**18
 """A smaller image is decoded whole: there is little to spare."""
-
-_LOOKED_AT: Final = 32
-"""Images that tell whether there are large ones."""
 
 LARGEST_SHARE: Final = 0.8
 """Of the image's area; a larger region costs as much as the whole."""
@@ -58,20 +53,6 @@ class Regions:
         size = np.maximum(self.size_px, 1)
         shape = np.where(self.partial[:, None], self.shape_px / size, 1)
         return (self.start_px / size).astype(np.float32), shape.astype(np.float32)
-
-
-def has_large_images(index: Index) -> bool:
-    """Whether one of a few images, from all over the index, is so large that decoding a region of it may pay."""
-    for sample in np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist():
-        try:
-            data = np.frombuffer(index.read(sample), np.uint8)
-            check_image(data)
-        except (OSError, BadImage):
-            continue
-        size_px = jpeg_size_px(data)
-        if size_px[0] * size_px[1] >= LEAST_PIXELS:
-            return True
-    return False
 
 
 def whole_images(count: int) -> Regions:

@@ -17,7 +17,7 @@ from pipelines.feed import Quarantine
 from pipelines.index import Index
 from pipelines.loader import Loader, PipelinesConfig
 from pipelines.order import EpochOrder, RankSlice
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import DataConfig, each_source, load_index
 from pipelines.sources.shards import verified
 
 BATCH = 256
@@ -61,7 +61,7 @@ def check_data(
     Raises:
         UserError: a list is there already, or the data cannot be used at all.
     """
-    sources = [data] if isinstance(data, DataConfig) else list(data)
+    sources = each_source(data)
     names = ["data"] if len(sources) == 1 else [f"data.{number}" for number in range(len(sources))]
     outs = [out] if len(sources) == 1 else [out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))]
     for file in outs:

@@ -26,10 +26,10 @@ from pipelines.sources import DataConfig
 from train.optim import OptimConfig
 
 T = TypeVar("T")
+D = TypeVar("D", bound=DataConfig)
 
-Data = Annotated[
-    Annotated[DataConfig, Tag("[data]")]
-    | Annotated[tuple[DataConfig, ...], Field(min_length=1, max_length=256), Tag("[[data]]")],
+OneOrMore = Annotated[
+    Annotated[D, Tag("[data]")] | Annotated[tuple[D, ...], Field(min_length=1, max_length=256), Tag("[[data]]")],
     Discriminator(lambda value: "[[data]]" if isinstance(value, Sequence) else "[data]"),
 ]
 """One source as a table, or several as an array of tables."""
@@ -59,18 +59,14 @@ class RunConfig:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class TrainConfig:
-    """How pre-training steps (paper, supplement, "Self-supervised pre-training").
+class StepsConfig:
+    """What pre-training and fine-tuning have in common in how they step.
 
     Attributes:
         epochs: passes over the data.
-        batch: images in one optimiser step, over all ranks; each gives two views.
-        micro_batch: images whose views pass batch norm together. It belongs to the method: neither memory nor the
-            number of ranks changes it.
-        sync_batch_norm: batch norm over the micro-batches of all ranks that are at the same place in their shares
-            (GPUs only). The number of ranks then belongs to the method, too.
-        recompute: "never" keeps all graphs, "always" embeds first and recomputes with graph, "auto" looks at the
-            memory. The gradient is the same.
+        batch: images in one optimiser step, over all ranks.
+        micro_batch: images that pass batch norm together. It belongs to the method: neither memory nor the number of
+            ranks changes it, and N ranks need N of them in a batch.
         precision: "fp32", "bf16" or "fp16" (with loss scaling) under autocast, "fp64" for exact comparisons; "auto" is
             bf16 on GPUs that have it, fp16 on others, fp32 on CPUs.
         device: "auto" takes a GPU if there is one.
@@ -82,8 +78,6 @@ class TrainConfig:
     epochs: Annotated[int, Field(ge=1)] = 100
     batch: Annotated[int, Field(ge=2)] = 2048
     micro_batch: Annotated[int, Field(ge=1)] = 256
-    sync_batch_norm: bool = False
-    recompute: Literal["auto", "always", "never"] = "auto"
     precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: bool = False
@@ -92,11 +86,28 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TrainConfig(StepsConfig):
+    """How pre-training steps (paper, supplement, "Self-supervised pre-training"); each image gives two views.
+
+    The other attributes as `StepsConfig`.
+
+    Attributes:
+        sync_batch_norm: batch norm over the micro-batches of all ranks that are at the same place in their shares
+            (GPUs only). The number of ranks then belongs to the method, too.
+        recompute: "never" keeps all graphs, "always" embeds first and recomputes with graph, "auto" looks at the
+            memory. The gradient is the same.
+    """
+
+    sync_batch_norm: bool = False
+    recompute: Literal["auto", "always", "never"] = "auto"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Config:
     """All of a pre-training run, one attribute per table of the TOML file; `data` may be an array of tables."""
 
     run: RunConfig = RunConfig()
-    data: Data = DataConfig()
+    data: OneOrMore[DataConfig] = DataConfig()
     geometry: GeometryConfig = GeometryConfig()
     colour: ColourConfig = ColourConfig()
     appearance: AppearanceConfig = AppearanceConfig()
@@ -268,7 +279,7 @@ def _numbered(tables: Any, key: str, number: str, origin: str) -> dict[str, Any]
 def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, str]) -> str:
     """One line for the first thing that is wrong: where, what was found, what was expected."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if not str(part).startswith("[")]  # without the tags of `Data`
+    path = [str(part) for part in first["loc"] if not str(part).startswith("[")]  # without the tags of `OneOrMore`
     known = set(_known_keys(kind))
     # A union's alternatives appear behind the key; the key is the longest known prefix.
     prefixes = (".".join(path[:end]) for end in range(len(path), 0, -1))

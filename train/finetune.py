@@ -170,4 +170,5 @@ def _keep_best(
 
 
 def _draw_curves(folder: RunFolder) -> None:
-    save_curves(folder.loss_picture, folder.read_metrics(), folder.read_validations())
+    if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+        save_curves(folder.loss_picture, rows, folder.read_validations())

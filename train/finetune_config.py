@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, NonNegativeFloat, PositiveFloat, Tag
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from models.encoders import EncoderConfig
@@ -13,7 +12,7 @@ from models.pose import PoseConfig
 from pipelines.draws import ColourConfig, GeometryConfig, Range
 from pipelines.loader import PipelinesConfig
 from pipelines.sources import DataConfig
-from train.config import RunConfig
+from train.config import OneOrMore, RunConfig, StepsConfig
 from train.pose.step import PoseLossConfig
 
 
@@ -71,31 +70,17 @@ class FinetuneOptimConfig:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class FinetuneTrainConfig:
-    """How fine-tuning steps; what is not described here is as in pre-training (`train.config.TrainConfig`).
+class FinetuneTrainConfig(StepsConfig):
+    """How fine-tuning steps; the other attributes as `StepsConfig`.
 
     Attributes:
-        epochs: passes over the data.
-        batch: images in one optimiser step, over all ranks.
-        micro_batch: images that pass batch norm together. It belongs to the method; N ranks need N of them in a batch.
         frozen: leave the encoder as it is, running statistics included, and train the head alone; the paper then takes
             `pose.head = "mlp"`.
-        precision: as in pre-training.
-        device: "auto" takes a GPU if there is one.
-        compile: torch.compile the network.
-        channels_last: keep the network's tensors channels-last.
-        threads: CPU threads of torch; None leaves torch's choice, and each of several processes its share of the cores.
     """
 
-    epochs: Annotated[int, Field(ge=1)] = 100
     batch: Annotated[int, Field(ge=2)] = 128
     micro_batch: Annotated[int, Field(ge=2)] = 128
     frozen: bool = False
-    precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: bool = False
-    channels_last: bool = True
-    threads: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -111,20 +96,12 @@ class ValidationConfig:
     batch: Annotated[int, Field(ge=1)] = 128
 
 
-FinetuneData = Annotated[
-    Annotated[FinetuneDataConfig, Tag("[data]")]
-    | Annotated[tuple[FinetuneDataConfig, ...], Field(min_length=1, max_length=256), Tag("[[data]]")],
-    Discriminator(lambda value: "[[data]]" if isinstance(value, Sequence) else "[data]"),
-]
-"""One source as a table, or several as an array of tables."""
-
-
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneConfig:
     """All of a fine-tuning run, one attribute per table of the TOML file; `data` may be an array of tables."""
 
     run: FinetuneRunConfig = FinetuneRunConfig()
-    data: FinetuneData = FinetuneDataConfig()
+    data: OneOrMore[FinetuneDataConfig] = FinetuneDataConfig()
     geometry: FinetuneGeometryConfig = FinetuneGeometryConfig()
     colour: FinetuneColourConfig = FinetuneColourConfig()
     pipelines: PipelinesConfig = PipelinesConfig()

@@ -8,7 +8,7 @@ from pathlib import Path
 from errors import UserError
 from pipelines.loader import available_cores
 from pipelines.pack import Packed, Progress, pack
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import each_source, load_index
 from train.config import Config
 
 
@@ -18,7 +18,7 @@ def pack_data(config: Config, out: Path, *, per_shard: int, workers: int | None,
     Raises:
         UserError: there are several sources, or the data or `out` cannot be used.
     """
-    sources = (config.data,) if isinstance(config.data, DataConfig) else config.data
+    sources = each_source(config.data)
     if len(sources) > 1:
         raise UserError(f"{len(sources)} tables [[data]]: shards hold one source. Pack each by itself.")
     # Without the margin, which belongs to the run that reads the shards.

@@ -135,4 +135,5 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
 
 
 def _draw_loss(folder: RunFolder, config: Config) -> None:
-    save_loss(folder.loss_picture, folder.read_metrics(), start=math.log(2 * config.train.batch - 1))
+    if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+        save_loss(folder.loss_picture, rows, start=math.log(2 * config.train.batch - 1))

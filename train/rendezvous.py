@@ -34,6 +34,8 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
         )
     host, port, timeout = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timedelta(seconds=timeout_s)
     address = f"{host}:{port}"
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise UserError(f"MASTER_PORT = {port!r} in the environment: expected a port from 1 to 65535, or use torchrun.")
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]

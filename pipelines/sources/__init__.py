@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -68,6 +68,14 @@ class DataConfig:
     bad_list: str | None = None
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+D = TypeVar("D", bound=DataConfig)
+
+
+def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
+    """One source, or several, as several."""
+    return (config,) if isinstance(config, DataConfig) else tuple(config)
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:

@@ -72,7 +72,7 @@ def test_unknown_table_is_told(tmp_path: Path) -> None:
         write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
 
 
-@pytest.mark.parametrize(("page", "tables"), [("performance.md", 6), ("cluster.md", 2)])
+@pytest.mark.parametrize(("page", "tables"), [("performance.md", 6), ("cluster.md", 2), ("experiments.md", 1)])
 def test_the_pages_hold_what_the_rows_say(page: str, tables: int) -> None:
     assert page in PAGES
     text = (ROOT / "docs" / page).read_text()

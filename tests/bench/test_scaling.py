@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.documentation import write_tables
 from bench.scaling import Cluster, Link, Measured, Work, efficiency, fit_link, project, sum_s, this_machine, work_of
-from tests.test_cli import run_cli
+from tests.command_line import run_cli
 from tests.train.tiny_run import TINY
 from train.config import Config, load_config
 

@@ -45,6 +45,7 @@ def test_substitutes_are_a_function_of_the_place() -> None:
     np.testing.assert_array_equal(order.substitutes(2, 17, 8), EpochOrder(1000, 900, seed=0).substitutes(2, 17, 8))
     assert not np.array_equal(order.substitutes(2, 17, 8), order.substitutes(2, 18, 8))
     assert not np.array_equal(order.substitutes(2, 17, 8), order.substitutes(3, 17, 8))
+    assert not np.array_equal(order.substitutes(2, 17, 8), EpochOrder(1000, 1000, seed=1).substitutes(2, 17, 8))
 
 
 @settings(max_examples=50, deadline=None)
@@ -119,6 +120,24 @@ def test_a_lap_visits_every_sample_of_its_source_once(mixture: tuple[list[int], 
         assert len(whole) >= 2
         np.testing.assert_array_equal(np.sort(whole, axis=1), np.broadcast_to(np.arange(count), whole.shape))
         assert count < 30 or not np.array_equal(whole[0], whole[1])
+
+
+def test_the_weights_of_the_sources_are_their_shares_of_a_batch() -> None:
+    order = build_order(index_of([300, 100, 40], [1, 2, 5]), batch=16, seed=0)
+    samples = samples_at(order, np.arange(10 * 16)).reshape(10, 16)
+    for held in np.searchsorted([300, 400], samples, side="right"):
+        assert np.bincount(held, minlength=3).tolist() == [2, 4, 10]
+
+
+def test_every_lap_is_a_shuffle_of_its_own() -> None:
+    """No two alike: not of two laps, of two sources of as many images, nor of two seeds."""
+    count, laps = 40, []
+    for seed in (0, 1):
+        samples = samples_at(MixtureOrder([count, count], [4, 4], 80, seed=seed), np.arange(2 * 6 * count))
+        for own in (samples[samples < count], samples[samples >= count] - count):
+            laps += own.reshape(6, count).tolist()
+    assert len(laps) == 24
+    assert len(set(map(tuple, laps))) == 24
 
 
 @settings(max_examples=25, deadline=None)

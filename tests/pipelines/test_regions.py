@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from pathlib import Path
 from typing import Literal
 
 import cv2
@@ -16,9 +15,8 @@ from PIL import Image as PillowImage
 
 from pipelines.batch import View
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
-from pipelines.index import Index
 from pipelines.matrices import compose
-from pipelines.regions import Regions, find_regions, has_large_images, jpeg_size_px
+from pipelines.regions import Regions, find_regions, jpeg_size_px
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -190,15 +188,3 @@ def test_fractions_name_whole_pixels(size: tuple[int, int]) -> None:
         start, shape = Regions(np.tile(size, (length + 1, 1)), array, array).fractions()
         np.testing.assert_array_equal(np.rint(start[:, axis] * np.float32(length)), pixels)
         np.testing.assert_array_equal(np.rint(shape[:, axis] * np.float32(length)), pixels)
-
-
-def test_regions_are_looked_for_where_images_are_large(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(40):
-        cv2.imwrite(str(tmp_path / f"{number:02}.jpg"), smooth_image(rng, 64, 48))
-    index = Index("images", tmp_path, [f"{number:02}.jpg" for number in range(40)], np.zeros((40, 3), np.float32))
-    assert not has_large_images(index)
-    (tmp_path / "00.jpg").write_bytes(b"not an image")
-    assert not has_large_images(index)
-    cv2.imwrite(str(tmp_path / "39.jpg"), smooth_image(rng, 512, 513))
-    assert has_large_images(index)

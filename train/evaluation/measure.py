@@ -15,6 +15,7 @@ import torch
 from errors import UserError
 from models.hand import REFERENCE_BONE
 from pipelines.index import Index
+from pipelines.sources import each_source
 from train.config import load_config, to_dict
 from train.distributed import World
 from train.evaluation.metrics import (
@@ -26,7 +27,7 @@ from train.evaluation.metrics import (
     pose_errors,
     score_tables,
 )
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
+from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, estimate_poses
 from train.pose.run import PoseRun
 from train.state import PRECISIONS, resolve_precision
@@ -290,8 +291,8 @@ def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     """The same images for another network: views of its own side, boxes with the margin that it was trained with."""
-    margin = _sources(run.config)[0].box_margin
-    sources = tuple(dataclasses.replace(source, box_margin=margin) for source in _sources(config))
+    margin = each_source(run.config.data)[0].box_margin
+    sources = tuple(dataclasses.replace(source, box_margin=margin) for source in each_source(config.data))
     return dataclasses.replace(
         config,
         data=sources if isinstance(config.data, tuple) else sources[0],
@@ -301,15 +302,11 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     )
 
 
-def _sources(config: FinetuneConfig) -> tuple[FinetuneDataConfig, ...]:
-    return config.data if isinstance(config.data, tuple) else (config.data,)
-
-
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether an evaluation uses images of the run's own training, as far as the configurations tell."""
     keys = ("source", "root", "part")
-    for source in _sources(config):
-        for trained in _sources(run.config):
+    for source in each_source(config.data):
+        for trained in each_source(run.config.data):
             same = all(getattr(source, key) == getattr(trained, key) for key in keys)
             apart = {source.split, trained.split} == {"train", "val"}
             if same and not apart and run.step > 0:

@@ -19,6 +19,7 @@ from errors import UserError
 from models.hand import KEYPOINTS
 from pipelines.files import MAX_PIXELS, MIN_PIXELS
 from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.sources import each_source
 from pipelines.sources.boxes import squares_around
 from train.distributed import World
 from train.pose.inference import Poses, estimate_poses
@@ -256,8 +257,7 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 def _margin(run: PoseRun) -> float:
     """How much larger than the hand's box the views of training are."""
-    data = run.config.data
-    return (data[0] if isinstance(data, tuple) else data).box_margin
+    return each_source(run.config.data)[0].box_margin
 
 
 def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from models.pose import PoseNetwork
 from pipelines.index import Index
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import each_source, load_index
 from train.distributed import World
 from train.evaluation.metrics import Floats, mean_over_hands, pixel_errors, pose_errors, score_tables
 from train.finetune_config import FinetuneConfig
@@ -40,7 +40,7 @@ def load_validation(config: FinetuneConfig) -> Validation | None:
     Raises:
         UserError: the split cannot be read.
     """
-    sources: tuple[DataConfig, ...] = config.data if isinstance(config.data, tuple) else (config.data,)
+    sources = each_source(config.data)
     if config.validation.every_epochs == 0 or any(source.split != "train" for source in sources):
         return None
     index = load_index([dataclasses.replace(source, split="val", label_fraction=1.0) for source in sources])

@@ -14,7 +14,7 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.feed import Quarantine
 from pipelines.index import Index
-from pipelines.sources import DataConfig
+from pipelines.sources import DataConfig, each_source
 from train.distributed import World
 from train.state import TrainingState
 
@@ -44,9 +44,8 @@ class BadFiles:
         quarantine: Quarantine,
     ) -> None:
         self._index, self._file, self._state, self._world, self._quarantine = index, file, state, world, quarantine
-        sources = [data] if isinstance(data, DataConfig) else data
         self._names = [source.name for source in index.sources] or [index.name]
-        self._limits = [source.max_bad_share for source in sources]
+        self._limits = [source.max_bad_share for source in each_source(data)]
         self._ends = np.cumsum(index.counts)
         self._used = np.zeros(len(index.counts), np.int64)  # by this rank, since the ranks last met
         self._met: Counter[int] = Counter()

@@ -19,6 +19,7 @@ import torch
 import webdataset  # type: ignore[import-untyped]
 
 from errors import UserError
+from pipelines.bad_list import write_bad_list
 from pipelines.batch import Batch
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.index import Index
@@ -27,7 +28,7 @@ from pipelines.order import EpochOrder, RankSlice, build_order
 from pipelines.pack import Packed, pack
 from pipelines.sources import DataConfig, load_index
 from pipelines.sources.folder import load_folder
-from pipelines.sources.shards import load_shards
+from pipelines.sources.shards import ShardStore, load_shards
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
 
@@ -143,6 +144,43 @@ def test_nothing_is_overwritten(source: Index, packed: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match="holds no shards of this source"):
         packed_by(source, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_shard_that_the_disk_keeps_otherwise_is_refused(
+    source: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit turned over between writing and reading back: no shard, no index, and the same call mends it."""
+    real = os.fsync
+
+    def bad_disk(descriptor: int) -> None:
+        real(descriptor)
+        os.pwrite(descriptor, b"\xfe", 5000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", bad_disk)
+        with pytest.raises(UserError, match=r"shard-0000\d\d\.part: reads back differently from what was written"):
+            packed_by(source, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+    assert not (tmp_path / "out/index.json").exists()
+    assert packed_by(source, tmp_path / "out").samples == COUNT
+    assert [load_shards(tmp_path / "out").read(row) for row in range(COUNT)] == [
+        source.read(row) for row in range(COUNT)
+    ]
+
+
+def test_packing_again_misses_a_shard_that_is_gone_or_cut(source: Index, packed: Path, tmp_path: Path) -> None:
+    """Also that what it advises helps."""
+    out = Path(shutil.copytree(packed, tmp_path / "out"))
+    shard = out / "shard-000003.tar"
+    os.truncate(shard, 700)
+    with pytest.raises(UserError, match=r"shard-000003\.tar: missing, or not of \d+ bytes"):
+        packed_by(source, out)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"remove .*index\.json and pack again"):
+        packed_by(source, out)
+    (out / "index.json").unlink()
+    assert not packed_by(source, out).already_there
+    assert shard.read_bytes() == (packed / shard.name).read_bytes()
 
 
 class Killed(BaseException):
@@ -316,6 +354,30 @@ def test_a_window_holds_in_a_mixture_and_for_a_part_of_the_labels(packed: Path, 
     assert [half.read(row) for row in range(3)] == [
         source.read(source.paths.index(json_path(half, row))) for row in range(3)
     ]
+
+
+def test_a_part_of_the_shards_opens_without_reading_names(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten million samples, less a bad file, the names alone would take many minutes."""
+    whole = load_shards(packed)
+    bad = tmp_path / "bad.jsonl"
+    write_bad_list(bad, {whole.paths[20]: "for a test"}, checked=COUNT)
+    asked: list[int] = []
+    real = ShardStore.name
+
+    def counted(store: ShardStore, sample: int) -> str:
+        asked.append(sample)
+        return real(store, sample)
+
+    monkeypatch.setattr(ShardStore, "name", counted)
+    index = load_index(DataConfig(source="shards", root=str(packed), bad_list=str(bad), label_fraction=0.8))
+    assert 0 < len(index) < COUNT - 1
+    assert len(asked) < 10  # the search for the bad one
+    kept = [row for row in range(COUNT) if row != 20]
+    assert set(index.paths) <= {whole.paths[row] for row in kept}
+    assert index.paths[:3] == [index.paths[0], index.paths[1], index.paths[2]]
+    assert index.paths[-1] == list(index.paths)[-1]
 
 
 def json_path(index: Index, row: int) -> str:

@@ -1,0 +1,41 @@
+"""What a few images, from all over an index, tell about the others."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from pipelines.files import BadImage, check_image
+from pipelines.index import Index
+
+_LOOKED_AT: Final = 32
+
+_CHUNK_BYTES: Final = 2**28
+"""Decoded pixels in a DALI batch, of which a few are under way at once."""
+
+_MOST: Final = 256
+"""Samples in a DALI batch; more are no faster."""
+
+
+def largest_pixels(index: Index) -> int:
+    """Pixels of the largest of a few images, from all over the index; 0 if none of them can be read."""
+    largest = 0
+    for sample in np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist():
+        try:
+            data = index.read(sample)
+            check_image(data)
+        except (OSError, BadImage):
+            continue
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            width, height = Image.open(io.BytesIO(data)).size  # reads the header alone
+        largest = max(largest, width * height)
+    return largest
+
+
+def samples_at_once(pixels: int) -> int:
+    """How many images of so many pixels make a DALI batch that fits into memory a few times."""
+    return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.index import Index
+from pipelines.probe import largest_pixels, samples_at_once
+
+
+def test_the_largest_of_a_few_images_from_all_over_is_found(tmp_path: Path) -> None:
+    names = [f"{number:02}.jpg" for number in range(40)]
+    for name in names:
+        Image.new("RGB", (64, 48)).save(tmp_path / name)
+    index = Index("images", tmp_path, names, np.zeros((40, 3), np.float32))
+    assert largest_pixels(index) == 64 * 48
+    (tmp_path / names[0]).write_bytes(b"not an image")
+    (tmp_path / names[20]).unlink()
+    assert largest_pixels(index) == 64 * 48
+    Image.new("RGB", (513, 512)).save(tmp_path / names[39], "PNG")  # whatever its name says
+    assert largest_pixels(index) == 513 * 512
+
+
+def test_no_readable_image_has_no_pixels(tmp_path: Path) -> None:
+    assert largest_pixels(Index("images", tmp_path, ["missing.jpg"], np.zeros((1, 3), np.float32))) == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "samples"), [(224, 224, 256), (1280, 720, 97), (4032, 3024, 7), (10_000, 10_000, 1)]
+)
+def test_a_dali_batch_of_large_images_is_small(width: int, height: int, samples: int) -> None:
+    assert samples_at_once(width * height) == samples
+
+
+def test_without_an_image_a_dali_batch_is_as_for_small_ones() -> None:
+    assert samples_at_once(0) == 256

@@ -1,0 +1,351 @@
+"""Input that is wrong ends in one line that helps and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.command_line import run_cli
+from tests.train import tiny_hands, tiny_run
+from train.runs.checkpoint import Checkpoints
+
+STEP = "checkpoints/step_000000001.pt"
+
+
+def pretrain(*overrides: str, resume: str = "never", out: str = "{root}/out") -> list[str]:
+    """A tiny run on the good images; {root} is to be filled in."""
+    settings = (*tiny_run.TINY, "train.epochs=1", "data.root={root}/images", f"run.out={out}", *overrides)
+    return ["pretrain", "--resume", resume, *(word for setting in settings for word in ("--set", setting))]
+
+
+def finetune(*overrides: str, start: str = "random", resume: str = "never", out: str = "{root}/tuned") -> list[str]:
+    """A tiny fine-tuning run on hands that were drawn."""
+    settings = (*tiny_hands.TINY, "data.root={root}/hands", f"run.out={out}", *overrides)
+    options = (word for setting in settings for word in ("--set", setting))
+    return ["finetune", "--resume", resume, "--from", start, *options]
+
+
+def freihand(*overrides: str) -> list[str]:
+    return pretrain("data.source=freihand", "data.root={root}/freihand", *overrides)
+
+
+def _edit_checkpoint(run: Path, hidden: int) -> None:
+    """Make config and checkpoint of a run agree on another size than its weights have."""
+    saved = torch.load(run / STEP, weights_only=True)
+    before = f"hidden = {saved['config']['projector']['hidden']}"
+    saved["config"]["projector"]["hidden"] = hidden
+    Checkpoints(run / "checkpoints", keep=1).save(1, {k: v for k, v in saved.items() if k not in ("format", "step")})
+    file = run / "config.toml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, f"hidden = {hidden}"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good and bad input side by side."""
+    root = tmp_path_factory.mktemp("cli")
+    tiny_run.write_images(root / "images", count=12)
+    (root / "empty").mkdir()
+    (root / "a_file").write_text("not a folder\n")
+    (root / "notes").mkdir()
+    (root / "notes" / "todo.txt").write_text("not a run's\n")
+    (root / "broken.toml").write_text("[train\nbatch = 12\n")
+    (root / "latin.toml").write_bytes(b'[run]\nout = "H\xe4nde"\n')
+    (root / "unknown.csv").write_text("file,x0,y0,x1,y1\nnobody.jpg,0,0,10,10\n")
+    (root / "garbage.pth").write_bytes(b"\x80\x02garbage" * 100)
+    (root / "list.pth").write_bytes(b"")
+    torch.save([1, 2, 3], root / "list.pth")
+
+    (root / "freihand" / "training").mkdir(parents=True)
+    shutil.copytree(root / "images", root / "freihand" / "training" / "rgb")
+    for image in sorted((root / "freihand" / "training" / "rgb").iterdir()):
+        image.rename(image.with_name(f"{int(image.stem):08d}.jpg"))
+    (root / "freihand" / "training_scale.json").write_text(json.dumps([0.03] * 2))  # of three poses
+
+    tiny_hands.write_hands(root / "hands", 12)
+    (root / "half.toml").write_text('compare = []\n[pretrain.arms]\n[finetune.arms.frozen]\nstart = "simclr"\n')
+
+    assert run_cli(*(word.format(root=root) for word in pretrain(out="{root}/run"))) == 0
+    for name in ("torn", "emptied", "foreign", "other_model", "torn_config", "without_checkpoint"):
+        shutil.copytree(root / "run", root / name)
+    whole = (root / "run" / STEP).read_bytes()
+    (root / "torn" / STEP).write_bytes(whole[: len(whole) // 2])
+    (root / "emptied" / STEP).write_bytes(b"")
+    torch.save({"weights": torch.zeros(3)}, root / "foreign" / STEP)
+    _edit_checkpoint(root / "other_model", hidden=24)
+    (root / "torn_config" / "config.toml").write_text('[run]\nout = "')
+    shutil.rmtree(root / "without_checkpoint" / "checkpoints")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine without GPU and apex and without torchrun; logging is set back."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "apex", None)
+    logger = logging.getLogger()
+    before = logger.level, list(logger.handlers)
+    yield
+    logger.level, logger.handlers = before[0], before[1]
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int]]:
+    """Every path under a folder with the size and the moment of its last change."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*")}
+
+
+WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    # Command lines.
+    "unknown command": (["pretran"], ["'pretran'", "Did you mean 'pretrain'?", "python cli.py --help"]),
+    "unknown option": ([*pretrain(), "--resme=auto"], ["--resme", "--resume", "python cli.py pretrain --help"]),
+    "unknown choice": (["pretrain", "--resume", "always"], ["--resume", "'always'", "'never', 'auto'"]),
+    "missing argument": (["export"], ["Missing argument 'SOURCE'", "python cli.py export --help"]),
+    "number out of range": (["make-data", "{root}/new", "--poses", "0"], ["--poses", "0", "x>=1"]),
+    "--set without =": (["pretrain", "--set", "train.batch"], ["--set train.batch", "expected table.key=value"]),
+    "--set without key": (["pretrain", "--set", "=3"], ["--set =3", "expected table.key=value"]),
+    # Configurations.
+    "missing config": (["pretrain", "-c", "{root}/no.toml"], ["{root}/no.toml: No such file", "expects a TOML file"]),
+    "config is a folder": (["pretrain", "-c", "{root}"], ["{root}: Is a directory", "expects a TOML file"]),
+    "no TOML": (["pretrain", "-c", "{root}/broken.toml"], ["{root}/broken.toml is not TOML", "line 1"]),
+    "no UTF-8": (["pretrain", "-c", "{root}/latin.toml"], ["{root}/latin.toml is not TOML", "utf-8"]),
+    "unknown key": (
+        pretrain("train.bach=4"),
+        ["--set train.bach=4: unknown key train.bach", "did you mean train.batch?"],
+    ),
+    "unknown table": (pretrain("trian.batch=4"), ["unknown key trian", "did you mean train?"]),
+    "wrong type": (pretrain("train.batch=many"), ["--set train.batch=many", "'many'", "valid integer"]),
+    "a value for a table": (pretrain("train=5"), ["--set train=5: train = 5", "dictionary"]),
+    "a table for a value": (pretrain("optim.eps.x=5"), ["--set optim.eps.x=5: optim.eps", "valid number"]),
+    "out of range": (pretrain("geometry.fill=300"), ["geometry.fill = 300", "less than or equal to 255"]),
+    "not finite": (pretrain("geometry.rotation_deg=[nan, nan]"), ["geometry.rotation_deg = [nan, nan]", "finite"]),
+    "range upside down": (pretrain("geometry.scale=[2, 1]"), ["geometry.scale", "from low to high", "[2.0, 1.0]"]),
+    "odd projection": (pretrain("projector.dim=127"), ["projector.dim", "127", "even number", "128 would do"]),
+    "unknown word": (pretrain("encoder.name=resnet19"), ["encoder.name = 'resnet19'", "'resnet18'"]),
+    # Data.
+    "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: does not exist", "Check the path"]),
+    "empty folder": (pretrain("data.root={root}/empty"), ["{root}/empty: no .jpg", "add images"]),
+    "folder is a file": (pretrain("data.root={root}/a_file"), ["{root}/a_file: is a file", "expected a folder"]),
+    "no FreiHAND": (freihand("data.root={root}/empty"), ["{root}/empty/training/rgb: no such folder", "make-data"]),
+    "JSON of another length": (
+        freihand(),
+        ["training_scale.json: labels for 2 poses", "has 12 images", "expected 4 for each", "of one set"],
+    ),
+    "boxes of unknown files": (
+        pretrain("data.box={root}/unknown.csv"),
+        ["{root}/unknown.csv, line 2: there is no image 'nobody.jpg'", "such as '00.jpg'", "Mend the name"],
+    ),
+    "missing boxes": (pretrain("data.box={root}/no.csv"), ["{root}/no.csv: no such file of boxes", "Give the path"]),
+    "boxes of another kind": (pretrain("data.box=joints"), ["joints: boxes come from a .csv or .json file"]),
+    # Sizes.
+    "fewer images than a batch": (
+        pretrain("train.batch=16"),
+        ["{root}/images has 12 images", "train.batch = 16", "use more images or a smaller batch"],
+    ),
+    "batch of parts": (
+        pretrain("train.micro_batch=5"),
+        ["train.batch = 12", "train.micro_batch = 5", "change one of the two"],
+    ),
+    # The machine.
+    "no GPU": (pretrain("train.device=cuda"), ['train.device = "cuda"', "no GPU here", '"cpu"']),
+    "no apex": (pretrain("optim.backend=apex"), ['optim.backend = "apex"', "cannot be used", 'backend = "torch"']),
+    # Weights and runs.
+    "no weights": (
+        pretrain("encoder.weights={root}/no.pth"),
+        ["encoder.weights = '{root}/no.pth' is no file", "expected"],
+    ),
+    "unreadable weights": (
+        pretrain("encoder.weights={root}/garbage.pth"),
+        ["encoder.weights = '{root}/garbage.pth' cannot be read", "weights of a torchvision ResNet"],
+    ),
+    "weights of something else": (
+        pretrain("encoder.weights={root}/list.pth"),
+        ["'{root}/list.pth' holds no state dict", "expected"],
+    ),
+    "weights of another model": (
+        pretrain("encoder.name=resnet34", "encoder.weights={root}/run/" + STEP),
+        ["{root}/run/" + STEP, "expected"],
+    ),
+    "run folder in use": (pretrain(out="{root}/run"), ["{root}/run holds a run already", "--resume auto", "run.out="]),
+    "folder of something else": (
+        pretrain(out="{root}/notes"),
+        ["{root}/notes holds files that are no run's", "run.out="],
+    ),
+    "run.out is a file": (pretrain(out="{root}/a_file"), ["run.out = {root}/a_file is a file", "expected a folder"]),
+    "run.out in a file": (pretrain(out="{root}/a_file/run"), ["run.out = {root}/a_file/run cannot be written"]),
+    "resumed otherwise": (
+        pretrain("loss.temperature=0.1", out="{root}/run", resume="auto"),
+        ["{root}/run/config.toml is of another run", "loss.temperature: was 0.5, is now 0.1", "run.out="],
+    ),
+    "torn config": (
+        pretrain(out="{root}/torn_config", resume="auto"),
+        ["{root}/torn_config/config.toml cannot be read", "expected the configuration", "run.out="],
+    ),
+    "torn checkpoint": (
+        pretrain(out="{root}/torn", resume="auto"),
+        ["{root}/torn/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
+    ),
+    "empty checkpoint": (
+        pretrain(out="{root}/emptied", resume="auto"),
+        ["{root}/emptied/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
+    ),
+    "foreign checkpoint": (
+        pretrain(out="{root}/foreign", resume="auto"),
+        ["{root}/foreign/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
+    ),
+    "checkpoint of another model": (
+        pretrain("projector.hidden=24", out="{root}/other_model", resume="auto"),
+        ["{root}/other_model/" + STEP + " holds another model", "projector.0.weight"],
+    ),
+    # Fine-tuning.
+    "unknown key of fine-tuning": (
+        finetune("train.freeze=true"),
+        ["--set train.freeze=true: unknown key train.freeze", "did you mean train.frozen?"],
+    ),
+    "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
+    "images without labels": (
+        finetune("data.source=folder", "data.split=all", "data.box=center", "data.root={root}/images"),
+        ["{root}/images (images) has no K and no xyz_m", "pre-train on this one"],
+    ),
+    "fewer labels than a batch": (
+        finetune("data.label_fraction=0.01", "train.batch=8"),
+        ["{root}/hands has 4 images, fewer than train.batch = 8", "a smaller batch"],
+    ),
+    "from an encoder of another size": (
+        finetune("encoder.name=resnet50", start="{root}/run"),
+        ["{root}/run/" + STEP + " holds a resnet18", "set encoder.name = 'resnet18'"],
+    ),
+    "from a folder without runs": (
+        finetune(start="{root}/empty"),
+        ["encoder.weights = '{root}/empty' is a folder without checkpoints"],
+    ),
+    "from a torn checkpoint": (finetune(start="{root}/garbage.pth"), ["'{root}/garbage.pth' cannot be read"]),
+    "fine-tuning into pre-training's folder": (
+        finetune(out="{root}/run", resume="auto"),
+        ["{root}/run/config.toml is of another run", "run.out="],
+    ),
+    "prediction by pre-training": (
+        ["predict", "{root}/run", "{root}/images/00.jpg"],
+        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+    ),
+    "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
+    "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
+    "no experiment": (["experiment", "{root}/no.toml"], ["{root}/no.toml: No such file"]),
+    "no claim": (["experiment", "{root}/half.toml"], ["{root}/half.toml", "finetune.arms.frozen.start = 'simclr'"]),
+    # The other commands.
+    "export without checkpoint": (
+        ["export", "{root}/without_checkpoint", "{root}/e.pth"],
+        ["{root}/without_checkpoint holds no checkpoint", "expected the folder of a run"],
+    ),
+    "export of nothing": (["export", "{root}/nowhere", "{root}/e.pth"], ["{root}/nowhere: No such file", "expected a"]),
+    "export of a torn checkpoint": (
+        ["export", "{root}/torn", "{root}/e.pth"],
+        ["{root}/torn/" + STEP, "torn one"],
+    ),
+    "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
+    "ONNX of pre-training": (
+        ["export", "{root}/run", "--onnx", "{root}/e.onnx"],
+        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+    ),
+    "ONNX of another ending": (["export", "{root}/run", "--onnx", "{root}/e.pth"], ["e.pth ends in .pth", ".onnx"]),
+    "report of no run": (["report", "{root}/empty"], ["{root}/empty is no run's folder", "pretrain or finetune"]),
+    "report to another kind": (
+        ["report", "{root}/run", "--out", "{root}/report.pdf"],
+        ["report.pdf ends in .pdf", "expected .html"],
+    ),
+    "report of no predictions": (
+        ["report", "{root}/run", "--out", "{root}/report.html", "--predictions", "{root}/empty"],
+        ["{root}/empty holds no predictions", "expected a folder that predict wrote"],
+    ),
+    "export to another kind": (
+        ["export", "{root}/run", "{root}/e.onnx"],
+        ["e.onnx ends in .onnx", ".safetensors or .pth"],
+    ),
+    "export into nowhere": (["export", "{root}/run", "{root}/no/e.pth"], ["{root}/no/e.pth cannot be written"]),
+    "safetensors into nowhere": (
+        ["export", "{root}/run", "{root}/no/e.safetensors"],
+        ["no/e.safetensors cannot be written"],
+    ),
+    "views into nowhere": (
+        ["views", "--set", "data.root={root}/images", "{root}/no/views.png"],
+        ["{root}/no is no folder", "make it first"],
+    ),
+    "views of another kind": (["views", "{root}/views.txt"], ["{root}/views.txt", "ends in .png or .jpg"]),
+    "views of nothing": (
+        ["views", "--set", "data.root={root}/empty", "{root}/v.png"],
+        ["{root}/empty/training/rgb: no such folder"],
+    ),
+    "make-data into a used folder": (
+        ["make-data", "{root}/notes"],
+        ["{root}/notes is not empty", "choose a new or an empty folder"],
+    ),
+    "make-data into a file": (["make-data", "{root}/a_file"], ["{root}/a_file is a file", "choose another name"]),
+    "make-data below a file": (["make-data", "{root}/a_file/x"], ["{root}/a_file/x cannot be written to", "choose"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_ends_in_one_line(case: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, fragments = WRONG[case]
+    before = snapshot(root)
+    code = run_cli(*(word.format(root=root) for word in arguments))
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert error.endswith("\n")
+    assert "Traceback" not in error
+    for fragment in fragments:
+        assert fragment.format(root=root) in error
+    assert snapshot(root) == before
+
+
+def test_too_many_ranks_are_told_before_anybody_waits(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in described.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *a, **k: pytest.fail("waits for other ranks"))
+    assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: train.batch = 12 holds 3 micro-batches of 4 images, fewer than the 4 ranks")
+    assert "start fewer processes" in error
+    assert error.count("\n") == 1
+    assert not (root / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many' in the environment: expected a number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "http"},
+            "MASTER_PORT = 'http' in the environment: expected a port",
+        ),
+    ],
+)
+def test_half_an_environment_of_torchrun_is_one_line(
+    environment: dict[str, str],
+    message: str,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1

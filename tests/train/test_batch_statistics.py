@@ -1,0 +1,76 @@
+"""Running statistics take one momentum step per optimiser step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from errors import UserError
+from tests.train.tiny_step import Recompute, images, network, norms, run, to_double
+from train.batch_statistics import synchronise
+from train.distributed import World
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_running_statistics_take_one_step_towards_the_mean_over_micro_batches(recompute: Recompute) -> None:
+    model = network()
+    means, variances = [], []
+    batch = images(6)
+    convolutions = [module for module in model if isinstance(module, nn.Conv2d)]
+    for start in range(0, 6, 2):
+        x = torch.cat([to_double(view.image[start : start + 2]) for view in batch.views])
+        for convolution, norm in zip(convolutions, norms(model), strict=True):
+            x = convolution(x)
+            channels = x.detach().transpose(0, 1).flatten(1)
+            means.append(channels.mean(1))
+            variances.append(channels.var(1, unbiased=True))
+            x = F.relu(F.batch_norm(x, None, None, norm.weight, norm.bias, training=True))
+    for norm in norms(model):
+        nn.init.constant_(norm.get_buffer("running_mean"), 0.5)
+    run(model, 6, 2, recompute)
+    for k, (norm, momentum) in enumerate(zip(norms(model), (0.1, 0.3), strict=True)):
+        mean, variance = torch.stack(means[k::2]).mean(0), torch.stack(variances[k::2]).mean(0)
+        torch.testing.assert_close(norm.running_mean, (1 - momentum) * 0.5 + momentum * mean, atol=1e-12, rtol=0)
+        torch.testing.assert_close(norm.running_var, (1 - momentum) * 1.0 + momentum * variance, atol=1e-12, rtol=0)
+        assert norm.num_batches_tracked == 1
+        assert norm.momentum == momentum
+
+
+def test_an_exception_leaves_the_buffers_as_they_were() -> None:
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+            self.left = 2
+
+        def forward(self, image: Tensor) -> Tensor:
+            if self.left == 0:
+                raise RuntimeError("broken")
+            self.left -= 1
+            result: Tensor = self.inner(image)
+            return result
+
+    model = Fragile()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="broken"):
+        run(model, 6, 2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [norm.momentum for norm in norms(model)] == [0.1, 0.3]
+
+
+def test_cumulative_batch_norm_is_refused() -> None:
+    model = network()
+    norms(model)[0].momentum = None
+    with pytest.raises(ValueError, match="momentum None"):
+        run(model, 4, 2)
+
+
+def test_synchronised_batch_norm_says_what_it_needs() -> None:
+    with pytest.raises(UserError, match="needs GPUs"):
+        synchronise(network(), World(), batch=8, micro_batch=2)
+    with pytest.raises(UserError, match=r"4 micro-batches of train.batch = 8 cannot be dealt evenly to 3 ranks"):
+        synchronise(network(), World(0, 3, device=torch.device("cuda")), batch=8, micro_batch=2)

@@ -1,0 +1,103 @@
+"""The contrastive step gives the same gradient on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.batch import Batch, View
+from tests.train import ranks
+from tests.train.tiny_step import (
+    UNDO,
+    Recompute,
+    assert_same,
+    buffers,
+    gradients,
+    images,
+    network,
+    part,
+    plain_gradients,
+    run,
+    to_double,
+)
+from train.batch_statistics import synchronise
+from train.contrastive_step import ContrastiveStep
+from train.distributed import World, described_world, joined, micro_batch_share
+
+SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three
+
+
+def one_rank(recompute: Recompute, folder: str) -> None:
+    """Runs in a process of its own, as torchrun would start it."""
+    world = described_world("cpu")
+    with joined(world, 60.0):
+        model = network()
+        result = run(model, SAMPLES, MICRO_BATCH, recompute, world)
+    outcome = (
+        repr(world),
+        result.loss,
+        result.embeddings,
+        result.recompute_difference,
+        gradients(model),
+        buffers(model),
+    )
+    torch.save(outcome, Path(folder) / f"{world.rank}.pt")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "recompute"), [(1, "never"), (1, "always"), (2, "auto"), (2, "always"), (3, "auto"), (4, "auto")]
+)
+def test_any_number_of_ranks_trains_the_same_function(world_size: int, recompute: Recompute, tmp_path: Path) -> None:
+    """Against autograd through everything at once, batch norm in train mode."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(world_size, one_rank, recompute, str(tmp_path), log=log), log)
+
+    model = network()
+    loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH)
+    model = network()
+    alone = run(model, SAMPLES, MICRO_BATCH)
+    shares = [len(micro_batch_share(SAMPLES, MICRO_BATCH, rank, world_size)) for rank in range(world_size)]
+    assert len(set(shares)) == (2 if world_size == 3 else 1)
+    for rank in range(world_size):
+        outcome = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        described, their_loss, embeddings, difference, their_gradients, their_buffers = outcome
+        assert described == repr(World(rank, world_size, rank, torch.device("cpu"), world_size))
+        assert difference == 0 if recompute == "always" else difference is None
+        torch.testing.assert_close(their_loss, loss, atol=1e-12, rtol=0)
+        torch.testing.assert_close(embeddings, alone.embeddings, atol=1e-12, rtol=0)
+        assert_same(their_gradients, expected)
+        assert_same(their_buffers, buffers(model))
+
+
+def one_synchronised_rank(folder: str) -> None:
+    """Two ranks on one GPU, which NCCL refuses and Gloo does not."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    gpu = torch.device("cuda", 0)
+    world = World(rank, 2, 0, gpu, 2)
+    model = network().to(gpu)
+    synchronise(model, world, batch=8, micro_batch=2)
+    step = ContrastiveStep(model, UNDO, batch=8, micro_batch=2, preprocess=to_double, recompute="always", world=world)
+    result = step(part(images(8), step.share).to(gpu))
+    outcome = (result.loss.cpu(), [g.cpu() for g in gradients(model)], [b.cpu() for b in buffers(model)])
+    torch.save(outcome, Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_synchronised_batch_norm_is_that_of_the_micro_batches_of_all_ranks(tmp_path: Path) -> None:
+    """Ranks hold samples 0 to 3 and 4 to 7, so batch norm sees 0, 1, 4, 5 together and 2, 3, 6, 7."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(2, one_synchronised_rank, str(tmp_path), log=log), log)
+    everything, order = images(8), torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
+    views = tuple(View(v.image[order], v.matrix[order], v.source_to_view_px[order]) for v in everything.views)
+    model = network()
+    step = ContrastiveStep(model, UNDO, batch=8, micro_batch=4, preprocess=to_double)
+    alone = step(Batch(views, everything.samples[order], everything.positions[order]))
+    for rank in range(2):
+        loss, their_gradients, their_buffers = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        torch.testing.assert_close(loss, alone.loss, atol=1e-10, rtol=0)
+        assert_same(their_gradients, gradients(model), relative=1e-8)
+        assert_same(their_buffers[:2], buffers(model)[:2], relative=1e-8)

@@ -1,0 +1,58 @@
+"""Runs of both trainings that are stopped before there is anything to tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.batch import Batch
+from tests.train import tiny_hands, tiny_run
+from train.config import Config, load_config
+from train.finetune import finetune
+from train.finetune_config import FinetuneConfig
+from train.pose.state import FinetuningState
+from train.pretrain import pretrain
+from train.runs.folder import RunFolder
+from train.runs.interrupt import Interrupted
+from train.state import PretrainingState, Result, TrainingState
+
+
+def pretraining(tmp_path: Path) -> RunFolder:
+    """A run of pre-training, where the steps allow it."""
+    tiny_run.write_images(tmp_path / "images", 12)
+    return pretrain(load_config(Config, [], tiny_run.settings(tmp_path / "images", tmp_path / "run")))
+
+
+def finetuning(tmp_path: Path) -> RunFolder:
+    """A run of fine-tuning, where the steps allow it."""
+    tiny_hands.write_hands(tmp_path / "hands", 12)
+    return finetune(load_config(FinetuneConfig, [], tiny_hands.settings(tmp_path / "hands", tmp_path / "run")))
+
+
+@pytest.mark.parametrize(("run", "state"), [(pretraining, PretrainingState), (finetuning, FinetuningState)])
+def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
+    run: Callable[[Path], RunFolder],
+    state: type[TrainingState[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is nothing to draw then."""
+    step = state.step
+
+    def stopped(self: TrainingState[Any], batch: Batch) -> Result:
+        os.kill(os.getpid(), signal.SIGTERM)
+        result: Result = step(self, batch)
+        return result
+
+    monkeypatch.setattr(state, "step", stopped)
+    with pytest.raises(Interrupted):
+        run(tmp_path)
+    folder = RunFolder(tmp_path / "run", keep=3)
+    assert folder.read_metrics() == []
+    assert [path.name for path in folder.checkpoints.paths()] == ["step_000000001.pt"]
+    assert not folder.loss_picture.exists()

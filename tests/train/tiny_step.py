@@ -1,0 +1,117 @@
+"""A small network, batches for it, its contrastive step, and autograd through everything at once to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.equivariance import EquivarianceConfig, build_undo
+from models.losses import nt_xent
+from pipelines.batch import Batch, View
+from train.contrastive_step import ContrastiveStep, StepResult
+from train.distributed import World
+
+Recompute = Literal["auto", "always", "never"]
+SIDE_PX = 8
+UNDO = build_undo(EquivarianceConfig(), output_side_px=SIDE_PX)
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 2, bias=False),
+        nn.BatchNorm2d(6, momentum=0.3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 8),
+    ).to(dtype)  # without biases before batch norm, whose gradient is zero and cannot be compared to a relative bound
+
+
+def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def images(samples: int) -> Batch:
+    generator = torch.Generator().manual_seed(samples)
+
+    def view() -> View:
+        angle_rad, scale = torch.rand(2, samples, generator=generator) + 0.5
+        cos, sin = scale * angle_rad.cos(), scale * angle_rad.sin()
+        shift = torch.rand(samples, 2, 1, generator=generator) * 0.2 - 0.1
+        matrix = torch.cat([torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2), shift], dim=2)
+        pixels = torch.randint(0, 256, (samples, 3, SIDE_PX, SIDE_PX), generator=generator, dtype=torch.uint8)
+        return View(pixels, matrix, matrix)
+
+    return Batch((view(), view()), torch.arange(samples), torch.arange(samples))
+
+
+def part(batch: Batch, rows: range) -> Batch:
+    cut = slice(rows.start, rows.stop)
+    views = tuple(View(v.image[cut], v.matrix[cut], v.source_to_view_px[cut]) for v in batch.views)
+    return Batch(views, batch.samples[cut], batch.positions[cut])
+
+
+def to_double(image: Tensor) -> Tensor:
+    return image.double() / 255
+
+
+def to_float(image: Tensor) -> Tensor:
+    return image.float() / 255
+
+
+def run(
+    model: nn.Module,
+    samples: int,
+    micro_batch: int,
+    recompute: Recompute = "never",
+    world: World | None = None,
+    preprocess: Callable[[Tensor], Tensor] = to_double,
+    **settings: Any,
+) -> StepResult:
+    step = ContrastiveStep(
+        model,
+        UNDO,
+        batch=samples,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        world=world,
+        preprocess=preprocess,
+        **settings,
+    )
+    return step(part(images(samples), step.share))
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def buffers(model: nn.Module) -> list[Tensor]:
+    return list(model.buffers())
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor], relative: float = 1e-10) -> None:
+    """Each tensor's difference is small against its largest number."""
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape
+        assert float((a - b).abs().max()) <= relative * float(b.abs().max())
+
+
+def plain_gradients(model: nn.Module, samples: int, micro_batch: int) -> tuple[Tensor, list[Tensor]]:
+    """Autograd through everything at once; batch norm sees micro-batches."""
+    batch = images(samples)
+    views: list[list[Tensor]] = [[], []]
+    for start in range(0, samples, micro_batch):
+        small = part(batch, range(start, start + micro_batch))
+        image = torch.cat([to_double(view.image) for view in small.views])
+        matrix = torch.cat([view.matrix for view in small.views])
+        for k, embedding in enumerate(UNDO(model(image), matrix, matrix).chunk(2)):
+            views[k].append(embedding)
+    loss = nt_xent(torch.cat(views[0]), torch.cat(views[1]))
+    return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
