@@ -6,16 +6,23 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from errors import UserError
-from pipelines.feed import SUBSTITUTE_ATTEMPTS
+from pipelines.batch import Batch
+from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
+from pipelines.index import Index, join
 from pipelines.order import EpochOrder
+from pipelines.sources import DataConfig
 from tests.train import ranks, tiny_run
 from train.config import Config, load_config
 from train.pretrain import pretrain
+from train.runs.bad_files import BadFiles
 
 BAD = (7, 31)
 NAMES = [f"{number:02}.jpg" for number in range(50)]
@@ -113,3 +120,33 @@ def test_good_data_leaves_no_file(tmp_path: Path, images: Path) -> None:
     out = tmp_path / "out"
     pretrain(config(good, out, "train.epochs=1"))
     assert not (out / "quarantine.jsonl").exists()
+
+
+def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    """A tenth of the second source is bad: its own limit decides, whatever the first one's is."""
+    sources = [
+        Index(name, tmp_path / name, [f"{row}.jpg" for row in range(50)], np.zeros((50, 3), np.float32))
+        for name in ("tidy", "untidy")
+    ]
+    rows = torch.cat([torch.arange(20), 50 + torch.arange(18)])
+    batch = Batch((), rows, torch.arange(len(rows)), torch.tensor([98, 98]))
+    for limits, too_many in (((0.01, 0.2), False), ((0.2, 0.01), True)):
+        quarantine = Quarantine(quiet=True)
+        quarantine.add(98, Path("48.jpg"), "empty file")
+        bad_files = BadFiles(
+            join(sources, [1, 1]),
+            [DataConfig(max_bad_share=limit) for limit in limits],
+            tmp_path / "quarantine.jsonl",
+            cast(Any, SimpleNamespace(bad_files={}, steps_done=7)),
+            cast(Any, SimpleNamespace(is_main=True, gather_objects=lambda mine: [mine])),
+            quarantine,
+        )
+        bad_files.count(batch, agree=True)
+        assert bad_files.too_many is too_many
+        if too_many:
+            with pytest.raises(
+                UserError, match=r"10\.00% of what was drawn from untidy.*data\.1\.max_bad_share = 0\.01"
+            ):
+                bad_files.require_few()
+        else:
+            bad_files.require_few()
