@@ -126,6 +126,30 @@ def test_published_pose_network_gives_the_same_hands(name: str, tmp_path: Path) 
     assert 4 < expected["z"].min() < expected["z"].max() < 50  # the closed form was at work, not the clamp
 
 
+def test_published_pose_network_gives_the_same_hands_beyond_the_usual_depths(tmp_path: Path) -> None:
+    """Too near, too far, and a reference bone that is a point in the picture: limits and floors are theirs, too."""
+    cameras = torch.tensor([[[f, 0.0, 112], [0, f, 112], [0, 0, 1]] for f in (20.0, 9000.0, 500.0)]).double()
+    for bone_is_a_point in (False, True):
+        state = published_pose()
+        if bone_is_a_point:
+            weight, bias = state["backend_model.fc.weight"], state["backend_model.fc.bias"]
+            weight[[9, 10]], bias[[9, 10]] = weight[[24, 25]], bias[[24, 25]]  # x and y of keypoints 3 and 8
+        torch.save({"state_dict": state}, tmp_path / "published.pth")
+        convert(tmp_path / "published.pth", tmp_path / "ours.pth", "ours")
+        expected = theirs_by_hand(state, "resnet18", IMAGES, cameras)
+        network = load_as_ours(tmp_path / "ours.pth").double()
+        network.normalize.double()
+        with torch.no_grad():
+            features = network.encoder(network.normalize(IMAGES))
+            found = network.from_features(features, cameras, side_px=224)
+        torch.testing.assert_close(found.root_depth_unrefined, expected["z"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.root_depth, expected["refined"], rtol=1e-5, atol=1e-5)
+        if bone_is_a_point:
+            assert (expected["z"] == 50).all()  # the floor of the discriminant over that of a
+        else:
+            assert expected["z"][:2].tolist() == [4, 50]
+
+
 def test_pose_network_there_and_back(tmp_path: Path) -> None:
     state = published_pose()
     torch.save({"state_dict": state}, tmp_path / "published.pth")

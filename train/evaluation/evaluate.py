@@ -94,6 +94,7 @@ def evaluate(
         UserError: a run, the data or the folder cannot be used.
     """
     run = load_pose_run(source)
+    other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it is none
     config = evaluation_config(run, files, overrides)
     world = World(device=device_of(config))
     folder = _folder(out, run, source)
@@ -112,8 +113,7 @@ def evaluate(
     rows = worst_hands(evaluation, worst)
     report["worst"] = of_hands(evaluation, rows.tolist())
     shown = {_name(run): evaluation}
-    if compare is not None:
-        other_run = load_pose_run(compare)
+    if other_run is not None:
         other_config = for_other_run(config, other_run)
         other, _, _ = _measured(other_run, other_config, crop, world, proper_rotation, progress)
         assert other is not None  # it has the same labels

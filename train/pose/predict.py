@@ -33,6 +33,10 @@ Floats = npt.NDArray[np.float64]
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
 
+FOCAL_RANGE_PX: Final = (10.0, 1e6)
+"""Focal lengths of cameras that are taken as such: less is in units of the picture's width or of millimetres; no other
+entry is larger, either, so that float32 inverts the matrix."""
+
 SECOND_LOOK_FRAC: Final = 0.25
 """If the crop around a first prediction moves the keypoints by more than this share of the hand, neither is to be
 trusted."""
@@ -169,11 +173,12 @@ def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
         raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
     except (ValueError, KeyError, TypeError, RecursionError):
         camera = np.empty(0)
-    usable = camera.shape == (3, 3) and bool(np.isfinite(camera).all()) and camera[2].tolist() == [0, 0, 1]
-    if not usable or camera[0, 0] <= 0 or camera[1, 1] <= 0:
+    usable = camera.shape == (3, 3) and camera[2].tolist() == [0, 0, 1] and camera[1, 0] == 0
+    if not usable or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all() or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]:
         raise UserError(
             f"{file} holds no camera matrix in pixels: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]], "
-            '{"K": [...]} or {"fx": ..., "fy": ..., "cx": ..., "cy": ...}'
+            '{"K": [...]} or {"fx": ..., "fy": ..., "cx": ..., "cy": ...}, with fx and fy of at least '
+            f"{FOCAL_RANGE_PX[0]:g} pixels"
         )
     return camera.astype(np.float32)
 

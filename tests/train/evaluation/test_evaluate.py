@@ -22,6 +22,7 @@ from train.evaluation.measure import (
     difference,
     estimate_in_boxes,
     evaluation_config,
+    for_other_run,
     intervals,
     measure,
     trained_on,
@@ -30,7 +31,7 @@ from train.evaluation.measure import (
 )
 from train.evaluation.metrics import pixel_metrics, pose_metrics
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
-from train.finetune_config import FinetuneConfig
+from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
 from train.starting_weights import start_pose_network
@@ -128,6 +129,23 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
     assert all(interval.value == 0 for interval in difference(found, found, resamples=10).values())
 
 
+def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, tmp_path: Path) -> None:
+    """From the command to the metrics, of both runs that are compared."""
+    other = save_run(tmp_path / "other", hands, seed=1)
+    found = {}
+    for proper in (False, True):
+        out = tmp_path / str(proper)
+        call(run, out, "data.split=all", "data.versions=['gs']", proper_rotation=proper, compare=other)
+        found[proper] = json.loads((out / "metrics.json").read_text())
+    for allowed, forbidden in (
+        (found[False], found[True]),
+        (found[False]["comparison"]["other"], found[True]["comparison"]["other"]),
+    ):
+        assert forbidden["metrics"]["pa_epe_cm"]["value"] > allowed["metrics"]["pa_epe_cm"]["value"] + 1e-6
+        assert forbidden["metrics"]["epe_cm"] == allowed["metrics"]["epe_cm"]
+        assert (allowed["alignment"][:11], forbidden["alignment"]) == ("reflections", "proper rotations")
+
+
 def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     knowing, config = knowing_run(run)
     index = load_index(config.data)
@@ -177,12 +195,28 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         assert picture.std() > 10
 
 
+def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
+    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
+    Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)
+    with pytest.raises(UserError, match="is of pre-training, which knows no poses"):
+        call(run, tmp_path / "out", compare=tmp_path / "pre", progress=lambda *_: pytest.fail("it was measured first"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_data_of_the_run_is_known_from_other_data(run: Path) -> None:
     loaded = load_pose_run(run)
     assert not trained_on(loaded, evaluation_config(loaded, [], []))
     assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=train"]))
     assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=all"]))
     assert not trained_on(loaded, evaluation_config(loaded, [], ["data.split=all", "data.part=evaluation"]))
+
+
+def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> None:
+    loaded = load_pose_run(run)
+    tables = to_dict(loaded.config)
+    tables["data"]["label_fraction"] = 0.1
+    tenth = dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
+    assert evaluation_config(tenth, [], []) == evaluation_config(loaded, [], [])
 
 
 def test_the_network_cannot_be_set(run: Path) -> None:
@@ -245,6 +279,46 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
         expected[:, 2] = side_px / 2 - scale * corners.mean(axis=1)
         np.testing.assert_allclose(poses.source_to_view_px[row], expected, atol=0.1 * scale)
     assert poses.images.shape == (2, side_px, side_px, 3)
+
+
+class Wide:
+    """A store of one picture of 100 x 40 pixels."""
+
+    def read(self, sample: int) -> bytes:
+        return cv2.imencode(".png", np.zeros((40, 100, 3), np.uint8))[1].tobytes()
+
+
+def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knowing, config = knowing_run(run)
+    index = dataclasses.replace(load_index(config.data).select(np.arange(1)), store=Wide())
+    seen: list[Tensor] = []
+    forward = knowing.network.forward
+
+    def watched(image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        seen.append(intrinsics)
+        return forward(image, intrinsics)
+
+    monkeypatch.setattr(knowing.network, "forward", watched)
+    camera = index.targets["K"]
+    estimate_in_two_passes(knowing, config, index, camera, World(), None)
+    scale = 0.7 * config.geometry.side_px / (0.33 * 100)
+    middle = scale * (camera[0, :2, 2] - [50, 20]) + config.geometry.side_px / 2
+    np.testing.assert_allclose(np.diag(seen[0][0])[:2], scale * np.diag(camera[0])[:2], rtol=1e-5)
+    np.testing.assert_allclose(seen[0][0, :2, 2], middle, rtol=1e-5)
+
+
+def test_another_run_sees_the_hands_as_it_was_trained(run: Path) -> None:
+    one, other = load_pose_run(run), load_pose_run(run)
+    config = evaluation_config(one, [], ["data.split=all"])
+    tables = to_dict(other.config)
+    tables["data"]["box_margin"], tables["geometry"]["side_px"] = 2.5, 48
+    other = dataclasses.replace(other, config=load_config(FinetuneConfig, [], [], base=tables))
+    found = for_other_run(config, other)
+    assert isinstance(config.data, FinetuneDataConfig)
+    assert found.data == dataclasses.replace(config.data, box_margin=2.5)
+    assert found.geometry.side_px == 48
 
 
 def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:

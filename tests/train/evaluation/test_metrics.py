@@ -107,6 +107,9 @@ def test_a_mirrored_hand_aligns_only_by_a_reflection() -> None:
     mirrored = true_m * [-1, 1, 1]
     allowed, forbidden = (pose_metrics(mirrored, true_m, proper_rotation=proper) for proper in (False, True))
     assert allowed["pa_epe_cm"] < 1e-4
+    assert pose_metrics(mirrored, true_m)["pa_epe_cm"] == allowed["pa_epe_cm"]  # the default is FreiHAND's
+    assert pose_errors(mirrored, true_m).pa_error_m.max() < 1e-6
+    np.testing.assert_array_equal(align(mirrored, true_m), align(mirrored, true_m, proper_rotation=False))
     assert allowed["pa_auc"] > 0.994  # an error of 1e-17 is above the first threshold, which is 0
     assert forbidden["pa_epe_cm"] > 1
     np.testing.assert_allclose(

@@ -156,6 +156,19 @@ def test_cameras_are_read(content: str, tmp_path: Path) -> None:
     assert read_intrinsics(tmp_path / "camera.json").tolist() == [[500, 0, 100], [0, 500, 90], [0, 0, 1]]
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["[[1e30, 0, 1], [0, 1e-30, 3], [0, 0, 1]]", "[[500, 1000, 80], [125, 250, 60], [0, 0, 1]]",
+     "[[1.2, 0, 0.5], [0, 1.6, 0.5], [0, 0, 1]]", "[[NaN, 0, 1], [0, 500, 3], [0, 0, 1]]",
+     "[[500, 0, 1e39], [0, 500, 3], [0, 0, 1]]"],
+)  # fmt: skip
+def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) -> None:
+    """Out of all bounds, singular, in units of the picture's width, not a number, infinite in float32."""
+    (tmp_path / "camera.json").write_text(content)
+    with pytest.raises(UserError, match=r"no camera matrix in pixels.* at least 10 pixels"):
+        read_intrinsics(tmp_path / "camera.json")
+
+
 def test_an_assumed_camera_sees_53_degrees() -> None:
     assert assumed_intrinsics(400, 300).tolist() == [[400, 0, 200], [0, 400, 150], [0, 0, 1]]
 
