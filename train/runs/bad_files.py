@@ -79,7 +79,7 @@ class BadFiles:
                 raise UserError(
                     f"{share:.2%} of what was drawn from {self._names[number]} up to step {self._state.steps_done} "
                     f"cannot be used, more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}. "
-                    f"{files} in all, listed in {self._file}; the run is saved. Mend the data; or list what is bad with "
+                    f"{files} in all, listed in {self._file}; the run is saved. Mend the data; or list the bad with "
                     f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
                     f"with --resume auto"
                 )
