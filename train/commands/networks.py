@@ -55,11 +55,12 @@ def evaluate(
 
     \b
       python cli.py evaluate runs/finetune
-      python cli.py evaluate runs/finetune --set data.part=evaluation --set data.split=all
+      python cli.py evaluate runs/finetune --set data.part=evaluation
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    By default on the images that the run held out. -c and --set change its configuration. Writes metrics.json, a row
+    By default on the images that the run held out, or on all of a part that is not split, as data.part=evaluation.
+    -c and --set change its configuration. Writes metrics.json, a row
     per hand, PCK curves and the worst hands. Intervals are bootstrapped over hands; they do not know the luck of a
     training run.
     --freihand-submission takes the evaluation part, in two passes.
