@@ -23,8 +23,9 @@ _SIDE_PX = 192
 
 
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
-    """The parts of the loss over the steps, and the errors on held-out hands below."""
+    """The parts of the loss over the steps, and below the errors on held-out hands where they could be measured."""
     steps = [row["step"] for row in rows]
+    validations = [row for row in validations if np.isfinite(row["pa_epe_cm"])]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.subplots(3 if validations else 2, 1, sharex=True)
