@@ -200,7 +200,7 @@ def _conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
     for table, key in (("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")):
         yield key, before[table][key], now[table][key]
     yield "sources", before.get("sources", "small"), now.get("sources", "small")
-    for table in ("geometry", "colour"):
+    for table in before["config"].keys() & {"geometry", "colour", "appearance"}:  # what is made; not how
         yield table, before["config"][table], now["config"][table]
 
 

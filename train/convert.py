@@ -27,7 +27,7 @@ from models.weights import (
     resnet_name,
     to_lightning,
 )
-from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from train.runs.checkpoint import checkpoint_of_run, load_checkpoint, write_checkpoint
 
 Target = Literal["ours", "published", "lightning"]
 
@@ -122,7 +122,7 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
 def _file_of(source: Path) -> Path:
     if not source.is_dir():
         return source
-    path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
+    path = checkpoint_of_run(source)
     if path is None:
         raise UserError(f"{source} holds no checkpoint: expected {_EXPECTED}")
     return path

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from errors import UserError
 from models.pose import PoseNetwork
 from train.pose.run import load_pose_run
-from train.runs.checkpoint import Checkpoints, load_checkpoint
+from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
 
 _PREFIX = "encoder.resnet."
 
@@ -34,21 +34,22 @@ PARITY_PX: Final = 1e-4
 
 
 def export_encoder(source: Path, out: Path) -> str:
-    """Write the encoder of a run's folder (its newest checkpoint) or of one checkpoint.
+    """Write the encoder of a run's folder or of one checkpoint.
 
     Args:
-        source: a run's folder or a checkpoint.
+        source: a run's folder, of which the best checkpoint on validation counts, or the newest if none was validated;
+            or a checkpoint.
         out: ends in .safetensors or .pth.
 
     Returns:
-        The encoder's name, such as "resnet50".
+        What was written and which checkpoint it is of, in a line.
 
     Raises:
         UserError: there is no checkpoint, or `out` has another ending or cannot be written.
     """
     if out.suffix not in (".safetensors", ".pth"):
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth")
-    path = Checkpoints(source / "checkpoints", keep=1).latest() if source.is_dir() else source
+    path = checkpoint_of_run(source) if source.is_dir() else source
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected the folder of a run, or a checkpoint")
     saved = load_checkpoint(path)
@@ -64,7 +65,7 @@ def export_encoder(source: Path, out: Path) -> str:
             torch.save(state, out)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{out} cannot be written: {error}") from error
-    return str(saved["config"]["encoder"]["name"])
+    return f"{saved['config']['encoder']['name']} of {path}, torchvision's names, without fc"
 
 
 class PoseOnnx(nn.Module):

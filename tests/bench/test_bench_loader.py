@@ -121,6 +121,15 @@ def test_rows_of_other_machines_are_not_compared() -> None:
         regression(row_of(1000, 50), row_of(1000, 50, cpu="b"))
 
 
+@pytest.mark.parametrize("table", ["geometry", "colour", "appearance"])
+def test_rows_of_other_work_are_not_compared(table: str) -> None:
+    before, now = row_of(1000, 50), row_of(1000, 50)
+    before["config"] = {**before["config"], table: {"key": 1}}
+    now["config"] = {**before["config"], table: {"key": 2}}
+    with pytest.raises(UserError, match=f"{table} = "):
+        regression(before, now)
+
+
 def test_a_row_is_found_by_its_number(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [row_of(1, 0), {"bench": "soak"}, row_of(2, 0)]

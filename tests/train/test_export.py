@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from errors import UserError
 from models.pose import PoseNetwork
 from train import export
 from train.config import load_config, to_dict
-from train.export import OPSET, OUTPUTS, export_onnx
+from train.export import OPSET, OUTPUTS, export_encoder, export_onnx
 from train.finetune_config import FinetuneConfig
 from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints
@@ -31,6 +32,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("run")
     Checkpoints(root / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
     return root
+
+
+def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path: Path) -> None:
+    """The best on validation, not the newest, which others of the run's checkpoints may be."""
+    shutil.copytree(run / "best", tmp_path / "best")
+    best = load_pose_run(tmp_path)
+    later = {name: tensor + 1 for name, tensor in best.network.state_dict().items()}
+    newest = Checkpoints(tmp_path / "checkpoints", keep=1).save(9, {"config": to_dict(best.config), "network": later})
+    for source, start in ((tmp_path, best.path), (newest, newest)):
+        out = tmp_path / "encoder.pth"
+        assert str(start) in export_encoder(source, out)
+        wanted = load_pose_run(start).network.encoder.torchvision_state_dict()
+        torch.testing.assert_close(torch.load(out, weights_only=True), wanted, rtol=0, atol=0)
+    shutil.rmtree(tmp_path / "best")
+    assert str(newest) in export_encoder(tmp_path, out)
 
 
 @pytest.fixture(scope="module")

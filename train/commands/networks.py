@@ -99,7 +99,12 @@ def evaluate(
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
 @click.option("--out", default="predictions", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 @click.option("--box", default=None, metavar="X0,Y0,X1,Y1", help="Around the hand, in pixels.  [default: all of it]")
-@click.option("--intrinsics", default=None, type=click.Path(path_type=Path), help="JSON file with the camera matrix.")
+@click.option(
+    "--intrinsics",
+    default=None,
+    type=click.Path(path_type=Path),
+    help="JSON file with the camera matrix, one of 3 x 3 for all pictures.",
+)
 @click.option(
     "--scale-m",
     default=None,
@@ -210,13 +215,13 @@ def export(source: Path, out: Path | None, onnx: Path | None) -> None:
 
     OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` takes it, with
     only `fc` missing. --onnx writes a fine-tuned network with its head, and checks it against torch in onnxruntime.
+    Of a fine-tuning run's folder both take the best checkpoint on validation (best/), of pre-training's the newest.
     """
     from train.export import export_encoder, export_onnx
 
     if out is None and onnx is None:
         raise UserError("export needs a file to write: OUT for the encoder, or --onnx OUT.onnx for the pose network")
     if out is not None:
-        name = export_encoder(source, out)
-        click.echo(f"{out}: {name}, torchvision's names, without fc")
+        click.echo(f"{out}: {export_encoder(source, out)}")
     if onnx is not None:
         click.echo(f"{onnx}: {export_onnx(source, onnx)}")

@@ -173,10 +173,15 @@ def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
         raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
     except (ValueError, KeyError, TypeError, RecursionError):
         camera = np.empty(0)
+    if camera.ndim == 3 and camera.shape[1:] == (3, 3):
+        raise UserError(
+            f"{file} holds a list of {len(camera)} matrices, such as a dataset's: expected one 3 x 3 camera matrix, "
+            "which all of the pictures share. Write that of your picture to a file of its own"
+        )
     usable = camera.shape == (3, 3) and camera[2].tolist() == [0, 0, 1] and camera[1, 0] == 0
     if not usable or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all() or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]:
         raise UserError(
-            f"{file} holds no camera matrix in pixels: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]], "
+            f"{file} holds no camera matrix in pixels: expected one of 3 x 3, [[fx, s, cx], [0, fy, cy], [0, 0, 1]], "
             '{"K": [...]} or {"fx": ..., "fy": ..., "cx": ..., "cy": ...}, with fx and fy of at least '
             f"{FOCAL_RANGE_PX[0]:g} pixels"
         )

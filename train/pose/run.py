@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from models.pose import PoseNetwork, build_pose_network
 from train.finetune_config import FinetuneConfig
-from train.runs.checkpoint import Checkpoints, load_checkpoint
+from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     Raises:
         UserError: there is no checkpoint, it cannot be read, or it is not of fine-tuning.
     """
-    path: Path | None = source
-    if source.is_dir():
-        path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
+    path = checkpoint_of_run(source) if source.is_dir() else source
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected the folder of a fine-tuning run, or a checkpoint")
     saved = load_checkpoint(path)

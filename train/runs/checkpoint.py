@@ -80,6 +80,11 @@ class Checkpoints:
         return path
 
 
+def checkpoint_of_run(run: Path) -> Path | None:
+    """The checkpoint that counts in a run's folder: the best on validation, or the newest if none was validated."""
+    return Checkpoints(run / "best", keep=1).latest() or Checkpoints(run / "checkpoints", keep=1).latest()
+
+
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write one checkpoint, whole and with its checksum, or not at all.
 

@@ -169,6 +169,15 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
         read_intrinsics(tmp_path / "camera.json")
 
 
+@pytest.mark.parametrize("content", ["[{0}, {0}]", "[{0}]", '{{"K": [{0}, {0}]}}'])
+def test_a_datasets_list_of_cameras_is_refused_for_what_it_is(content: str, tmp_path: Path) -> None:
+    """FreiHAND's training_K.json, one matrix for each of its pictures."""
+    (tmp_path / "training_K.json").write_text(content.format("[[500, 0, 100], [0, 500, 90], [0, 0, 1]]"))
+    message = r"training_K\.json holds a list of [12] matrices.*: expected one 3 x 3 camera matrix"
+    with pytest.raises(UserError, match=message):
+        read_intrinsics(tmp_path / "training_K.json")
+
+
 def test_an_assumed_camera_sees_53_degrees() -> None:
     assert assumed_intrinsics(400, 300).tolist() == [[400, 0, 200], [0, 400, 150], [0, 0, 1]]
 
