@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from train.config import load_config
 from train.distributed import World
 from train.finetune import finetune
 from train.finetune_config import FinetuneConfig
+from train.pose.inference import Poses
 from train.pose.run import load_pose_run
 from train.pose.targets import PoseLabels
-from train.pose.validation import Validation, error_tables, validate
+from train.pose.validation import Validation, best_of, error_tables, validate
 from train.runs.checkpoint import Checkpoints
 from train.runs.folder import RunFolder
 from train.starting_weights import start_pose_network
@@ -117,6 +119,20 @@ def test_a_run_goes_on_where_no_held_out_hand_can_be_measured(hands: Path, tmp_p
     (row,) = folder.read_validations()
     assert all(np.isnan(row[name]) for name in ("pa_epe_cm", "epe_cm", "epe_px"))
     assert folder.predictions_picture.exists()
+
+
+def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors_cm = iter([np.nan, 5.0, np.nan])
+
+    def unsure(*arguments: Any) -> tuple[dict[str, float], Poses]:
+        figures, poses = validate(*arguments)
+        return {**figures, "pa_epe_cm": next(errors_cm)}, poses
+
+    monkeypatch.setattr("train.finetune.validate", unsure)
+    folder = finetune(config_of(hands, tmp_path / "run"))
+    assert load_pose_run(folder.root).step == 10
+    assert best_of(folder.read_validations())["step"] == 10
+    assert best_of([{"step": 5, "pa_epe_cm": np.nan}, {"step": 10, "pa_epe_cm": np.nan}])["step"] == 5
 
 
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(

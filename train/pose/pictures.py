@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter
 
 from train.pictures import Image, draw_hand, save_sheet
 from train.pose.inference import Poses
-from train.pose.validation import Validation
+from train.pose.validation import Validation, best_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +40,7 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
             measured = [row["step"] for row in validations]
             axes[2].plot(measured, [row["epe_cm"] for row in validations], ".-", color="#888888", label="EPE")
             axes[2].plot(measured, [row["pa_epe_cm"] for row in validations], ".-", color="#2e8b57", label="PA-EPE")
-            best = min(validations, key=lambda row: float(row["pa_epe_cm"]))
+            best = best_of(validations)
             axes[2].annotate(
                 f"best PA-EPE {best['pa_epe_cm']:.2f} cm", (best["step"], best["pa_epe_cm"]), xytext=(0, 6),
                 textcoords="offset points", ha="right", color="#2e8b57",

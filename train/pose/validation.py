@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +82,11 @@ def validate(
     )
     tables = error_tables(poses, validation)
     return {name: mean_over_keypoints(mean_over_hands(table)) for name, table in tables.items()}, poses
+
+
+def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The validation of least PA-EPE, the first of equals; any figure is better than NaN."""
+    return min(rows, key=lambda row: math.inf if math.isnan(row["pa_epe_cm"]) else row["pa_epe_cm"])
 
 
 def error_tables(poses: Poses, validation: Validation) -> dict[str, Floats]:
