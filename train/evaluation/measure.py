@@ -121,6 +121,8 @@ class Evaluation:
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
     """What to measure on: the images that the run held out, unless files and overrides say otherwise.
 
+    Of a part or source that is not split it takes all, unless they name a split.
+
     Raises:
         UserError: as `load_config`, or the network itself would be another.
     """
@@ -130,6 +132,10 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
         table["label_fraction"] = 1.0
         if table["split"] == "train":
             table["split"] = "val"
+    config = load_config(FinetuneConfig, files, overrides, base=base)
+    for table, source in zip(tables, each_source(config.data), strict=False):  # files may replace an array of sources
+        if source.part == "evaluation" or source.source == "dexter_object":
+            table["split"] = "all"
     config = load_config(FinetuneConfig, files, overrides, base=base)
     for name, now, was in (
         ("encoder.name", config.encoder.name, run.config.encoder.name),

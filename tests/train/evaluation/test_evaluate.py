@@ -13,7 +13,7 @@ from torch import Tensor
 
 from errors import UserError
 from models.pose import PoseNetwork, PoseOutput
-from pipelines.sources import load_index
+from pipelines.sources import each_source, load_index
 from tests.train import tiny_hands
 from train.config import load_config, to_dict
 from train.distributed import World
@@ -218,6 +218,25 @@ def test_data_of_the_run_is_known_from_other_data(run: Path) -> None:
     assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=train"]))
     assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=all"]))
     assert not trained_on(loaded, evaluation_config(loaded, [], ["data.split=all", "data.part=evaluation"]))
+
+
+@pytest.mark.parametrize("setting", ["data.part=evaluation", "data.0.part=evaluation", "data.source=dexter_object"])
+def test_what_is_not_split_is_taken_whole_unless_a_split_is_named(setting: str, run: Path) -> None:
+    """The run's own split is of its training part, and nobody asked for it here."""
+    loaded = load_pose_run(run)
+    (found,) = each_source(evaluation_config(loaded, [], [setting]).data)
+    assert found.split == "all"
+    (named,) = each_source(evaluation_config(loaded, [], [setting, "data.split=val"]).data)
+    assert named.split == "val"
+
+
+def test_of_two_sources_only_the_one_that_is_not_split_is_taken_whole(run: Path) -> None:
+    loaded = load_pose_run(run)
+    tables = to_dict(loaded.config)
+    tables["data"] = [tables["data"], tables["data"]]
+    both = dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
+    found = each_source(evaluation_config(both, [], ["data.1.part=evaluation"]).data)
+    assert [source.split for source in found] == ["val", "all"]
 
 
 def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> None:
