@@ -22,7 +22,7 @@ from train.pose.inference import Poses
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.state import FinetuningState
 from train.pose.targets import PoseLabels
-from train.pose.validation import Validation, load_validation, validate
+from train.pose.validation import Validation, best_of, load_validation, validate
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import Resume, RunFolder
@@ -149,7 +149,7 @@ def _validate(
     figures, poses = validate(state.network, validation, config, world)
     state.train_mode()
     row = {"step": state.steps_done, **figures}
-    if not state.best or row["pa_epe_cm"] < state.best["pa_epe_cm"]:
+    if not state.best or best_of([state.best, row]) is row:
         state.best = row
         together(world, lambda: _keep_best(config, folder, state, validation, poses) if world.is_main else None)
     return row

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from train.config import load_config
 from train.distributed import World
 from train.finetune import finetune
 from train.finetune_config import FinetuneConfig
+from train.pose.inference import Poses
 from train.pose.run import load_pose_run
 from train.pose.targets import PoseLabels
-from train.pose.validation import Validation, validate
+from train.pose.validation import Validation, best_of, error_tables, validate
 from train.runs.checkpoint import Checkpoints
 from train.runs.folder import RunFolder
 from train.starting_weights import start_pose_network
@@ -92,6 +94,45 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
     assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
+
+
+def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:
+    run = load_pose_run(uninterrupted.root)
+    index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
+    validation = Validation(index, PoseLabels(index, run.config.pose))
+    _, poses = validate(run.network, validation, run.config, World())
+    before = error_tables(poses, validation)
+    validation.labels.joints_m = validation.labels.joints_m.copy()
+    validation.labels.joints_m[2] = validation.labels.joints_m[2, 0]
+    for name, table in error_tables(poses, validation).items():
+        assert np.isnan(table[2]).all()
+        np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
+
+
+def test_a_run_goes_on_where_no_held_out_hand_can_be_measured(hands: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(hands, tmp_path / "hands")
+    pose = load_index(config_of(hands, tmp_path, "data.split=val").data).path(0).stem
+    labels = json.loads((root / "training_xyz.json").read_text())
+    labels[int(pose) % 12] = [labels[int(pose) % 12][0]] * 21
+    (root / "training_xyz.json").write_text(json.dumps(labels))
+    folder = finetune(config_of(root, tmp_path / "run", "train.epochs=1"))
+    (row,) = folder.read_validations()
+    assert all(np.isnan(row[name]) for name in ("pa_epe_cm", "epe_cm", "epe_px"))
+    assert folder.predictions_picture.exists()
+
+
+def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors_cm = iter([np.nan, 5.0, np.nan])
+
+    def unsure(*arguments: Any) -> tuple[dict[str, float], Poses]:
+        figures, poses = validate(*arguments)
+        return {**figures, "pa_epe_cm": next(errors_cm)}, poses
+
+    monkeypatch.setattr("train.finetune.validate", unsure)
+    folder = finetune(config_of(hands, tmp_path / "run"))
+    assert load_pose_run(folder.root).step == 10
+    assert best_of(folder.read_validations())["step"] == 10
+    assert best_of([{"step": 5, "pa_epe_cm": np.nan}, {"step": 10, "pa_epe_cm": np.nan}])["step"] == 5
 
 
 def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(

@@ -122,16 +122,17 @@ def predict(
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
 
     Nothing here detects hands: without --box the whole picture is shown to the network, as if the hand filled it.
+    Pictures that cannot be read are left out and named at the end; it is an error only if there is no other.
     """
     from train.pose.predict import predict as run_prediction
     from train.runs.log import progress_bar
 
     box_px = None if box is None else _box_px(box)
     with progress_bar("predicting") as progress:
-        results = run_prediction(
+        done = run_prediction(
             run, images, out, box_px=box_px, intrinsics=intrinsics, scale_m=scale_m, progress=progress
         )
-    for result in results:
+    for result in done.predictions:
         click.echo(f"{result.picture}")
         if result.box_needed != "no":
             click.echo(f"  {result.note}")
@@ -139,6 +140,8 @@ def predict(
         click.echo("poses are scale-normalised (the middle finger's first phalanx is 1): --scale-m gives metres")
     if intrinsics is None:
         click.echo("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
+    for line in done.unreadable:
+        click.echo(f"left out: {line}", err=True)
 
 
 def _box_px(text: str) -> tuple[float, float, float, float]:

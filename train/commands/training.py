@@ -75,6 +75,7 @@ def finetune(
     short = {"encoder.weights": start, "run.out": out}
     config = _resolve(FinetuneConfig, files, overrides, short, print_config=print_config)
     from train.finetune import finetune as run
+    from train.pose.validation import best_of
     from train.runs.log import configure_logging
 
     configure_logging()
@@ -83,7 +84,7 @@ def finetune(
         _show_loss(folder)
         validations = folder.read_validations()
         if validations:
-            best = min(validations, key=lambda row: row["pa_epe_cm"])
+            best = best_of(validations)
             click.echo(
                 f"held out: PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D {best['epe_px']:.1f} px "
                 f"at step {best['step']}, {folder.best.folder}"

@@ -22,6 +22,7 @@ from train.evaluation.metrics import (
     Interval,
     PoseErrors,
     confidence_intervals,
+    in_one_place,
     paired_difference,
     pixel_errors,
     pose_errors,
@@ -220,8 +221,9 @@ def measure(
 ) -> Evaluation:
     """Errors of a network on labelled hands.
 
-    A hand is left out, and counted, where its file cannot be read, nothing is known about it, or the network's answer
-    is no number. Errors that no alignment removes are left out where camera or scale are not known.
+    A hand is left out, and counted, where its file cannot be read, nothing is known about it, its label is one point,
+    or the network's answer is no number. Errors that no alignment removes are left out where camera or scale are not
+    known.
 
     Args:
         run: the network.
@@ -241,12 +243,14 @@ def measure(
     unreadable = poses.samples != np.arange(len(index))
     known = [np.asarray(np.isfinite(points).all(axis=2)) for points in (truth.joints, truth.keypoints_px)]  # (N, 21)
     unlabelled = ~(known[0] | known[1]).any(axis=1)
+    one_point = in_one_place(truth.joints, known[0])
     no_numbers = ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2))
-    usable = ~(unreadable | unlabelled | no_numbers)
+    usable = ~(unreadable | unlabelled | one_point | no_numbers)
     left_out = {
         "unreadable": int(unreadable.sum()),
         "without labels": int((unlabelled & ~unreadable).sum()),
-        "prediction is no number": int((no_numbers & ~unreadable & ~unlabelled).sum()),
+        "label is one point": int((one_point & ~unreadable).sum()),
+        "prediction is no number": int((no_numbers & ~unreadable & ~unlabelled & ~one_point).sum()),
     }
     if not usable.any():
         reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
@@ -261,8 +265,7 @@ def measure(
         absolute = truth.has_camera & ~np.isnan(truth.scale_m) & truth.in_metres
         errors = dataclasses.replace(errors, error_m=np.where(absolute[:, None], errors.error_m, np.nan))
     else:  # 2D labels only
-        nothing = np.full(valid.shape, np.nan)
-        errors = PoseErrors(nothing, nothing, np.zeros(len(index), bool))
+        errors = PoseErrors.unknown(*valid.shape)
     errors_px = (
         pixel_errors(keypoints_px, truth.keypoints_px, valid=seen) if seen.any() else np.full(seen.shape, np.nan)
     )

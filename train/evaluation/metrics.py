@@ -75,6 +75,12 @@ class PoseErrors:
     pa_error_m: Floats
     collapsed: Bools
 
+    @classmethod
+    def unknown(cls, hands: int, keypoints: int) -> PoseErrors:
+        """Of hands of which nothing can be measured."""
+        nothing = np.full((hands, keypoints), np.nan)
+        return cls(nothing, nothing, np.zeros(hands, bool))
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -133,6 +139,20 @@ def pose_errors(
     )
 
 
+def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
+    """Hands (N,) whose valid keypoints, two or more, all lie in one place, so that nothing can be aligned to them.
+
+    Args:
+        points: (N, J, 3).
+        valid: (N, J), which keypoints count; the others may be anything.
+    """
+    counts = np.asarray(valid, bool)
+    kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
+    shape = np.where(counts[..., None], kept - _centre(kept, counts), 0)
+    found: Bools = (np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1)
+    return found
+
+
 def align(
     predicted_m: npt.ArrayLike,
     true_m: npt.ArrayLike,
@@ -151,7 +171,7 @@ def align(
     true_centre, centre = _centre(true, counts), _centre(predicted, counts)  # (N, 1, 3)
     true_shape, shape = (np.where(counts[..., None], p - c, 0) for p, c in ((true, true_centre), (predicted, centre)))
     true_size, size = (np.linalg.norm(shape_, axis=(1, 2), keepdims=True) for shape_ in (true_shape, shape))
-    one_point = (true_size[:, 0, 0] < _EPSILON) & (counts.sum(axis=1) > 1)
+    one_point = in_one_place(true, counts)
     if one_point.any():
         raise ValueError(
             f"true_m: all keypoints of hand {int(one_point.argmax())} ({int(one_point.sum())} such) are in one place, "
@@ -177,8 +197,8 @@ def pixel_metrics(
     epe, area = mean_over_hands(errors), mean_over_hands(_area(errors, THRESHOLDS_PX))
     return {
         "hands": int((~np.isnan(errors)).any(axis=1).sum()),
-        "epe_px": _mean(epe),
-        "auc_px": _mean(area),
+        "epe_px": mean_over_keypoints(epe),
+        "auc_px": mean_over_keypoints(area),
         "epe_px_per_keypoint": epe,
         "thresholds_px": THRESHOLDS_PX,
         "pck_px": pck_curve(errors, THRESHOLDS_PX),
@@ -197,10 +217,10 @@ def summarize(errors: PoseErrors) -> PoseMetrics:
         "hands": int((~np.isnan(errors.error_m)).any(axis=1).sum()),
         "pa_hands": int((~np.isnan(errors.pa_error_m)).any(axis=1).sum()),
         "collapsed": int(errors.collapsed.sum()),
-        "epe_cm": _mean(tables["epe_cm"]),
-        "auc": _mean(tables["auc"]),
-        "pa_epe_cm": _mean(tables["pa_epe_cm"]),
-        "pa_auc": _mean(tables["pa_auc"]),
+        "epe_cm": mean_over_keypoints(tables["epe_cm"]),
+        "auc": mean_over_keypoints(tables["auc"]),
+        "pa_epe_cm": mean_over_keypoints(tables["pa_epe_cm"]),
+        "pa_auc": mean_over_keypoints(tables["pa_auc"]),
         "epe_cm_per_keypoint": tables["epe_cm"],
         "auc_per_keypoint": tables["auc"],
         "pa_epe_cm_per_keypoint": tables["pa_epe_cm"],
@@ -262,7 +282,7 @@ def confidence_intervals(
         values = np.concatenate(drawn[name])
         values = values[~np.isnan(values)]
         low, high = np.percentile(values, [tail, 100 - tail]) if len(values) else (np.nan, np.nan)
-        intervals[name] = Interval(_mean(mean_over_hands(table)), float(low), float(high))
+        intervals[name] = Interval(mean_over_keypoints(mean_over_hands(table)), float(low), float(high))
     return intervals
 
 
@@ -302,7 +322,7 @@ def mean_over_hands(table: Floats) -> Floats:
     return means
 
 
-def _mean(values: Floats) -> float:
+def mean_over_keypoints(values: Floats) -> float:
     """Over the keypoints that have a value; NaN if none has."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter
 
 from train.pictures import Image, draw_hand, save_sheet
 from train.pose.inference import Poses
-from train.pose.validation import Validation
+from train.pose.validation import Validation, best_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -23,8 +23,9 @@ _SIDE_PX = 192
 
 
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
-    """The parts of the loss over the steps, and the errors on held-out hands below."""
+    """The parts of the loss over the steps, and below the errors on held-out hands where they could be measured."""
     steps = [row["step"] for row in rows]
+    validations = [row for row in validations if np.isfinite(row["pa_epe_cm"])]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.subplots(3 if validations else 2, 1, sharex=True)
@@ -39,7 +40,7 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
             measured = [row["step"] for row in validations]
             axes[2].plot(measured, [row["epe_cm"] for row in validations], ".-", color="#888888", label="EPE")
             axes[2].plot(measured, [row["pa_epe_cm"] for row in validations], ".-", color="#2e8b57", label="PA-EPE")
-            best = min(validations, key=lambda row: float(row["pa_epe_cm"]))
+            best = best_of(validations)
             axes[2].annotate(
                 f"best PA-EPE {best['pa_epe_cm']:.2f} cm", (best["step"], best["pa_epe_cm"]), xytext=(0, 6),
                 textcoords="offset points", ha="right", color="#2e8b57",

@@ -71,6 +71,19 @@ class Prediction:
     note: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """What came of the pictures.
+
+    Attributes:
+        predictions: of those that could be read, in their order.
+        unreadable: a line for each of the others: which, and why.
+    """
+
+    predictions: list[Prediction]
+    unreadable: list[str]
+
+
 def predict(
     run: Path,
     images: Sequence[str],
@@ -80,8 +93,8 @@ def predict(
     intrinsics: Path | None = None,
     scale_m: float | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Prediction]:
-    """Predict the hand in each picture and write a drawing and a JSON file of it.
+) -> Predicted:
+    """Predict the hand in each picture that can be read and write a drawing and a JSON file of it.
 
     Every picture goes through the loader of training, without augmentation. It is decoded by OpenCV first, which reads
     more kinds of files than training does, turned as its EXIF orientation says.
@@ -97,16 +110,15 @@ def predict(
         progress: called with (pictures done, pictures in all).
 
     Raises:
-        UserError: an input that cannot be used.
+        UserError: an input that cannot be used, or no picture can be read.
     """
-    files = find_images(images)
-    if box_px is not None and len(files) > 1:
-        raise UserError(f"--box names one place, and there are {len(files)} pictures: predict them one by one")
+    found = find_images(images)
+    if box_px is not None and len(found) > 1:
+        raise UserError(f"--box names one place, and there are {len(found)} pictures: predict them one by one")
     loaded = load_pose_run(run, _device())
     given = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes_px = [
-        read_picture(str(file)).shape[1::-1] for file in files
-    ]  # width, height; all are read before any is predicted
+    sizes, unreadable = _sizes_px(found)
+    files, sizes_px = list(sizes), list(sizes.values())
     cameras = [assumed_intrinsics(*size) if given is None else given for size in sizes_px]
     boxes = _boxes(box_px, sizes_px, loaded)
     first = _estimate(loaded, files, boxes, cameras, progress)
@@ -133,7 +145,7 @@ def predict(
             results.append(result)
     except OSError as error:
         raise UserError(f"{out} cannot be written to: {error.strerror or error}; name another with --out") from error
-    return results
+    return Predicted(results, unreadable)
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
@@ -248,6 +260,27 @@ def read_picture(file: str) -> Image:
             f"{file} has {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read. Resize or cut it"
         )
     return np.ascontiguousarray(decoded[..., ::-1], dtype=np.uint8)
+
+
+def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[str]]:
+    """Width and height of the pictures that can be read, and a line for each that cannot: all, before any is predicted.
+
+    Raises:
+        UserError: none can be read.
+    """
+    sizes_px: dict[Path, tuple[int, int]] = {}
+    unreadable = []
+    for file in files:
+        try:
+            height, width, _ = read_picture(str(file)).shape
+        except UserError as error:
+            unreadable.append(str(error))
+        else:
+            sizes_px[file] = width, height
+    if not sizes_px:
+        many = f"none of {len(files)} pictures can be used; the first: " if len(files) > 1 else ""
+        raise UserError(f"{many}{unreadable[0]}")
+    return sizes_px, unreadable
 
 
 def _device() -> torch.device:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +13,16 @@ from models.pose import PoseNetwork
 from pipelines.index import Index
 from pipelines.sources import each_source, load_index
 from train.distributed import World
-from train.evaluation.metrics import Floats, mean_over_hands, pixel_errors, pose_errors, score_tables
+from train.evaluation.metrics import (
+    Floats,
+    PoseErrors,
+    in_one_place,
+    mean_over_hands,
+    mean_over_keypoints,
+    pixel_errors,
+    pose_errors,
+    score_tables,
+)
 from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, estimate_poses
 from train.pose.targets import PoseLabels
@@ -53,7 +64,8 @@ def validate(
     """Metrics of the network in eval mode, in which it is left; the same on all ranks.
 
     Returns:
-        EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source; and the poses.
+        EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source, NaN where nothing can be measured; and
+        the poses.
     """
     dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
     poses = estimate_poses(
@@ -69,22 +81,33 @@ def validate(
         keep_images=SHOWN,
     )
     tables = error_tables(poses, validation)
-    return {name: float(np.nanmean(mean_over_hands(table))) for name, table in tables.items()}, poses
+    return {name: mean_over_keypoints(mean_over_hands(table)) for name, table in tables.items()}, poses
+
+
+def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """The validation of least PA-EPE, the first of equals; any figure is better than NaN."""
+    return min(rows, key=lambda row: math.inf if math.isnan(row["pa_epe_cm"]) else row["pa_epe_cm"])
 
 
 def error_tables(poses: Poses, validation: Validation) -> dict[str, Floats]:
     """The metrics before any mean, (N, 21) each, NaN where a keypoint is not known: see `score_tables`.
 
-    A prediction that is no number counts as unknown, too.
+    A prediction that is no number counts as unknown, too, and so does a hand whose label is one point.
     """
     labels, samples = validation.labels, poses.samples
     true_m, scale_m = labels.joints_m[samples], labels.scale_m[samples].astype(np.float64)
     predicted_m = poses.joints * scale_m[:, None, None]
     known = np.isfinite(true_m).all(axis=2) & np.isfinite(predicted_m).all(axis=2)
+    sound = ~in_one_place(true_m, known)[:, None]
+    known &= sound
     assert validation.index.keypoints_px is not None
     true_px = validation.index.keypoints_px[samples]
-    seen = np.isfinite(true_px).all(axis=2) & np.isfinite(poses.keypoints_px).all(axis=2)
+    seen = np.isfinite(true_px).all(axis=2) & sound & np.isfinite(poses.keypoints_px).all(axis=2)
     return {
-        **score_tables(pose_errors(predicted_m, true_m, valid=known)),
-        "epe_px": pixel_errors(poses.keypoints_px, true_px, valid=seen),
+        **score_tables(
+            pose_errors(predicted_m, true_m, valid=known) if known.any() else PoseErrors.unknown(*known.shape)
+        ),
+        "epe_px": (
+            pixel_errors(poses.keypoints_px, true_px, valid=seen) if seen.any() else np.full(seen.shape, np.nan)
+        ),
     }

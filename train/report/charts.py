@@ -41,7 +41,7 @@ class Line:
         x: along the axis.
         y: as many values; None leaves a gap.
         series: which of the page's colours, from 0.
-        dots: mark every value.
+        dots: mark every value; the only one is always marked.
     """
 
     x: Sequence[float]
@@ -84,8 +84,9 @@ def line_chart(
     """
     with _figure() as (figure, axes):
         for line in lines:
-            y = [np.nan if value is None else value for value in line.y]
-            axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if line.dots else "", markersize=4)
+            y = np.array([np.nan if value is None else value for value in line.y])
+            dots = line.dots or np.isfinite(y).sum() == 1  # a line of one value has no length
+            axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if dots else "", markersize=4)
         if level is not None:
             axes.axhline(level[0], color=_MUTED, linestyle="--", linewidth=1)
             axes.annotate(

@@ -156,16 +156,25 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     truth.joints[7], truth.keypoints_px[7] = np.nan, np.nan
     truth.scale_m[9] = np.nan  # its absolute errors have no unit, its aligned ones need none
     truth.joints[11, 4] = np.nan  # a keypoint
+    truth.joints[12] = truth.joints[12, 0]
+    truth.joints[13, 1:], truth.joints[13, 20] = np.nan, truth.joints[13, 0]  # two keypoints
+    truth.joints[14, 1:] = np.nan  # one keypoint is no hand in one place
     found = measure(knowing, config, index, truth, poses)
-    assert found.left_out == {"unreadable": 1, "without labels": 1, "prediction is no number": 1}
+    assert found.left_out == {
+        "unreadable": 1,
+        "without labels": 1,
+        "label is one point": 2,
+        "prediction is no number": 1,
+    }
     tables = found.tables()
-    for row in (2, 5, 7):
+    for row in (2, 5, 7, 12, 13):
         assert all(np.isnan(table[row]).all() for table in tables.values())
     assert np.isnan(tables["epe_cm"][9]).all()
     assert not np.isnan(tables["pa_epe_cm"][9]).any()
     assert np.isnan(tables["epe_cm"][11]).sum() == 1
+    assert np.isnan(tables["epe_cm"][14]).sum() == 20
     poses.joints[:] = np.nan
-    with pytest.raises(UserError, match=r"no hand is left to measure .*18 prediction is no number"):
+    with pytest.raises(UserError, match=r"no hand is left to measure .*16 prediction is no number"):
         measure(knowing, config, index, truth, poses)
 
 

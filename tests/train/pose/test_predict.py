@@ -15,6 +15,7 @@ import torch
 from PIL import Image as Pillow
 
 from errors import UserError
+from tests.command_line import run_cli
 from train.config import load_config, to_dict
 from train.finetune_config import FinetuneConfig
 from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture
@@ -95,7 +96,7 @@ def test_every_kind_of_picture_gives_a_drawing_and_json(run: Path, tmp_path: Pat
     for kind in KINDS:
         kind(photos / kind.__name__)
     (photos / "notes.txt").write_text("not a picture")
-    results = predict(run, [str(photos)], tmp_path / "out")
+    results = predict(run, [str(photos)], tmp_path / "out").predictions
     assert [result.image.stem for result in results] == sorted(kind.__name__ for kind in KINDS)
     for result in results:
         drawing = cv2.imread(str(result.picture))
@@ -115,7 +116,8 @@ def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Pat
     turned_jpeg(tmp_path / "turned")
     upright = np.rot90(drawn_hand(80, 120), k=-1)
     Pillow.fromarray(np.ascontiguousarray(upright)).save(tmp_path / "upright.jpg")
-    turned, plain = predict(run, [str(tmp_path / name) for name in ("turned.jpg", "upright.jpg")], tmp_path / "out")
+    words = [str(tmp_path / name) for name in ("turned.jpg", "upright.jpg")]
+    turned, plain = predict(run, words, tmp_path / "out").predictions
     assert turned.intrinsics.tolist() == [[120, 0, 60], [0, 120, 40], [0, 0, 1]]
     np.testing.assert_allclose(turned.keypoints_px, plain.keypoints_px, atol=2)
     assert read_picture(str(tmp_path / "turned.jpg")).shape == (80, 120, 3)
@@ -126,8 +128,8 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) ->
     camera = tmp_path / "camera.json"
     camera.write_text(json.dumps({"fx": 500, "fy": 510, "cx": 190, "cy": 160}))
     words, out = [str(tmp_path / "hand.png")], tmp_path / "out"
-    (bare,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera)
-    (scaled,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera, scale_m=0.03)
+    (bare,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera).predictions
+    (scaled,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera, scale_m=0.03).predictions
     assert (bare.unit, scaled.unit, bare.box_needed) == ("reference_bone", "m", "no")
     np.testing.assert_allclose(scaled.joints, 0.03 * bare.joints)
     # A square of 200 around the middle, times the margin of training, 1.5.
@@ -135,6 +137,47 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) ->
     # The pose projects through the camera to where the keypoints are drawn, whatever the network thinks.
     homogeneous = bare.joints @ np.array([[500, 0, 190], [0, 510, 160], [0, 0, 1]]).T
     np.testing.assert_allclose(homogeneous[:, :2] / homogeneous[:, 2:], bare.keypoints_px, atol=1e-2)
+
+
+def test_unreadable_pictures_are_left_out_and_named_at_the_end(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others get what they get without them, whatever lies between them in the order."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    cv2.imwrite(str(photos / "b.png"), drawn_hand(50, 40))
+    cv2.imwrite(str(photos / "d.png"), drawn_hand(60, 80))
+    alone = {name: predict(run, [str(photos / name)], tmp_path / "alone").predictions[0] for name in ("b.png", "d.png")}
+    (photos / "a.jpg").write_text("hello")
+    cv2.imwrite(str(photos / "c.png"), drawn_hand(1, 1))
+    (photos / "e.png").write_bytes(b"")
+    for words in ([str(photos)], [str(photos / "*")], [str(file) for file in sorted(photos.iterdir())]):
+        assert run_cli("predict", str(run), *words, "--out", str(out)) == 0
+        written = capsys.readouterr()
+        assert sorted(file.name for file in out.iterdir()) == ["b.json", "b.png", "d.json", "d.png"]
+        lines = written.err.splitlines()[-3:]
+        for line, start in zip(lines, ("a.jpg is no picture", "c.png has 1 x 1", "e.png is no picture"), strict=True):
+            assert line.startswith(f"left out: {photos}/{start}")
+        for name, expected in alone.items():
+            said = json.loads((out / name).with_suffix(".json").read_text())
+            np.testing.assert_allclose(said["keypoints_px"], expected.keypoints_px, atol=1e-2)
+            assert said["intrinsics"] == expected.intrinsics.tolist()
+
+
+def test_it_is_an_error_if_no_picture_can_be_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.jpg", "b.png"):
+        (tmp_path / name).write_text("hello")
+    for word, message in (
+        (tmp_path / "b.png", f"{tmp_path}/b.png is no picture"),
+        (tmp_path, f"none of 2 pictures can be used; the first: {tmp_path}/a.jpg is no picture"),
+    ):
+        assert run_cli("predict", str(run), str(word), "--out", str(tmp_path / "out")) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {message}")
+        assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_pictures_come_from_files_folders_and_patterns(tmp_path: Path) -> None:
