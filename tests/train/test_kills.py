@@ -20,7 +20,11 @@ from tests.conftest import Record
 from tests.train import ranks, tiny_run
 
 # Four micro-batches, so that up to four ranks have work; a checkpoint after every step, so that kills meet its writing.
-SETTINGS = ("train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1", "run.keep=1")
+# A rank that is killed before the ranks have met is waited for until the time limit.
+SETTINGS = (
+    "train.precision=fp64", "train.micro_batch=3", "run.checkpoint_every=1", "run.log_every=1", "run.keep=1",
+    "run.rank_timeout_s=60",
+)  # fmt: skip
 
 
 def start(images: Path, out: Path, epochs: int, world_size: int, *overrides: str) -> list[BaseProcess]:
