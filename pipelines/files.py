@@ -16,6 +16,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.exif import read_exif
+
 MAX_PIXELS: Final = 100_000_000
 """Most pixels of an image that is decoded: 300 MB of RGB. A larger header is damage or an attack."""
 
@@ -199,6 +201,7 @@ def _check_webp(data: bytes) -> None:
     if end > size or end % 2:
         raise BadImage(f"WebP of {end} bytes in a file of {size} bytes")
     at, canvas, image = 12, None, None
+    seeks_exif, aligned = False, True
     while at < end:
         if at + 8 > end:
             raise BadImage(f"WebP cut in the chunk at byte {at}")
@@ -212,13 +215,20 @@ def _check_webp(data: bytes) -> None:
             if data[body] & 2:
                 raise BadImage("animated WebP is not read")
             canvas = _webp_canvas_px(data, body)
+            seeks_exif = bool(data[body] & 8)
+        elif kind == b"EXIF" and aligned:
+            seeks_exif = False
         elif kind in (b"VP8 ", b"VP8L"):
             if image is not None or (canvas is None and at != 12):
                 raise BadImage(f"WebP with a second image, or one out of place, at byte {at}")
             image = _webp_lossy_px(data, body, length) if kind == b"VP8 " else _webp_lossless_px(data, body, length)
+        aligned &= length % 2 == 0
         at = after
     if image is None:
         raise BadImage("WebP without an image")
+    if seeks_exif:  # nvImageCodec walks on to find it, without the padding byte of odd chunks
+        where = "behind a chunk of odd length" if not aligned else "that is not there"
+        raise BadImage(f"WebP with Exif data {where}, which DALI does not find (write the file without Exif data)")
     if canvas is not None and canvas != image:
         raise BadImage(f"WebP image of {image[0]} x {image[1]} on a canvas of {canvas[0]} x {canvas[1]} pixels")
     _pixels("WebP", *image)
@@ -247,6 +257,7 @@ def _check_png(data: bytes) -> None:
     size = len(data)
     at = len(_PNG_START)
     raw_bytes, coded_bytes = 0, 0
+    exif = []
     kind = b""
     while kind != b"IEND":
         if at + 12 > size:
@@ -265,9 +276,13 @@ def _check_png(data: bytes) -> None:
             raise BadImage("PNG does not begin with its header")
         elif kind == b"IDAT":
             coded_bytes += length
+        elif kind == b"eXIf":
+            exif.append(read_exif(data[at + 8 : end]))
         at = end + 4
     if not coded_bytes:
         raise BadImage("PNG without image data")
+    if any(block.turns for block in exif) and not (len(exif) == 1 and exif[0].whole):
+        raise BadImage("PNG with an orientation in damaged or repeated Exif data")
     if raw_bytes > _PNG_BYTES_PER_BYTE * coded_bytes:
         raise BadImage(f"PNG header of {raw_bytes} bytes of pixels over only {coded_bytes} bytes of image data")
 
