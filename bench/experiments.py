@@ -254,9 +254,7 @@ def measure(run: PoseRun, data: Path) -> dict[str, Floats]:
     source = dataclasses.replace(sources[0], root=str(data), part="evaluation", split="all", label_fraction=1.0)
     index = load_index(source)
     held_out = Validation(index, PoseLabels(index, run.config.pose))
-    poses = estimate_poses(
-        run.network, index, index.targets["K"], run.config.geometry, run.config.pipelines, batch=128, world=World()
-    )
+    poses = estimate_poses(run.network, index, index.targets["K"], run.config, World())
     return error_tables(poses, held_out)
 
 

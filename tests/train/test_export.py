@@ -13,25 +13,18 @@ import torch
 
 from errors import UserError
 from models.pose import PoseNetwork, PoseOutput
+from tests.train.tiny_hands import untrained_run
 from train import export
-from train.config import load_config, to_dict
+from train.config import to_dict
 from train.export import OPSET, OUTPUTS, export_encoder, export_onnx
-from train.finetune_config import FinetuneConfig
 from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints
-from train.starting_weights import start_pose_network
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of random weights that predicts the palm, as published networks do."""
-    torch.manual_seed(0)
-    settings = ["encoder.name=resnet18", "encoder.weights=random", "geometry.side_px=32", "pose.first_keypoint=palm"]
-    config = load_config(FinetuneConfig, [], settings)
-    network = start_pose_network(config.encoder, config.pose)
-    root = tmp_path_factory.mktemp("run")
-    Checkpoints(root / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
-    return root
+    """It predicts the palm, as published networks do."""
+    return untrained_run(tmp_path_factory.mktemp("run"), "pose.first_keypoint=palm")
 
 
 def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path: Path) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from train.config import load_config, to_dict
+from train.finetune_config import FinetuneConfig
 from train.pictures import draw_hand
+from train.runs.checkpoint import Checkpoints
+from train.starting_weights import start_pose_network
 
 SIDE_PX = 64
 TINY = (
@@ -56,3 +61,12 @@ def write_hands(root: Path, poses: int, seed: int = 0) -> None:
 def settings(root: Path, out: Path, *overrides: str) -> list[str]:
     """Overrides of a tiny run."""
     return [*TINY, f"data.root={root}", f"run.out={out}", *overrides]
+
+
+def untrained_run(out: Path, *overrides: str, seed: int = 0) -> Path:
+    """The folder of a run whose best checkpoint holds random weights: what is tested is everything around them."""
+    torch.manual_seed(seed)
+    config = load_config(FinetuneConfig, [], [*TINY, *overrides])
+    network = start_pose_network(config.encoder, config.pose)
+    Checkpoints(out / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
+    return out

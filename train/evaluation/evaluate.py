@@ -16,11 +16,9 @@ from pipelines.sources import load_index
 from train.distributed import World
 from train.evaluation.measure import (
     Evaluation,
-    Progress,
     Truth,
     device_of,
     difference,
-    estimate_in_boxes,
     evaluation_config,
     for_other_run,
     intervals,
@@ -41,13 +39,13 @@ from train.evaluation.report import (
 )
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.finetune_config import FinetuneConfig
-from train.pose.inference import Poses
+from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.run import PoseRun, load_pose_run
 
 log = logging.getLogger(__name__)
 
 Crop = Literal["boxes", "two-pass"]
-_ESTIMATES = {"boxes": estimate_in_boxes, "two-pass": estimate_in_two_passes}
+_ESTIMATES = {"boxes": estimate_poses, "two-pass": estimate_in_two_passes}
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def evaluate(
         save_pck(folder / "pck.png", shown)
         few = dataclasses.replace(evaluation.index, sources=()).select(rows)
         closer = _ESTIMATES[crop](
-            run, config, few, evaluation.truth.intrinsics[rows], world, None, keep_images=len(rows)
+            run.network, few, evaluation.truth.intrinsics[rows], config, world, keep_images=len(rows)
         )
         save_worst(folder / "worst.png", evaluation, rows, closer)
     except OSError as error:
@@ -154,7 +152,7 @@ def _measured(
     truth = truth_of(index)
     if labelled:
         truth.require_labels(index)
-    poses = _ESTIMATES[crop](run, config, index, truth.intrinsics, world, progress)
+    poses = _ESTIMATES[crop](run.network, index, truth.intrinsics, config, world, progress=progress)
     if not truth.labelled:
         return None, poses, truth
     return measure(run, config, index, truth, poses, proper_rotation=proper_rotation), poses, truth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from models.hand import REFERENCE_BONE
 from pipelines.index import Index
 from pipelines.sources import each_source
 from train.config import load_config, to_dict
-from train.distributed import World
 from train.evaluation.metrics import (
     Interval,
     PoseErrors,
@@ -29,14 +28,12 @@ from train.evaluation.metrics import (
     score_tables,
 )
 from train.finetune_config import FinetuneConfig
-from train.pose.inference import Poses, estimate_poses
+from train.pose.inference import Poses
 from train.pose.run import PoseRun
-from train.state import PRECISIONS, resolve_precision
 
 log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 FOCAL_BOXES = 5.0
 """Focal length over the side of the hand's box that stands for an unknown camera: about FreiHAND's."""
@@ -140,6 +137,7 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
     for name, now, was in (
         ("encoder.name", config.encoder.name, run.config.encoder.name),
         ("pose", config.pose, run.config.pose),
+        ("geometry.side_px", config.geometry.side_px, run.config.geometry.side_px),
     ):
         if now != was:
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be another: leave it out")
@@ -182,32 +180,6 @@ def _stand_in_cameras(box_px: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
     cameras[:, 0, 0] = cameras[:, 1, 1] = FOCAL_BOXES * box[:, 2]
     cameras[:, :2, 2], cameras[:, 2, 2] = box[:, :2], 1
     return cameras
-
-
-def estimate_in_boxes(
-    run: PoseRun,
-    config: FinetuneConfig,
-    index: Index,
-    intrinsics: npt.NDArray[np.float32],
-    world: World,
-    progress: Progress | None,
-    keep_images: int = 0,
-) -> Poses:
-    """Poses in the index's boxes, through the views that training sees, but for the augmentation."""
-    dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
-    return estimate_poses(
-        run.network.to(world.device, dtype),
-        index,
-        intrinsics,
-        config.geometry,
-        config.pipelines,
-        batch=config.validation.batch,
-        world=world,
-        dtype=dtype,
-        autocast_dtype=autocast_dtype,
-        keep_images=keep_images,
-        progress=progress,
-    )
 
 
 def measure(

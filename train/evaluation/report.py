@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from models.hand import FINGERS, JOINTS, KEYPOINTS
+from pipelines.sources import each_source
 from train.evaluation.measure import Evaluation
 from train.evaluation.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
 from train.pictures import Image, draw_hand, save_sheet
@@ -46,6 +47,7 @@ def results(
         "checkpoint": str(evaluation.run.path),
         "step": evaluation.run.step,
         "data": f"{evaluation.index.name}: {evaluation.index.root}",
+        "sources": [dataclasses.asdict(source) for source in each_source(evaluation.config.data)],
         "crop": crop,
         "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),

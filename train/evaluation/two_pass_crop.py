@@ -12,12 +12,11 @@ import numpy.typing as npt
 import torch
 
 from errors import UserError
+from models.pose import PoseNetwork
 from pipelines.index import Index
 from train.distributed import World
-from train.evaluation.measure import Floats, Progress
 from train.finetune_config import FinetuneConfig
-from train.pose.inference import Poses
-from train.pose.run import PoseRun
+from train.pose.inference import Floats, Poses, Progress
 
 Images = npt.NDArray[np.uint8]
 
@@ -29,13 +28,14 @@ _VERTICES = 778
 
 
 def estimate_in_two_passes(
-    run: PoseRun,
-    config: FinetuneConfig,
+    network: PoseNetwork,
     index: Index,
     intrinsics: npt.NDArray[np.float32],
+    config: FinetuneConfig,
     world: World,
-    progress: Progress | None,
+    *,
     keep_images: int = 0,
+    progress: Progress | None = None,
 ) -> Poses:
     """Poses without boxes, as the authors' test code: crop the image's middle, predict, crop the prediction, predict.
 
@@ -44,7 +44,7 @@ def estimate_in_two_passes(
     outside of the image. Their code counts pixels from the first one's centre; for their networks (`pose.first_keypoint
     = "palm"`) so does this, for ours it counts from the corner, as training did.
 
-    Arguments and result as `estimate_in_boxes`; files that cannot be read have -1 in `samples`.
+    Arguments and result as `estimate_poses`; files that cannot be read have -1 in `samples`.
 
     Raises:
         UserError: no file can be read.
@@ -55,8 +55,8 @@ def estimate_in_two_passes(
     matrices = np.zeros((count, 2, 3))
     kept: list[Images] = []
     kept_rows: list[int] = []
-    origin_px = 0.0 if run.config.pose.first_keypoint == "palm" else 0.5
-    network = run.network.float().to(world.device).eval()
+    origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
+    network = network.float().to(world.device).eval()
 
     def predict(images: list[Images], crops: Floats, k: Floats) -> tuple[Floats, Floats, Images]:
         views = np.stack([_view(image, crop, side_px, origin_px) for image, crop in zip(images, crops, strict=True)])

@@ -13,11 +13,14 @@ import torch
 from models.pose import PoseNetwork, view_intrinsics
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.index import Index
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
 from train.distributed import World
+from train.finetune_config import FinetuneConfig
+from train.state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -50,38 +53,34 @@ def estimate_poses(
     network: PoseNetwork,
     index: Index,
     intrinsics: npt.NDArray[np.float32],
-    geometry: GeometryConfig,
-    pipelines: PipelinesConfig,
-    *,
-    batch: int,
+    config: FinetuneConfig,
     world: World,
-    dtype: torch.dtype = torch.float32,
-    autocast_dtype: torch.dtype | None = None,
+    *,
     keep_images: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Poses:
     """Poses of all images of an index, in its order; the ranks share the work, and all get the result.
 
-    The network is put into eval mode and left there.
+    The network is moved to the world's device, put into eval mode and left there.
 
     Args:
-        network: on the world's device.
+        network: what is asked.
         index: the images and their boxes.
         intrinsics: (N, 3, 3) of each image as decoded, corner-based.
-        geometry: side, fill and antialiasing of the views; its ranges are not used.
-        pipelines: how the views are made.
-        batch: images in a step, over all ranks.
+        config: `validation.batch` images make a step over all ranks; of `geometry` the ranges are not used.
         world: this rank among all.
-        dtype: of the intrinsics; the parameters' type or wider.
-        autocast_dtype: 16-bit type for the network; None for none.
         keep_images: how many views to return at most, of this rank's first ones.
         progress: called with (images done, images in all).
 
     Raises:
         UserError: so many files are bad that no substitute is left.
     """
+    dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
+    network = network.to(world.device, dtype).eval()
     count = len(index)
-    each = -(-min(batch, count) // world.world_size)  # rows of each rank, the last step's surplus included
+    each = -(
+        -min(config.validation.batch, count) // world.world_size
+    )  # rows of each rank, the last step's surplus included
     step_rows, first = each * world.world_size, each * world.rank
     steps = -(-count // step_rows)
     rows = steps * step_rows
@@ -89,15 +88,14 @@ def estimate_poses(
     keypoints_px, joints = torch.zeros(rows, 21, 2, dtype=torch.float64), torch.zeros(rows, 21, 3, dtype=torch.float64)
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
-    network.eval()
     with (
         torch.inference_mode(),
         Loader(
             index,
             EpochOrder(count, count, seed=0, shuffle=False),
             RankSlice(step_rows, first, first + each),
-            pipelines,
-            upright(geometry),
+            config.pipelines,
+            upright(config.geometry),
             ColourConfig(jitter="none"),
             seed=0,
             device=world.device,
@@ -125,7 +123,7 @@ def estimate_poses(
                 progress(min((step + 1) * step_rows, count), count)
     for table in (samples, keypoints_px, joints, matrices):
         table.copy_(world.sum_(table.to(world.device)))  # exact: every number but one of each sum is zero
-    side_px = geometry.side_px
+    side_px = config.geometry.side_px
     return Poses(
         samples[:count].numpy(),
         keypoints_px[:count].numpy(),

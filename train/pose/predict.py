@@ -324,10 +324,8 @@ def _estimate(
 ) -> Poses:
     index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
     world = World(device=_device())
-    return estimate_poses(
-        run.network, index, np.stack(cameras), run.config.geometry, run.config.pipelines, batch=16, world=world,
-        progress=progress,
-    )  # fmt: skip
+    config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
+    return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)
 
 
 def _second_look(

@@ -26,7 +26,6 @@ from train.evaluation.metrics import (
 from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, estimate_poses
 from train.pose.targets import PoseLabels
-from train.state import PRECISIONS, resolve_precision
 
 SHOWN = 12
 """Hands in the picture of predictions."""
@@ -67,19 +66,8 @@ def validate(
         EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source, NaN where nothing can be measured; and
         the poses.
     """
-    dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
-    poses = estimate_poses(
-        network,
-        validation.index,
-        validation.index.targets["K"],
-        config.geometry,
-        config.pipelines,
-        batch=config.validation.batch,
-        world=world,
-        dtype=dtype,
-        autocast_dtype=autocast_dtype,
-        keep_images=SHOWN,
-    )
+    index = validation.index
+    poses = estimate_poses(network, index, index.targets["K"], config, world, keep_images=SHOWN)
     tables = error_tables(poses, validation)
     return {name: mean_over_keypoints(mean_over_hands(table)) for name, table in tables.items()}, poses
 

@@ -20,7 +20,6 @@ from train.distributed import World
 from train.evaluation.evaluate import Evaluated, evaluate
 from train.evaluation.measure import (
     difference,
-    estimate_in_boxes,
     evaluation_config,
     for_other_run,
     intervals,
@@ -32,9 +31,9 @@ from train.evaluation.measure import (
 from train.evaluation.metrics import pixel_metrics, pose_metrics
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
 from train.finetune_config import FinetuneConfig, FinetuneDataConfig
+from train.pose.inference import estimate_poses
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
-from train.starting_weights import start_pose_network
 
 POSES = 20
 
@@ -46,19 +45,9 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def save_run(out: Path, root: Path, seed: int = 0) -> Path:
-    """A run of random weights."""
-    torch.manual_seed(seed)
-    config = load_config(FinetuneConfig, [], tiny_hands.settings(root, out))
-    network = start_pose_network(config.encoder, config.pose)
-    saved = {"config": to_dict(config), "network": network.state_dict()}
-    Checkpoints(out / "best", keep=1).save(3, saved)
-    return out
-
-
 @pytest.fixture(scope="module")
 def run(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_run(tmp_path_factory.mktemp("runs") / "run", hands)
+    return tiny_hands.untrained_run(tmp_path_factory.mktemp("runs") / "run", f"data.root={hands}")
 
 
 def call(run: Path, out: Path, *overrides: str, **options: Any) -> Evaluated:
@@ -101,7 +90,7 @@ def test_a_network_that_knows_has_no_error(run: Path) -> None:
     index = load_index(config.data)
     truth = truth_of(index)
     found = measure(
-        knowing, config, index, truth, estimate_in_boxes(knowing, config, index, truth.intrinsics, World(), None)
+        knowing, config, index, truth, estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     )
     values = {name: interval.value for name, interval in intervals(found, resamples=10).items()}
     assert values["epe_cm"] < 1e-4
@@ -116,7 +105,7 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
     index = load_index(config.data)
     truth = truth_of(index)
     found = measure(
-        knowing, config, index, truth, estimate_in_boxes(knowing, config, index, truth.intrinsics, World(), None)
+        knowing, config, index, truth, estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     )
     expected = pose_metrics(found.joints, truth.joints)
     assert expected["epe_cm"] > 0.5
@@ -131,7 +120,7 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
 
 def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, tmp_path: Path) -> None:
     """From the command to the metrics, of both runs that are compared."""
-    other = save_run(tmp_path / "other", hands, seed=1)
+    other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
     found = {}
     for proper in (False, True):
         out = tmp_path / str(proper)
@@ -150,7 +139,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     knowing, config = knowing_run(run)
     index = load_index(config.data)
     truth = truth_of(index)
-    poses = estimate_in_boxes(knowing, config, index, truth.intrinsics, World(), None)
+    poses = estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     poses.joints[2] = np.nan
     poses.samples[5] = 6
     truth.joints[7], truth.keypoints_px[7] = np.nan, np.nan
@@ -179,12 +168,13 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 
 
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
-    other = save_run(tmp_path / "other", hands, seed=1)
+    other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
     done = call(run, tmp_path / "out", compare=other)
     assert [file.name for file in done.files] == ["metrics.json", "hands.csv", "pck.png", "worst.png"]
     assert len(done.tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert content["images"] == 4 * POSES // 10  # the held-out poses with their four backgrounds
+    assert [(source["part"], source["split"]) for source in content["sources"]] == [("training", "val")]
     assert set(content["metrics"]) == {"epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"}
     assert all(entry["low"] <= entry["value"] <= entry["high"] for entry in content["metrics"].values())
     assert len(content["per_keypoint"]["pa_epe_cm"]) == 21
@@ -253,6 +243,8 @@ def test_the_network_cannot_be_set(run: Path) -> None:
         evaluation_config(loaded, [], ["pose.root=middle_mcp"])
     with pytest.raises(UserError, match=r"encoder\.name belongs"):
         evaluation_config(loaded, [], ["encoder.name=resnet50"])
+    with pytest.raises(UserError, match=r"geometry\.side_px belongs"):
+        evaluation_config(loaded, [], ["geometry.side_px=64"])
 
 
 def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, tmp_path: Path) -> None:
@@ -290,7 +282,7 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
     assert isinstance(network, Knowing)
     config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=len(index)))
     network.joints, network.error = network.joints.repeat(2, 1, 1), network.error.repeat(2, 1, 1)  # two passes
-    poses = estimate_in_two_passes(knowing, config, index, index.targets["K"], World(), None, keep_images=2)
+    poses = estimate_in_two_passes(knowing.network, index, index.targets["K"], config, World(), keep_images=2)
     side_px = config.geometry.side_px
     assert index.keypoints_px is not None
     np.testing.assert_allclose(poses.keypoints_px, index.keypoints_px, atol=1e-3)
@@ -330,7 +322,7 @@ def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
 
     monkeypatch.setattr(knowing.network, "forward", watched)
     camera = index.targets["K"]
-    estimate_in_two_passes(knowing, config, index, camera, World(), None)
+    estimate_in_two_passes(knowing.network, index, camera, config, World())
     scale = 0.7 * config.geometry.side_px / (0.33 * 100)
     middle = scale * (camera[0, :2, 2] - [50, 20]) + config.geometry.side_px / 2
     np.testing.assert_allclose(np.diag(seen[0][0])[:2], scale * np.diag(camera[0])[:2], rtol=1e-5)

@@ -11,30 +11,20 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from PIL import Image as Pillow
 
 from errors import UserError
 from tests.command_line import run_cli
-from train.config import load_config, to_dict
-from train.finetune_config import FinetuneConfig
+from tests.train.tiny_hands import untrained_run
 from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture
 from train.runs.checkpoint import Checkpoints
-from train.starting_weights import start_pose_network
 
 Pixels = npt.NDArray[np.uint8]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose network knows nothing: what is tested is everything around it."""
-    torch.manual_seed(0)
-    settings = ["encoder.name=resnet18", "encoder.weights=random", "geometry.side_px=32", "pipelines.threads=1"]
-    config = load_config(FinetuneConfig, [], settings)
-    network = start_pose_network(config.encoder, config.pose)
-    root = tmp_path_factory.mktemp("run")
-    Checkpoints(root / "best", keep=1).save(3, {"config": to_dict(config), "network": network.state_dict()})
-    return root
+    return untrained_run(tmp_path_factory.mktemp("run"))
 
 
 def drawn_hand(width: int, height: int) -> Pixels:
