@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -135,7 +135,7 @@ class Index:
             self,
             paths=[self.paths[row] for row in rows.tolist()]
             if self.store is None
-            else _SelectedPaths(self.paths, rows),
+            else NamesOnDemand(len(rows), lambda row: self.paths[int(rows[row])]),
             box_px=self.box_px[rows],
             keypoints_px=None if self.keypoints_px is None else self.keypoints_px[rows],
             mirror=None if self.mirror is None else self.mirror[rows],
@@ -211,11 +211,16 @@ class _SelectedStore:
         return self._store.read(int(self._rows[sample]))
 
 
-class _SelectedPaths(Sequence[str]):
-    """Some of a store's names; made when asked for, since each may be a read of the disk."""
+class NamesOnDemand(Sequence[str]):
+    """The names of a store's samples; made when asked for, since each may be a read of the disk.
 
-    def __init__(self, paths: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
-        self._paths, self._rows = paths, rows
+    Args:
+        count: how many.
+        name: of a sample, given its row.
+    """
+
+    def __init__(self, count: int, name: Callable[[int], str]) -> None:
+        self._rows, self._name = range(count), name
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -228,8 +233,8 @@ class _SelectedPaths(Sequence[str]):
 
     def __getitem__(self, row: int | slice) -> str | list[str]:
         if isinstance(row, slice):
-            return [self._paths[one] for one in self._rows[row].tolist()]
-        return self._paths[int(self._rows[row])]
+            return [self._name(one) for one in self._rows[row]]
+        return self._name(self._rows[row])
 
 
 class _JoinedStore:

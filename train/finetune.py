@@ -1,8 +1,7 @@
-"""Fine-tuning to 3D hand pose: the loop, to be read from top to bottom."""
+"""Fine-tuning to 3D hand pose, from a configuration to a finished run."""
 
 from __future__ import annotations
 
-import gc
 import logging
 from functools import partial
 from pathlib import Path
@@ -16,19 +15,15 @@ from pipelines.sources import load_index
 from train.config import to_dict
 from train.distributed import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
-from train.loop import claim, restore, save, set_threads, steps_per_epoch, where_to_go_on
-from train.pictures import save_views
+from train.loop import claim, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pose.inference import Poses
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.state import FinetuningState
 from train.pose.targets import PoseLabels
 from train.pose.validation import Validation, best_of, load_validation, validate
-from train.runs.bad_files import BadFiles
-from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import Resume, RunFolder
-from train.runs.interrupt import Interrupted, StopSignals
 from train.runs.meter import Meter
-from train.together import Together, together
+from train.together import together
 
 log = logging.getLogger(__name__)
 
@@ -100,45 +95,24 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
             state.precision,
         )
 
-    bad_files = BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
-    gc.freeze()  # what is here now stays: the collector need not go through it again and again
-    with (
+    def validate_if_due(meter: Meter) -> None:
+        done = state.steps_done
+        if validation is not None and (done == total_steps or done % validate_every == 0):
+            with meter.paused():
+                meter.validated(_validate(config, folder, state, validation, world))
+
+    run_steps(
+        config,
+        folder,
+        index,
         loader,
-        StopSignals() as stop,
-        BackgroundWriter(folder.checkpoints, lambda: _draw_curves(folder)) as writer,
-        Meter(config, folder, state, world, total_steps, writer=writer, title="fine-tuning") as meter,
-    ):
-        ranks = Together(world, stop, meter.check)
-        for batch in ranks.each(meter.timed(loader)):
-            if world.is_main and state.steps_done == 0:
-                with meter.writing():
-                    save_views(folder.views_picture, batch, index)
-
-            result = state.step(batch.to(world.device))
-
-            done = state.steps_done
-            last = done == total_steps
-            log_now = last or done % config.run.log_every == 0
-            stopping = ranks.stopping
-            save_now = last or stopping or done % config.run.checkpoint_every == 0
-            if log_now or save_now:
-                together(world, partial(meter.require_finite, result))
-            meter.after_step(batch, result, log_now=log_now)
-            if validation is not None and (last or done % validate_every == 0):
-                with meter.paused():
-                    meter.validated(_validate(config, folder, state, validation, world))
-            with meter.writing():
-                bad_files.count(batch, agree=log_now or save_now)
-            if save_now or bad_files.too_many:
-                save(writer, config, state, world, images=index.counts)
-            if bad_files.too_many:
-                together(world, writer.finish)
-                together(world, bad_files.require_few)
-            if stopping and not last:
-                together(world, writer.finish)
-                raise Interrupted(stop.signal_number, done, folder.root)
-        together(world, writer.finish)
-
+        state,
+        world,
+        total_steps,
+        title="fine-tuning",
+        draw=lambda: _draw_curves(folder),
+        after_step=validate_if_due,
+    )
     return folder
 
 

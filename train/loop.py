@@ -1,7 +1,10 @@
-"""What the training loops share around their steps: how long a run is, where it goes on, how it is saved."""
+"""The loop of every run: its steps, and around them how long it is, where it goes on, how it is saved."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,18 @@ import torch
 
 from errors import UserError
 from pipelines.index import Index
-from pipelines.loader import available_cores
-from train.config import to_dict
+from pipelines.loader import Loader, available_cores
+from train.config import Config, to_dict
 from train.distributed import World
+from train.finetune_config import FinetuneConfig
+from train.pictures import save_views
+from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, Checkpoints
 from train.runs.folder import Resume, RunFolder
+from train.runs.interrupt import Interrupted, StopSignals
+from train.runs.meter import Meter
 from train.state import TrainingState
-from train.together import together
+from train.together import Together, together
 
 
 def set_threads(threads: int | None, world: World) -> None:
@@ -75,7 +83,76 @@ def claim(folder: RunFolder, config: object, state: TrainingState[Any], world: W
     together(world, lambda: folder.claim(config, state.steps_done) if world.is_main else None)
 
 
-def save(
+def run_steps(
+    config: Config | FinetuneConfig,
+    folder: RunFolder,
+    index: Index,
+    loader: Loader,
+    state: TrainingState[Any],
+    world: World,
+    total_steps: int,
+    *,
+    title: str,
+    draw: Callable[[], None],
+    after_step: Callable[[Meter], None] = lambda meter: None,
+) -> None:
+    """Take the steps that are left: load, compute, log, save, and stop where the ranks agree to.
+
+    Args:
+        config: of the run.
+        folder: where it writes.
+        index: its images.
+        loader: closed in the end.
+        state: what its steps change.
+        world: the ranks, of which each calls this.
+        total_steps: of the whole run, those that are done included.
+        title: of the progress bar.
+        draw: the run's curves; called in the background after each checkpoint.
+        after_step: what else a step needs, such as a validation now and then.
+
+    Raises:
+        UserError: the loss stopped being a number, too many files are bad, or the disk is full.
+        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+    """
+    bad_files = BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
+    gc.freeze()  # what is here now stays: the collector need not go through it again and again
+    with (
+        loader,
+        StopSignals() as stop,
+        BackgroundWriter(folder.checkpoints, draw) as writer,
+        Meter(config, folder, state, world, total_steps, writer=writer, title=title) as meter,
+    ):
+        ranks = Together(world, stop, meter.check)
+        for batch in ranks.each(meter.timed(loader)):
+            if world.is_main and state.steps_done == 0:
+                with meter.writing():
+                    save_views(folder.views_picture, batch, index)
+
+            result = state.step(batch.to(world.device))
+
+            done = state.steps_done
+            last = done == total_steps
+            log_now = last or done % config.run.log_every == 0
+            stopping = ranks.stopping
+            save_now = last or stopping or done % config.run.checkpoint_every == 0
+            if log_now or save_now:
+                together(world, partial(meter.require_finite, result))
+            meter.after_step(batch, result, log_now=log_now)
+            after_step(meter)
+            with meter.writing():
+                bad_files.count(batch, agree=log_now or save_now)
+            if save_now or bad_files.too_many:
+                _save(writer, config, state, world, images=index.counts)
+            if bad_files.too_many:
+                together(world, writer.finish)
+                together(world, bad_files.require_few)
+            if stopping and not last:
+                together(world, writer.finish)
+                raise Interrupted(stop.signal_number, done, folder.root)
+        together(world, writer.finish)
+
+
+def _save(
     writer: BackgroundWriter, config: object, state: TrainingState[Any], world: World, *, images: list[int]
 ) -> None:
     """Have rank 0 write a checkpoint in the background; weights that are no numbers are never saved.

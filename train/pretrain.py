@@ -1,8 +1,7 @@
-"""Contrastive pre-training: the loop, to be read from top to bottom."""
+"""Contrastive pre-training, from a configuration to a finished run."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from functools import partial
@@ -15,15 +14,11 @@ from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config
 from train.distributed import World, described_world, joined, micro_batch_share
-from train.loop import claim, restore, save, set_threads, steps_per_epoch, where_to_go_on
-from train.pictures import save_loss, save_views
-from train.runs.bad_files import BadFiles
-from train.runs.checkpoint import BackgroundWriter
+from train.loop import claim, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
+from train.pictures import save_loss
 from train.runs.folder import Resume, RunFolder
-from train.runs.interrupt import Interrupted, StopSignals
-from train.runs.meter import Meter
 from train.state import PretrainingState
-from train.together import Together, together
+from train.together import together
 
 log = logging.getLogger(__name__)
 
@@ -95,42 +90,17 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
             parts = zip(rows, index.sources, strict=True)
             log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
-    bad_files = BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
-    gc.freeze()  # what is here now stays: the collector need not go through it again and again
-    with (
+    run_steps(
+        config,
+        folder,
+        index,
         loader,
-        StopSignals() as stop,
-        BackgroundWriter(folder.checkpoints, lambda: _draw_loss(folder, config)) as writer,
-        Meter(config, folder, state, world, total_steps, writer=writer, title="pre-training") as meter,
-    ):
-        ranks = Together(world, stop, meter.check)
-        for batch in ranks.each(meter.timed(loader)):
-            if world.is_main and state.steps_done == 0:
-                with meter.writing():
-                    save_views(folder.views_picture, batch, index)
-
-            result = state.step(batch.to(world.device))
-
-            done = state.steps_done
-            last = done == total_steps
-            log_now = last or done % config.run.log_every == 0
-            stopping = ranks.stopping
-            save_now = last or stopping or done % config.run.checkpoint_every == 0
-            if log_now or save_now:
-                together(world, partial(meter.require_finite, result))
-            meter.after_step(batch, result, log_now=log_now)
-            with meter.writing():
-                bad_files.count(batch, agree=log_now or save_now)
-            if save_now or bad_files.too_many:
-                save(writer, config, state, world, images=index.counts)
-            if bad_files.too_many:
-                together(world, writer.finish)
-                together(world, bad_files.require_few)
-            if stopping and not last:
-                together(world, writer.finish)
-                raise Interrupted(stop.signal_number, done, folder.root)
-        together(world, writer.finish)
-
+        state,
+        world,
+        total_steps,
+        title="pre-training",
+        draw=lambda: _draw_loss(folder, config),
+    )
     return folder
 
 

@@ -21,13 +21,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.index import Blocks, Index, Store
+from pipelines.index import Blocks, Index, NamesOnDemand, Store
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
@@ -75,7 +75,7 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
     return Index(
         name=content["name"],
         root=root,
-        paths=_Names(store),
+        paths=NamesOnDemand(len(store), store.name),
         box_px=np.array(tables["box_px"]),
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
@@ -190,27 +190,6 @@ class _Descriptor:
     def __del__(self) -> None:
         if hasattr(self, "number"):
             os.close(self.number)
-
-
-class _Names(Sequence[str]):
-    """What a store's samples are called; read when asked for."""
-
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self._store.name(one) for one in range(*row.indices(len(self)))]
-        return self._store.name(range(len(self))[row])
 
 
 def index_tables(index: Index) -> dict[str, Table]:
