@@ -19,6 +19,7 @@ import pytest
 from pipelines.synthetic import make_dataset
 from tests.conftest import Record
 from tests.train import tiny_run
+from train.config import Config, load_config
 from train.runs.folder import read_jsonl
 
 pytestmark = pytest.mark.slow  # a minute or two each: whole jobs start, are killed and start again
@@ -243,16 +244,19 @@ def test_losing_the_host_of_the_rendezvous_is_one_line(
 
 def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_readme(hosts: dict[str, Host], tmp_path: Path) -> None:
     """To the letter, but for the addresses, fewer hands and fewer epochs."""
-    make_dataset(tmp_path / "hands", poses=130, seed=0, scenes=4)
+    poses, epochs = 130, 2
+    make_dataset(tmp_path / "hands", poses=poses, seed=0, scenes=4)
+    demo = load_config(Config, [ROOT / "configs" / "demo.toml"], [])
+    steps = epochs * (4 * poses // demo.train.batch)
     commands = commands_of(ROOT / "README.md", holding="--nnodes=2")
-    fewer = f" --set data.root={tmp_path}/hands --out {tmp_path}/out --set train.epochs=2 --set run.log_every=1"
+    fewer = f" --set data.root={tmp_path}/hands --out {tmp_path}/out --set train.epochs={epochs} --set run.log_every=1"
     for host in hosts.values():
         here = commands.replace("HOST:", f"{ADDRESS['a']}:").replace("=THIS", f"={ADDRESS[host.name]}")
         assert here.count(ADDRESS["a"]) + here.count(ADDRESS["b"]) == 2
         host.start(tmp_path / f"{host.name}.log", (here if host.name == "a" else second(here)) + fewer)
     for host in hosts.values():
         wait_for(f"the end on {host.name}", finished(host), hosts)
-    assert [row["step"] for row in read_jsonl(tmp_path / "out" / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_jsonl(tmp_path / "out" / "metrics.jsonl")] == list(range(1, steps + 1))
     assert "Traceback" not in hosts["a"].log.read_text() + hosts["b"].log.read_text()
 
 
