@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import Batch, View
+from pipelines.decoder_memory import keep_decoded_in_cache
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
@@ -108,6 +109,7 @@ class Loader:
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._rows, self._device, self._views = rows, device, views
         keep_freed_memory()
+        keep_decoded_in_cache()
         self._buffers = PixelBuffers((len(rows), geometry.side_px, geometry.side_px, 3))
         self._steps = (first_step, last_step)
         self._ahead = config.ahead
