@@ -1,9 +1,10 @@
 """Where the JPEG decoder's temporary image begins, which decides how fast it decodes.
 
 nvImageCodec 0.9, behind DALI 2.4, decodes a JPEG into memory of its own and copies the result out. If a row begins at a
-multiple of 32 bytes, libjpeg-turbo stores it past the caches, and the copy waits for main memory: bench-loader's "decode
-only (DALI)" against its part "decode only". malloc gives each thread such a place or another one by chance, and then
-again and again. So that library, and no other, gets an `operator new[]` that hardly ever begins a large array there.
+multiple of 32 bytes, libjpeg-turbo stores it past the caches, and the copy waits for main memory. malloc gives each
+thread such a place or another one by chance, and then again and again. So that library, and no other, gets an `operator
+new[]` that hardly ever begins a large array there. bench-loader's "decode only (DALI)" is without it, its part "decode
+only" with it.
 """
 
 from __future__ import annotations
