@@ -207,7 +207,7 @@ def _conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
 def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     """Images per second of our loader over the rows of one kind of machine, to a PNG.
 
-    Drawn are the rows of the machine, cores and sources that most rows have, in their order.
+    Drawn are the rows of the machine, cores and sources that most rows have, of equals the newest, in their order.
 
     Returns:
         How many rows were drawn.
@@ -218,7 +218,7 @@ def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     rows = [row for row in rows if row.get("bench") == "loader"]
     if not rows:
         raise UserError("no row of bench-loader in the file: --record writes them")
-    ((kind, _),) = Counter(_kind(row) for row in rows).most_common(1)
+    ((kind, _),) = Counter(_kind(row) for row in reversed(rows)).most_common(1)  # of equals, the first met
     alike = [row for row in rows if _kind(row) == kind]
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
