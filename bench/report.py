@@ -236,7 +236,7 @@ def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("source images per second")
     axes.set_title(f"{kind[0]}, {kind[1]} cores, {kind[2]} sources; bars: 95 % interval", fontsize=9)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=120)
     return len(alike)
