@@ -232,7 +232,7 @@ def _scaling_projection(results: Path) -> str:
             f"{entry['efficiency']:.0%}",
             entry["limit"],
         )
-        for entry in row["projection"]
+        for entry in {entry["ranks"]: entry for entry in row["projection"]}.values()  # more nodes have no more work
     ]
     cluster, work = row["cluster"], row["work"]
     said = (

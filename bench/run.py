@@ -139,7 +139,7 @@ def bench_scale(
         return
     work, here = scaling.work_of(config), scaling.this_machine(measured)
     cluster = described or here
-    projections = [scaling.project(work, cluster, count) for count in nodes]
+    projections = list(dict.fromkeys(scaling.project(work, cluster, count) for count in nodes))  # more have no work
     row = scaling.as_json(measured, work, here, cluster, projections)
     if as_json:
         click.echo(json.dumps(row))

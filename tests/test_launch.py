@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+
+from train.config import Config, load_config
+from train.distributed import micro_batch_share
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "pretrain.slurm"
 STAND_INS = {
@@ -47,7 +51,7 @@ def requeued(checkout: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("code", "seconds", "restarts", "again"),
-    [("0", 100, 0, False), ("1", 100, 0, True), ("1", 0, 0, False), ("1", 100, 20, False)],
+    [("0", 400, 0, False), ("1", 400, 0, True), ("1", 0, 0, False), ("1", 200, 0, False), ("1", 400, 20, False)],
 )
 def test_a_job_that_failed_late_is_queued_again(
     code: str, seconds: int, restarts: int, again: bool, checkout: Path
@@ -61,7 +65,7 @@ def test_a_job_that_failed_late_is_queued_again(
 
 
 def test_before_its_time_is_up_a_job_saves_and_is_queued_again(checkout: Path) -> None:
-    job = start(checkout, "wait", seconds=100)
+    job = start(checkout, "wait", seconds=400)
     log = checkout / "torchrun.log"
     limit = time.monotonic() + 60
     while not (log.exists() and log.read_text()):
@@ -72,3 +76,18 @@ def test_before_its_time_is_up_a_job_saves_and_is_queued_again(checkout: Path) -
     assert job.wait(60) != 0
     assert log.read_text().endswith("saved\n")
     assert requeued(checkout)
+
+
+@pytest.mark.parametrize(
+    ("file", "nodes", "gpus"),
+    [
+        (SCRIPT, r"#SBATCH --nodes=(\d+)", r"#SBATCH --gpus-per-node=(\d+)"),
+        (SCRIPT.with_name("pytorchjob.yaml"), r"maxReplicas: (\d+)", r"nProcPerNode: (\d+)"),
+    ],
+)
+def test_every_rank_that_is_started_has_work(file: Path, nodes: str, gpus: str) -> None:
+    text = file.read_text()
+    (config,) = set(re.findall(r"configs/\w+\.toml", text))
+    train = load_config(Config, [SCRIPT.parents[1] / config], []).train
+    started = int(re.findall(nodes, text)[0]) * int(re.findall(gpus, text)[0])
+    assert micro_batch_share(train.batch, train.micro_batch, started - 1, started)

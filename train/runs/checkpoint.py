@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
@@ -33,6 +33,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self._keep = folder, keep
+        self._torn: list[Path] = []
 
     def paths(self) -> list[Path]:
         """What is there, oldest first."""
@@ -45,7 +46,9 @@ class Checkpoints:
         return next(reversed(self.paths()), None)
 
     def latest_whole(self) -> Path | None:
-        """The newest one that is whole; newer ones that are not are named in a warning, and nothing deletes them.
+        """The newest one that is whole; newer ones that are not are named in a warning.
+
+        Nothing deletes these: the next `save` puts them aside as *.torn, so that they are not among those it keeps.
 
         Raises:
             UserError: there are some, and none is whole: starting anew would throw work away unasked.
@@ -55,6 +58,7 @@ class Checkpoints:
             if _is_whole_and_readable(path):
                 for other in torn:
                     log.warning("%s is torn or damaged: passed over for %s", other, path.name)
+                self._torn = torn
                 return path
             torn.append(path)
         if torn:
@@ -74,6 +78,10 @@ class Checkpoints:
         path = self.folder / f"step_{step:09d}.pt"
         for left_by_a_crash in self.folder.glob("step_*.part"):
             left_by_a_crash.unlink()
+        while self._torn:
+            torn = self._torn.pop()
+            with suppress(FileNotFoundError):
+                torn.rename(torn.with_suffix(".torn"))
         write_checkpoint(path, step, state)
         for old in self.paths()[: -self._keep]:
             old.unlink()

@@ -69,6 +69,22 @@ def test_damage_is_seen_wherever_it_is(data: st.DataObject, tmp_path_factory: py
         load_checkpoint(path)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_torn_one_is_not_among_those_that_are_kept(keep: int, tmp_path: Path) -> None:
+    for step in (3, 6, 9):
+        Checkpoints(tmp_path, keep=9).save(step, {"value": step})
+    torn = tmp_path / "step_000000012.pt"
+    torn.write_bytes(b"torn")
+    found = Checkpoints(tmp_path, keep=keep)
+    whole = found.latest_whole()
+    assert whole is not None
+    assert whole.name == "step_000000009.pt"
+    written = found.save(10, {"value": 10})
+    assert Checkpoints(tmp_path, keep=keep).latest_whole() == written
+    assert found.paths() == [tmp_path / f"step_{step:09d}.pt" for step in (9, 10)[-keep:]]
+    assert torn.with_suffix(".torn").read_bytes() == b"torn"
+
+
 def test_a_torn_one_is_passed_over_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     older, newer = checkpoints.save(1, state()), checkpoints.save(2, state())
