@@ -136,12 +136,13 @@ class ContrastiveStep:
             loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
 
             difference = None
-            for first, rows in zip(embedded, micro_batches, strict=True):
-                embedding = self._embed(batch, rows) if self.recompute == "always" else first
-                torch.autograd.backward([embedding], [gradient[:, rows]])
-                if self.recompute == "always":
-                    change = (embedding.detach() - first).abs().amax()
-                    difference = change if difference is None else torch.maximum(difference, change)
+            with self.world.progress.own_work(self.world.device):
+                for first, rows in zip(embedded, micro_batches, strict=True):
+                    embedding = self._embed(batch, rows) if self.recompute == "always" else first
+                    torch.autograd.backward([embedding], [gradient[:, rows]])
+                    if self.recompute == "always":
+                        change = (embedding.detach() - first).abs().amax()
+                        difference = change if difference is None else torch.maximum(difference, change)
             self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
             if difference is not None:
                 difference = self.world.max_(difference)

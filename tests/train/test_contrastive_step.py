@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
@@ -26,6 +27,7 @@ from tests.train.tiny_step import (
     to_float,
 )
 from train.contrastive_step import ContrastiveStep
+from train.distributed import World
 
 
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])
@@ -121,6 +123,22 @@ def test_bfloat16_autocast() -> None:
     torch.testing.assert_close(first.loss, reference.loss, atol=2e-2, rtol=0)
     for ours, theirs in zip(gradients(kept), gradients(exact), strict=True):
         assert F.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.97
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute) -> None:
+    """So a rank whose backward passes alone are slow is told of as one that holds the others up."""
+    model, world = network(), World()
+    run(model, 4, 2, recompute, world)
+    world.progress.take_own_s()
+
+    def slowed(module: nn.Module, inputs: object, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: time.sleep(0.05))  # type: ignore[no-untyped-call]
+
+    model.register_forward_hook(slowed)
+    run(model, 4, 2, recompute, world)
+    assert world.progress.take_own_s() >= 2 * 0.05
 
 
 def test_wrong_batch_size_is_named() -> None:

@@ -150,7 +150,7 @@ def test_a_straggler_is_named_with_its_host_and_its_times() -> None:
     straggler = Straggler()
     lines = [straggler.seen([timing(0.2), timing(0.2), timing(0.8, "c")], 1.0) for _ in range(3)]
     assert lines[2] == (
-        "rank 2 on c holds the others up, 4.0 x the median for its share: per step 0.200 s for its forward passes and "
+        "rank 2 on c holds the others up, 4.0 x the median for its share: per step 0.200 s for its passes and "
         "0.600 s of waiting for data"
     )
 

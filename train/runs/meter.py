@@ -37,19 +37,19 @@ class RankTime:
     Attributes:
         host: its machine.
         images: its share of the batch; shares may differ by a micro-batch.
-        forward_s: seconds of its forward passes.
+        passes_s: seconds of its forward and backward passes.
         waited_s: seconds of waiting for its data.
     """
 
     host: str
     images: int
-    forward_s: float
+    passes_s: float
     waited_s: float
 
     @property
     def image_s(self) -> float:
         """Seconds per image of its share."""
-        return max((self.forward_s + self.waited_s) / self.images, 1e-12)
+        return max((self.passes_s + self.waited_s) / self.images, 1e-12)
 
 
 def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
@@ -80,7 +80,7 @@ class Straggler:
         """
         rank, ratio = slowest_rank(ranks)
         slow = ranks[rank]
-        behind_s = (slow.forward_s + slow.waited_s) * (1 - 1 / ratio)
+        behind_s = (slow.passes_s + slow.waited_s) * (1 - 1 / ratio)
         if behind_s <= _STANDS_OUT * step_s:
             self._rank, self._times = -1, 0
             return None
@@ -89,7 +89,7 @@ class Straggler:
             return None
         return (
             f"rank {rank} on {slow.host} holds the others up, {ratio:.1f} x the median for its share: per step "
-            f"{slow.forward_s:.3f} s for its forward passes and {slow.waited_s:.3f} s of waiting for data"
+            f"{slow.passes_s:.3f} s for its passes and {slow.waited_s:.3f} s of waiting for data"
         )
 
 
@@ -208,8 +208,8 @@ class Meter:
         """Of several ranks, the one that the others wait for; said aloud if it stands out."""
         if self._world.world_size == 1:
             return {}
-        forward_s = self._world.progress.take_own_s() / self._steps
-        mine = RankTime(platform.node(), images, forward_s, self._waited_s / self._steps)
+        passes_s = self._world.progress.take_own_s() / self._steps
+        mine = RankTime(platform.node(), images, passes_s, self._waited_s / self._steps)
         ranks = self._world.gather_objects(mine)
         rank, ratio = slowest_rank(ranks)
         said = self._straggler.seen(ranks, (time.perf_counter() - self._since) / self._steps)
