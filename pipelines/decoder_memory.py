@@ -24,6 +24,7 @@ LEAST_BYTES: Final = 16384
 """Smaller arrays are no images and are left where malloc puts them."""
 
 TRIES: Final = 8
+"""Arrays that are held at most while another place is sought; the last is taken wherever it begins."""
 
 _OPERATOR_NEW_ARRAY: Final = b"_Znam"
 _LIBRARY: Final = "libjpeg_turbo_ext.so*"
@@ -48,7 +49,7 @@ def _odd_step(size: Any, tries: Any) -> Any:
 
 @numba.cfunc(types.intp(types.intp), nopython=True, cache=True)  # type: ignore[untyped-decorator]
 def new_array(size: Any) -> Any:
-    """As malloc, of whose 16-byte steps a large array gets an odd one; `free` takes it back."""
+    """An array of `size` bytes, of malloc; a large one begins at an odd multiple of 16 bytes. `free` takes it back."""
     if size < LEAST_BYTES:
         return _malloc(size)
     odd = size + 16 if (size + 23) // 16 % 2 == 0 else size  # malloc's block is then an odd number of steps
@@ -63,9 +64,7 @@ def keep_decoded_in_cache() -> bool:
     """
     library = _jpeg_library()
     slots = [] if library is None else _slots(library, _OPERATOR_NEW_ARRAY)
-    for slot in slots:
-        _write_pointer(slot, new_array.address)
-    return bool(slots)
+    return bool(slots) and all(_write_pointer(slot, new_array.address) for slot in slots)
 
 
 def _jpeg_library() -> ctypes.CDLL | None:
@@ -99,10 +98,15 @@ def _slots(library: ctypes.CDLL, symbol: bytes) -> list[int]:
     return slots
 
 
-def _write_pointer(slot: int, value: int) -> None:
-    """One aligned store, so that threads that run see the old function or the new one."""
-    libc = ctypes.CDLL(None, use_errno=True)
+def _write_pointer(slot: int, value: int) -> bool:
+    """Whether it may: one aligned store, so that threads that run see the old function or the new one.
+
+    The dynamic linker has made the page read-only; it stays writable, since others may have written to it, too.
+    """
+    libc = ctypes.CDLL(None)
     page = ctypes.c_void_p(slot & -_PAGE)
     writable = mmap.PROT_READ | mmap.PROT_WRITE
-    if libc.mprotect(page, ctypes.c_size_t(_PAGE), writable) == 0:  # the loader makes these pages read-only
-        ctypes.c_void_p.from_address(slot).value = value
+    if libc.mprotect(page, ctypes.c_size_t(_PAGE), writable) != 0:
+        return False
+    ctypes.c_void_p.from_address(slot).value = value
+    return True

@@ -180,7 +180,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(common),
-        paths=_JoinedPaths(folders, indices)
+        paths=_joined_names(folders, indices)
         if stored
         else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
@@ -249,27 +249,15 @@ class _JoinedStore:
         return self._indices[number].read(sample - self._first[number])
 
 
-class _JoinedPaths(Sequence[str]):
-    """The names of several indices; made when asked for, since millions would fill the memory."""
+def _joined_names(folders: Sequence[str], indices: Sequence[Index]) -> NamesOnDemand:
+    """The names of several indices, each in a folder of its own."""
+    first = _first_rows(indices)
 
-    def __init__(self, folders: Sequence[str], indices: Sequence[Index]) -> None:
-        self._folders, self._indices, self._first = folders, indices, _first_rows(indices)
+    def name(row: int) -> str:
+        number = bisect_right(first, row) - 1
+        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
 
-    def __len__(self) -> int:
-        return self._first[-1]
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
-        row = range(len(self))[row]
-        number = bisect_right(self._first, row) - 1
-        return f"{self._folders[number]}/{self._indices[number].paths[row - self._first[number]]}"
+    return NamesOnDemand(first[-1], name)
 
 
 def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:

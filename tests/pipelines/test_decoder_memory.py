@@ -57,3 +57,8 @@ def test_nothing_is_touched_where_the_library_is_another(monkeypatch: pytest.Mon
     assert _slots(ctypes.CDLL(None), b"_Znam") == []
     monkeypatch.setattr(decoder_memory, "find_spec", lambda name: None)
     assert not keep_decoded_in_cache()
+
+
+def test_a_table_that_may_not_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_memory, "_write_pointer", lambda slot, value: False)
+    assert not keep_decoded_in_cache()
