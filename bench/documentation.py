@@ -285,7 +285,7 @@ def _ratio(ratio: Sequence[float] | None) -> str:
 
 def _over(one: Row, other: str) -> str:
     rates = one["images_per_s"]
-    return f"{rates[other]['mean'] / rates['cached']['mean']:.2f} x" if other in rates else "not in memory"
+    return f"{rates[other]['mean'] / rates['cached']['mean']:.2f} x" if other in rates else "not measured"
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

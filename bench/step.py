@@ -28,6 +28,7 @@ from train.contrastive_step import ContrastiveStep
 from train.distributed import World, described_world
 from train.graph_memory import free_bytes, with_graph_bytes
 from train.state import PRECISIONS, PretrainingState
+from train.stopwatch import Stopwatch
 
 Progress = Callable[[int, int], None]
 
@@ -50,17 +51,19 @@ class Settings:
         repeat_s: least length of a repeat.
         warmup_s: left out before each repeat, from the first step on.
         steps_per_sync: on a GPU, steps between two looks at the clock, which wait for it; nothing in between does.
+        comparisons: whether to time what the exact batch is compared with, too.
     """
 
     repeats: int = 5
     repeat_s: float = 2.0
     warmup_s: float = 1.0
     steps_per_sync: int = 8
+    comparisons: bool = True
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What was measured in one precision; None where it would not fit into memory.
+    """What was measured in one precision; None where it would not fit into memory or was not asked for.
 
     Attributes:
         precision: of the step.
@@ -70,7 +73,7 @@ class StepFigures:
         recompute: how the exact gradient was made, "never" or "always".
         cached: the step on batches that are there already.
         loaded: the step on batches of the loader.
-        waited_share: of the time with the loader, what the loop waited for its next batch, by the host's clock.
+        waited_share: of the time with the loader, what the device waited for its next batch.
         gradient: the cached step without the optimiser.
         recomputed: the cached step with recompute = "always".
         plain: the cached step on the whole batch at once, without micro-batches.
@@ -92,8 +95,8 @@ class StepFigures:
     loaded: Rate
     waited_share: float
     gradient: Rate
-    recomputed: Rate
-    averaged: Rate
+    recomputed: Rate | None
+    averaged: Rate | None
     plain: Rate | None
     flop_per_image: float
     peak_memory_mib: float
@@ -183,17 +186,17 @@ class _Bench:
         """All figures of this precision."""
         train = self._config.train
         peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
-        always, averaged = self._exact(train.micro_batch, "always"), self._averaged
-        ways = [
-            self.steps(self.state.step),
-            self._loaded,
-            self.steps(self.state.gradient),
-            self.steps(self._then_optimizer(always)),
-            self.steps(self._then_optimizer(averaged)),
-        ]
-        if self._whole_batch_fits():
-            ways.append(self.steps(self._then_optimizer(self._exact(train.batch, "never"))))
-        rates = self.measure(ways, progress)
+        ways = {
+            "cached": self.steps(self.state.step),
+            "loaded": self._loaded,
+            "gradient": self.steps(self.state.gradient),
+        }
+        if self._settings.comparisons:
+            ways["recomputed"] = self.steps(self._then_optimizer(self._exact(train.micro_batch, "always")))
+            ways["averaged"] = self.steps(self._then_optimizer(self._averaged))
+            if self._whole_batch_fits():
+                ways["plain"] = self.steps(self._then_optimizer(self._exact(train.batch, "never")))
+        rates = dict(zip(ways, self.measure(list(ways.values()), progress), strict=True))
         on_gpu = self._world.device.type == "cuda"
         return StepFigures(
             precision=self.state.precision,
@@ -201,13 +204,13 @@ class _Bench:
             batch=train.batch,
             micro_batch=train.micro_batch,
             recompute=self.state.contrastive.recompute,
-            cached=rates[0],
-            loaded=rates[1],
+            cached=rates["cached"],
+            loaded=rates["loaded"],
             waited_share=self._waited_s / self._looped_s,
-            gradient=rates[2],
-            recomputed=rates[3],
-            averaged=rates[4],
-            plain=rates[5] if len(rates) > 5 else None,
+            gradient=rates["gradient"],
+            recomputed=rates.get("recomputed"),
+            averaged=rates.get("averaged"),
+            plain=rates.get("plain"),
             flop_per_image=self.flop_per_image(),
             peak_memory_mib=peak_mib,
             device_memory_mib=torch.cuda.device_memory_used(self._world.device) / 2**20 if on_gpu else None,
@@ -249,21 +252,21 @@ class _Bench:
 
     def _loaded(self) -> Generator[int]:
         """The training loop's own shape: the loader works ahead, a step follows each batch."""
+        device, waiting, steps = self._world.device, Stopwatch(), 0
         with self._loader() as loader:
-            batches, looks = iter(loader), 0
+            batches = iter(loader)
             while True:
-                for _ in range(self._steps_per_look):
-                    began = time.perf_counter()
-                    batch = next(batches)
-                    waited_s = time.perf_counter() - began
-                    self.state.step(batch.to(self._world.device))
-                    looks += 1
-                    if looks > _SETTLING_STEPS:
-                        self._waited_s += waited_s
-                        self._looped_s += time.perf_counter() - began
                 began = time.perf_counter()
+                for _ in range(self._steps_per_look):
+                    with waiting.running(device):
+                        batch = next(batches)
+                    self.state.step(batch.to(device))
                 self._wait_for_device()
-                self._looped_s += time.perf_counter() - began if looks > _SETTLING_STEPS else 0.0
+                waited_s = waiting.take_s()
+                if steps >= _SETTLING_STEPS:
+                    self._waited_s += waited_s
+                    self._looped_s += time.perf_counter() - began
+                steps += self._steps_per_look
                 yield self._steps_per_look * self._config.train.batch
 
     def _loader(self) -> Loader:

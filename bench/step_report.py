@@ -15,7 +15,7 @@ from bench.measure import Interval, Rate
 from bench.step import Settings, StepFigures
 from train.config import Config, to_dict
 
-_LEFT_OUT = "not in memory"
+_LEFT_OUT = "not measured"
 
 
 def as_table(figures: Sequence[StepFigures]) -> Table:
@@ -65,8 +65,8 @@ def _mib(memory_mib: float | None) -> str:
     return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 
-def _overhead(slower: Rate, than: Rate | None) -> str:
-    return _LEFT_OUT if than is None else f"{_span(than.over(slower), 2)} x"
+def _overhead(slower: Rate | None, than: Rate | None) -> str:
+    return _LEFT_OUT if slower is None or than is None else f"{_span(than.over(slower), 2)} x"
 
 
 def as_json(figures: Sequence[StepFigures], config: Config, settings: Settings) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def as_json(figures: Sequence[StepFigures], config: Config, settings: Settings) 
 
 
 def _entry(one: StepFigures) -> dict[str, Any]:
-    rates = {"cached": one.cached, "loaded": one.loaded, "gradient": one.gradient, "recomputed": one.recomputed}
-    rates |= {"averaged": one.averaged} | ({"plain": one.plain} if one.plain is not None else {})
+    rates = {"cached": one.cached, "loaded": one.loaded, "gradient": one.gradient}
+    rates |= {"recomputed": one.recomputed, "averaged": one.averaged, "plain": one.plain}
     return {
         "precision": one.precision,
         "device": one.device,
@@ -98,6 +98,7 @@ def _entry(one: StepFigures) -> dict[str, Any]:
                 "repeats": [round(value, 2) for value in rate.images_per_s],
             }
             for name, rate in rates.items()
+            if rate is not None
         },
         "waited_share": round(one.waited_share, 5),
         "loader_share": round(one.loader_share, 4),

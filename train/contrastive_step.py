@@ -128,7 +128,7 @@ class ContrastiveStep:
             parameter.grad = None
         with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
             embedded = []  # of each micro-batch (2, n, D); with its graph if that is kept
-            with self.world.progress.own_work(self.world.device):
+            with self.world.progress.own_work.running(self.world.device):
                 for rows in micro_batches:
                     embedded.append(self._embed_first(batch, rows))
                     add_statistics()
@@ -136,7 +136,7 @@ class ContrastiveStep:
             loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
 
             difference = None
-            with self.world.progress.own_work(self.world.device):
+            with self.world.progress.own_work.running(self.world.device):
                 for first, rows in zip(embedded, micro_batches, strict=True):
                     embedding = self._embed(batch, rows) if self.recompute == "always" else first
                     torch.autograd.backward([embedding], [gradient[:, rows]])

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import Store
+
+from train.stopwatch import Stopwatch
 
 EXIT_CODE = 75
 """Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""
@@ -43,6 +44,7 @@ class Progress:
         doing: in words, for people.
         patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
         verdict: set when the watchdog speaks, which ends the process.
+        own_work: times what this rank does without the others.
     """
 
     def __init__(self) -> None:
@@ -52,31 +54,7 @@ class Progress:
         self.doing = "starts"
         self.patience_s = 0.0
         self.verdict = threading.Event()
-        self._own_s = 0.0
-        self._own_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def own_work(self, device: torch.device) -> Iterator[None]:
-        """Times what this rank does without the others; on a GPU by events, which wait for nothing."""
-        if device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()  # type: ignore[no-untyped-call]
-            yield
-            end.record()  # type: ignore[no-untyped-call]
-            self._own_events.append((begin, end))
-        else:
-            start = time.perf_counter()
-            yield
-            self._own_s += time.perf_counter() - start
-
-    def take_own_s(self) -> float:
-        """Seconds of `own_work` since the last call; to be asked when the GPU has been waited for anyway."""
-        for begin, end in self._own_events:
-            end.synchronize()
-            self._own_s += float(begin.elapsed_time(end)) * 1e-3  # type: ignore[no-untyped-call]
-        self._own_events.clear()
-        taken, self._own_s = self._own_s, 0.0
-        return taken
+        self.own_work = Stopwatch()
 
     def moved(self, doing: str) -> None:
         """Say what begins now."""

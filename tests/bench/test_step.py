@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -102,7 +103,18 @@ def test_a_batch_that_does_not_fit_is_left_out(config: Config, monkeypatch: pyte
     (figures,) = step.bench_train(config, ["fp32"], QUICK, lambda done, total: told.append((done, total)))
     assert told[-1] == (10, 10)
     assert figures.plain is None
-    assert "not in memory" in dict(enumerate(as_table([figures]).columns[1].cells)).values()
+    assert "not measured" in dict(enumerate(as_table([figures]).columns[1].cells)).values()
+
+
+def test_what_the_exact_batch_is_compared_with_may_be_left_out(config: Config) -> None:
+    told: list[tuple[int, int]] = []
+    few = dataclasses.replace(QUICK, comparisons=False)
+    (figures,) = step.bench_train(config, ["fp32"], few, lambda done, total: told.append((done, total)))
+    assert told[-1] == (6, 6)
+    assert figures.recomputed is figures.averaged is figures.plain is None
+    row = as_json([figures], config, few)
+    assert row["precisions"][0]["images_per_s"].keys() == {"cached", "loaded", "gradient"}
+    assert list(as_table([figures]).columns[1].cells).count("not measured") == 3
 
 
 def test_shares_in_closed_form() -> None:

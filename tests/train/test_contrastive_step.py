@@ -130,7 +130,7 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
     """So a rank whose backward passes alone are slow is told of as one that holds the others up."""
     model, world = network(), World()
     run(model, 4, 2, recompute, world)
-    world.progress.take_own_s()
+    world.progress.own_work.take_s()
 
     def slowed(module: nn.Module, inputs: object, output: Tensor) -> None:
         if output.requires_grad:
@@ -138,7 +138,7 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
 
     model.register_forward_hook(slowed)
     run(model, 4, 2, recompute, world)
-    assert world.progress.take_own_s() >= 2 * 0.05
+    assert world.progress.own_work.take_s() >= 2 * 0.05
 
 
 def test_wrong_batch_size_is_named() -> None:

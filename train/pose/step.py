@@ -147,7 +147,7 @@ class PoseStep:
         micro_batches = self.batch // self.micro_batch  # over all ranks
         total = torch.zeros(4, device=self.world.device, dtype=targets.root_depth.dtype)
         with one_momentum_step(self.network, self.world, micro_batches) as add_statistics:
-            with self.world.progress.own_work(self.world.device):
+            with self.world.progress.own_work.running(self.world.device):
                 for start in range(0, len(batch), self.micro_batch):
                     self.world.progress.moved(self.world.progress.doing)
                     rows = slice(start, start + self.micro_batch)

@@ -23,6 +23,7 @@ from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import RunFolder
 from train.runs.log import RunLog
 from train.state import Result, TrainingState
+from train.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Meter:
         )
         self._samples = self._open_samples() if config.run.log_samples else None
         self._writer, self._saved_s = writer, writer.waited_s
-        self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+        self._waiting, self._steps, self._since = Stopwatch(), 0, time.perf_counter()
         self._straggler = Straggler()
         self._error: OSError | None = None
         self._lr = state.lr
@@ -163,10 +164,9 @@ class Meter:
         while True:
             step = self._state.steps_done + 1
             self._world.progress.moved(f"waits for its data of step {step}")
-            start = time.perf_counter()
-            batch = next(batches, None)
+            with self._waiting.running(self._world.device):
+                batch = next(batches, None)
             self._world.progress.moved(f"computes step {step}")
-            self._waited_s += time.perf_counter() - start
             if batch is None:
                 return
             self._lr = self._state.lr
@@ -184,8 +184,10 @@ class Meter:
             self._log.advance(step)
         if not log_now:
             return
+        waited_s, passes_s = self._waiting.take_s(), self._world.progress.own_work.take_s()
         elapsed_s = time.perf_counter() - self._since
-        slowest = self._slowest(len(batch))
+        mine = RankTime(platform.node(), len(batch), passes_s / self._steps, waited_s / self._steps)
+        slowest = self._slowest(mine)
         if self._log is not None:
             row = {
                 "step": step,
@@ -193,7 +195,7 @@ class Meter:
                 "loss": result.loss.item(),
                 "lr": self._lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
-                "wait_share": self._waited_s / elapsed_s,
+                "wait_share": waited_s / elapsed_s,
                 "checkpoint_share": (self._writer.waited_s - self._saved_s) / elapsed_s,
                 **slowest,
                 **result.figures(),
@@ -202,14 +204,12 @@ class Meter:
             with self.writing():
                 self._log.write(row)
         self._saved_s = self._writer.waited_s
-        self._waited_s, self._steps, self._since = 0.0, 0, time.perf_counter()
+        self._steps, self._since = 0, time.perf_counter()
 
-    def _slowest(self, images: int) -> dict[str, float]:
+    def _slowest(self, mine: RankTime) -> dict[str, float]:
         """Of several ranks, the one that the others wait for; said aloud if it stands out."""
         if self._world.world_size == 1:
             return {}
-        passes_s = self._world.progress.take_own_s() / self._steps
-        mine = RankTime(platform.node(), images, passes_s, self._waited_s / self._steps)
         ranks = self._world.gather_objects(mine)
         rank, ratio = slowest_rank(ranks)
         said = self._straggler.seen(ranks, (time.perf_counter() - self._since) / self._steps)
