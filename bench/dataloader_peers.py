@@ -150,22 +150,33 @@ class TorchvisionViews(ViewsOfFiles):
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
         """decode_image, the box resized once, then for each view affine and colour at the view's size."""
         source = decode_image(path, ImageReadMode.RGB, apply_exif_orientation=True)
-        x_px, y_px, side_px = box_px if box_px[2] else whole_image_px(source.shape[2], source.shape[1])
-        side = max(round(side_px), 1)
-        corner = round(y_px - side / 2), round(x_px - side / 2)
-        hand = functional.resized_crop(source, *corner, side, side, [VIEW_PX, VIEW_PX], antialias=True)
-        for view, one in zip(out, draws, strict=True):
-            image = functional.affine(
-                hand,
-                angle=one.rotation_deg,
-                translate=[one.x_frac * VIEW_PX, one.y_frac * VIEW_PX],
-                scale=one.scale,
-                shear=[0.0, 0.0],
-                interpolation=InterpolationMode.BILINEAR,
-            )
-            image = functional.adjust_saturation(image, one.saturation)
-            image = functional.adjust_hue(image, one.hue / 2)
-            view.copy_(functional.adjust_brightness(image, one.value).permute(1, 2, 0))
+        for view, made in zip(out, torchvision_views(source, box_px, draws), strict=True):
+            view.copy_(made.permute(1, 2, 0))
+
+
+def torchvision_views(source: Tensor, box_px: Sequence[float], draws: Sequence[Draw]) -> Iterator[Tensor]:
+    """A view (3, 128, 128) uint8 for each draw of a source (3, H, W) uint8, on the source's device."""
+    hand = torchvision_crop(source, box_px)
+    for one in draws:
+        image = functional.affine(
+            hand,
+            angle=one.rotation_deg,
+            translate=[one.x_frac * VIEW_PX, one.y_frac * VIEW_PX],
+            scale=one.scale,
+            shear=[0.0, 0.0],
+            interpolation=InterpolationMode.BILINEAR,
+        )
+        image = functional.adjust_saturation(image, one.saturation)
+        image = functional.adjust_hue(image, one.hue / 2)
+        yield functional.adjust_brightness(image, one.value)
+
+
+def torchvision_crop(source: Tensor, box_px: Sequence[float]) -> Tensor:
+    """The box (3, 128, 128) of a source (3, H, W), black beyond it."""
+    x_px, y_px, side_px = box_px if box_px[2] else whole_image_px(source.shape[2], source.shape[1])
+    side = max(round(side_px), 1)
+    corner = round(y_px - side / 2), round(x_px - side / 2)
+    return functional.resized_crop(source, *corner, side, side, [VIEW_PX, VIEW_PX], antialias=True)
 
 
 def whole_image_px(width_px: int, height_px: int) -> tuple[float, float, float]:

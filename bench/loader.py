@@ -127,7 +127,8 @@ def bench_loader(
         _VIEWS,
         _ours(index, config, settings, device),
     )
-    parts = [_Measured(s.name, s.description, 0, s.start) for s in stages(index, config, settings.batch, device)]
+    of_stages = stages(index, config, settings.batch, device)
+    parts = [_Measured(stage.name, stage.description, 0, stage.start) for stage in of_stages]
     threads = {count: _with_threads(index, config, settings, device, count) for count in thread_counts(settings.cores)}
     peers = [
         _Measured(
@@ -152,7 +153,8 @@ def bench_loader(
     rows = [Row(one.name, one.description, one.views, rate) for one, rate in zip(everything, rates, strict=True)]
     own, of_peers = rows[0], rows[1 : 1 + len(peers)]
     of_parts, of_threads = rows[1 + len(peers) :][: len(parts)], rows[1 + len(peers) + len(parts) :]
-    said = verdict(own.rate, settings.cores, {row.name: row.rate for row in of_parts}, step=step, cache=cache)
+    configured = {stage.name: row.rate for stage, row in zip(of_stages, of_parts, strict=True) if stage.as_configured}
+    said = verdict(own.rate, settings.cores, configured, step=step, cache=cache)
     return Report(
         settings, str(device), own, of_peers, of_parts, dict(zip(threads, of_threads, strict=True)), cache, step, said
     )

@@ -16,8 +16,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from bench import dali_peers, dataloader_peers
+from bench import dali_peers, dataloader_peers, gpu_peers
 
 Start = Callable[[Sequence[Path], npt.NDArray[np.float32], int, int], Iterator[int]]
 """(paths (N), boxes_px (N, 3): centre x, y, side, threads or processes, images a batch) -> sizes of endless batches."""
@@ -33,6 +34,7 @@ class Peer:
         views: views of an image, 0 where only the source is decoded.
         start: makes the endless iterator.
         needs: package without which it cannot run, beyond those of this project.
+        on_gpu: whether it runs on a GPU, and only there.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Peer:
     views: int
     start: Start
     needs: str | None = None
+    on_gpu: bool = False
 
 
 def _when_asked(module: str) -> Start:
@@ -109,10 +112,33 @@ PEERS: Final = [
         _when_asked("bench.ffcv_peer"),
         needs="ffcv",
     ),
+    Peer(
+        "torchvision v2, GPU",
+        "torchvision's decoder and v2's functional transforms on the GPU, an image at a time, as v2 has it; files read "
+        "by threads; uint8 views",
+        2,
+        gpu_peers.start_torchvision,
+        on_gpu=True,
+    ),
+    Peer(
+        "torchvision + kornia, GPU",
+        "torchvision's decoder, the box resized once, then kornia's RandomAffine and ColorJiggle on whole batches on "
+        "the GPU; files read by threads; float views and their matrices",
+        2,
+        gpu_peers.start_kornia,
+        needs="kornia",
+        on_gpu=True,
+    ),
 ]
 """All that `bench-loader` knows; to add one, add it here."""
 
 
 def installed_peers() -> list[Peer]:
     """Those of `PEERS` that can run here."""
-    return [peer for peer in PEERS if peer.needs is None or importlib.util.find_spec(peer.needs) is not None]
+    return [peer for peer in PEERS if _runs_here(peer)]
+
+
+def _runs_here(peer: Peer) -> bool:
+    if peer.on_gpu and not torch.cuda.is_available():
+        return False
+    return peer.needs is None or importlib.util.find_spec(peer.needs) is not None

@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import cv2
@@ -29,6 +30,8 @@ from train.config import Config
 
 _VIEWS: Final = 2
 _CHUNKS_KEPT: Final = 8
+_ENGINE_LOADS: Final = (0.0, 0.5, 0.8, 1.0)
+"""Shares of the images for a GPU's JPEG engines: none, some, all."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,13 @@ class Stage:
         name: short, for a table.
         description: what it does, alone.
         start: makes the endless iterator of images done.
+        as_configured: whether it is a part of the loader; else it is one with another setting, to compare.
     """
 
     name: str
     description: str
     start: Callable[[], Iterator[int]]
+    as_configured: bool = True
 
 
 def stages(index: Index, config: Config, batch: int, device: torch.device) -> list[Stage]:
@@ -54,6 +59,13 @@ def stages(index: Index, config: Config, batch: int, device: torch.device) -> li
         Stage("read only", "files read, checked and queued, from the page cache; draws made", parts.read),
         Stage("decode only", "bytes in memory to decoded images", parts.decode),
     ]
+    if parts.on_gpu:
+        found += [
+            Stage(
+                f"decode only, {load:.0%} on engines", f"hw_decoder_load = {load}", partial(parts.decode, load), False
+            )
+            for load in _ENGINE_LOADS
+        ]
     if parts.backend == "opencv":
         found += [
             Stage(
@@ -92,9 +104,9 @@ class _Parts:
         self._index, self._config, self._batch, self._device = index, config, batch, device
         self._threads = config.pipelines.threads or available_cores()
         self.backend = resolve_backend(config.pipelines.backend, device)
-        on_gpu = self.backend == "dali" and device.type == "cuda"
+        self.on_gpu = self.backend == "dali" and device.type == "cuda"
         self._graph = GraphConfig(
-            device="gpu" if on_gpu else "cpu",
+            device="gpu" if self.on_gpu else "cpu",
             device_id=device.index or 0 if device.type == "cuda" else None,
             batch=min(config.pipelines.batch or samples_at_once(largest_pixels(index)), batch),
             threads=self._threads,
@@ -117,10 +129,12 @@ class _Parts:
         finally:
             feed.close()
 
-    def decode(self) -> Generator[int]:
-        """The decoder's pipeline, fed with bytes in memory."""
+    def decode(self, hw_decoder_load: float | None = None) -> Generator[int]:
+        """The decoder's pipeline, fed with bytes in memory; by itself with the configured share for the engines."""
+        load = self._graph.hw_decoder_load if hw_decoder_load is None else hw_decoder_load
+        graph = replace(self._graph, hw_decoder_load=load)
         requests = [chunk.request for chunk in self._chunks(_CHUNKS_KEPT, self._config.geometry)]
-        runner = Runner(lambda source: decode_pipeline(self._graph, source), _round_and_round(requests))
+        runner = Runner(lambda source: decode_pipeline(graph, source), _round_and_round(requests))
         while True:
             yield len(next(runner)[0])
 
@@ -221,7 +235,7 @@ class _Parts:
 
     def _empty_views(self, count: int) -> list[View]:
         side = self._config.geometry.side_px
-        device = self._device if self._graph.device == "gpu" else torch.device("cpu")
+        device = self._device if self.on_gpu else torch.device("cpu")
         return [
             View(
                 torch.empty((count, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2),

@@ -65,8 +65,8 @@ class StepsConfig:
     Attributes:
         epochs: passes over the data.
         batch: images in one optimiser step, over all ranks.
-        micro_batch: images that pass batch norm together. It belongs to the method: neither memory nor the number of
-            ranks changes it, and N ranks need N of them in a batch.
+        micro_batch: images that pass batch norm together, 128 in the authors' code. It belongs to the method: neither
+            memory nor the number of ranks changes it, and N ranks need N of them in a batch.
         precision: "fp32", "bf16" or "fp16" (with loss scaling) under autocast, "fp64" for exact comparisons; "auto" is
             bf16 on GPUs that have it, fp16 on others, fp32 on CPUs.
         device: "auto" takes a GPU if there is one.
@@ -77,7 +77,7 @@ class StepsConfig:
 
     epochs: Annotated[int, Field(ge=1)] = 100
     batch: Annotated[int, Field(ge=2)] = 2048
-    micro_batch: Annotated[int, Field(ge=1)] = 256
+    micro_batch: Annotated[int, Field(ge=1)] = 128
     precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: bool = False

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from bench import augmentation, dali_peers, dataloader_peers
+from bench import augmentation, dali_peers, dataloader_peers, gpu_peers
 from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
 from bench.dataloader_peers import (
     AuthorsSamples,
@@ -186,6 +186,32 @@ def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.Monk
     order = np.argsort(red[:, 64, 64])
     np.testing.assert_allclose(red[order, 64, 64], LEVELS, atol=1.01)
     np.testing.assert_allclose(red[order, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
+
+
+@pytest.fixture
+def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws that leave the picture as it is, of those who draw for themselves and of those who call `draw`."""
+    for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
+        monkeypatch.setattr(augmentation, name, (float(value), float(value)))
+    monkeypatch.setattr(gpu_peers, "draw", lambda count, rng: [IDENTITY] * count)
+
+
+@pytest.mark.usefixtures("nothing_changes")
+@pytest.mark.parametrize(("kind", "full"), [("torchvision", 255), ("kornia", 1)])
+def test_views_of_gpu_peers(kind: str, full: int, paths: list[Path], boxes_px: Boxes) -> None:
+    if kind == "kornia":
+        pytest.importorskip("kornia", reason="needs kornia")
+    make = {"torchvision": gpu_peers.torchvision_batches, "kornia": gpu_peers.kornia_batches}[kind]
+    views = next(make(paths, boxes_px, 2, len(paths))).cpu() * (255 / full)
+    assert views.shape == (2, len(paths), 3, VIEW_PX, VIEW_PX)
+    centers = views[0, :, 0, 64, 64]
+    order = centers.argsort()
+    np.testing.assert_allclose(centers[order], LEVELS, atol=1.01)
+    np.testing.assert_allclose(views[1, order, 2, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
+
+
+def test_peers_on_a_gpu_run_only_there() -> None:
+    assert any(peer.on_gpu for peer in installed_peers()) == torch.cuda.is_available()
 
 
 def test_ffcv_makes_the_views_that_opencv_makes() -> None:

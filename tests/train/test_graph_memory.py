@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import train.graph_memory
+from models.network import build_network
 from tests.train.tiny_step import SIDE_PX, UNDO, Recompute, images, network, run, to_double
+from train.config import Config, load_config
 from train.contrastive_step import ContrastiveStep
 from train.distributed import World
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
@@ -29,6 +34,27 @@ def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
     assert train.graph_memory.free_bytes(World()) > 2**20
     halved = train.graph_memory.free_bytes(World(local_world_size=2))
     assert halved == pytest.approx(train.graph_memory.free_bytes(World()) / 2, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("files", "card_bytes"),
+    [(("peclr_rn50.toml", "rtx_11gb.toml"), 11e9), (("peclr_rn152.toml", "rtx_24gb.toml"), 24e9)],
+)
+def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[str, ...], card_bytes: float) -> None:
+    """In 0.6 of it; the rest is for temporary tensors, libraries and the loader. Counted on a CPU, in bfloat16:
+    weights, gradients and Adam's two moments in float32, and what pictures add to the graph; a few are enough."""
+    config = load_config(Config, [CONFIGS / name for name in files], ["encoder.weights=random"])
+    built = build_network(config.encoder, config.projector)
+    built.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def graph_bytes(pictures: int) -> int:
+        picture = torch.zeros(pictures, 3, config.geometry.side_px, config.geometry.side_px, dtype=torch.uint8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return train.graph_memory.with_graph_bytes(built, lambda: built(picture), torch.device("cpu"))[1]
+
+    of_a_picture = (graph_bytes(6) - graph_bytes(2)) / 4
+    of_the_rest = graph_bytes(2) - 2 * of_a_picture + 16 * sum(parameter.numel() for parameter in built.parameters())
+    assert 2 * config.train.micro_batch * of_a_picture + of_the_rest < 0.6 * card_bytes
 
 
 def test_measured_graph_goes_when_its_result_goes() -> None:
