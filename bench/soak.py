@@ -21,6 +21,10 @@ SETTLED_AFTER_S = 60.0
 MEMORY_MAY_GROW = 0.02
 """As a share of what was held after settling."""
 
+_LAG_S = 3.0
+"""How long the first batch is held: the loader then works ahead as far as it may, as behind a training step, and holds
+all that it ever will. A consumer that only counts would come to that by accident, whenever it is held up."""
+
 _WINDOW = 5
 _SAMPLES = 600
 
@@ -79,6 +83,7 @@ def soak(
     with limited_to_cores(settings.cores):
         batches = our_batches(index, config, settings.batch)
         next(batches)
+        time.sleep(_LAG_S)
         began = time.perf_counter()
         for count in batches:
             images += count
