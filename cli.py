@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from bench.commands import bench_docs, bench_loader, bench_scale, bench_train, experiment
+from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
 from errors import ToldByAnother, UserError
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
@@ -75,6 +75,7 @@ def main() -> None:
 
 for command in (
     bench_docs,
+    bench_gpu,
     bench_loader,
     bench_scale,
     bench_train,

@@ -133,6 +133,38 @@ def bench_train(
     run.bench_train(config, precisions, repeats, seconds, as_json=as_json, record=record)
 
 
+@click.command("bench-gpu")
+@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
+@click.option(
+    "--data", default=".data/hands", show_default=True, type=click.Path(path_type=Path), help="As make-data writes it."
+)
+@click.option("--out", default="runs/gpu", show_default=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--dry-run", is_flag=True, help="Everything in little, on any device: what it finds shows nothing.")
+def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
+    """Prove on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
+
+    
+      python cli.py make-data .data/hands
+      python cli.py bench-gpu
+      python cli.py bench-gpu --stage loader --stage memory-11gb
+
+    Every stage stands alone. Exit code 1 if a claim does not hold.
+    """
+    import torch
+
+    from bench.gpu.claims import Job
+    from bench.gpu.prove import STAGES, prove
+
+    unknown = sorted(set(stages) - set(STAGES))
+    if unknown:
+        raise UserError(f"--stage {unknown[0]}: expected one of {', '.join(STAGES)}")
+    if not (dry_run or torch.cuda.is_available()):
+        raise UserError("torch sees no GPU here: see nvidia-smi, or try it out with --dry-run")
+    if not data.is_dir():
+        raise UserError(f"--data {data} is no folder: make it with 'python cli.py make-data {data}'")
+    sys.exit(0 if prove(stages or list(STAGES), Job(out.absolute(), data.absolute(), dry_run)) or dry_run else 1)
+
+
 @click.command("bench-scale")
 @config_options
 @click.option(

@@ -176,7 +176,8 @@ def torchvision_crop(source: Tensor, box_px: Sequence[float]) -> Tensor:
     x_px, y_px, side_px = box_px if box_px[2] else whole_image_px(source.shape[2], source.shape[1])
     side = max(round(side_px), 1)
     corner = round(y_px - side / 2), round(x_px - side / 2)
-    return functional.resized_crop(source, *corner, side, side, [VIEW_PX, VIEW_PX], antialias=True)
+    crop: Tensor = functional.resized_crop(source, *corner, side, side, [VIEW_PX, VIEW_PX], antialias=True)
+    return crop
 
 
 def whole_image_px(width_px: int, height_px: int) -> tuple[float, float, float]:

@@ -10,8 +10,10 @@ from typing import Final
 import cv2
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
 from errors import UserError
+from pipelines.sources import DataConfig, load_index
 
 FRAME_PX: Final = (720, 1280)
 BOX_PX: Final = 250
@@ -19,7 +21,21 @@ QUALITY: Final = 90
 HAND_FRAC: Final = 0.6
 """Side of the hand's box over the side of a picture of one hand."""
 
+_FOLDER: Final = Path(".data/bench-frames")
+_COUNT: Final = 512
+
 Image = npt.NDArray[np.uint8]
+
+
+def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
+    """Frames made of the images of some data, once."""
+    if not _FOLDER.exists():
+        index = load_index(data)
+        unfinished = _FOLDER.with_suffix(".part")
+        with Console(stderr=True).status(f"making {_COUNT} large frames in {_FOLDER}"):
+            make_frames([index.path(sample) for sample in range(len(index))], unfinished, _COUNT)
+        unfinished.rename(_FOLDER)
+    return DataConfig(source="folder", root=str(_FOLDER), box=str(_FOLDER / "boxes.csv"))
 
 
 def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:

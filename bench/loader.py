@@ -41,6 +41,7 @@ class Settings:
         repeat_s: least length of a repeat.
         warmup_s: left out before each repeat, from the first batch on.
         peers: whether to measure what people use instead.
+        only_peers: the names of those to measure; none: all that are installed.
         passes: over all files, warm and cold; 0 for none.
     """
 
@@ -50,6 +51,7 @@ class Settings:
     repeat_s: float = 2.0
     warmup_s: float = 2.0
     peers: bool = True
+    only_peers: tuple[str, ...] = ()
     passes: int = 3
 
 
@@ -138,6 +140,7 @@ def bench_loader(
             partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
         )
         for peer in (installed_peers() if settings.peers else [])
+        if not settings.only_peers or peer.name in settings.only_peers
     ]
     gc.freeze()  # as pretraining does
     with limited_to_cores(settings.cores):

@@ -11,18 +11,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import documentation, experiment_report, frames, report, scaling, soak, step_report, tune
+from bench import documentation, experiment_report, report, scaling, soak, step_report, tune
 from bench import first_batch as start
 from bench import step as steps
+from bench.frames import large_frames
 from bench.loader import Settings
 from bench.loader import bench_loader as measure_loader
-from pipelines.sources import DataConfig, load_index
 from train.config import Config, load_config
 from train.distributed import described_world
 from train.runs.log import progress_bar
 
-_FRAMES = Path(".data/bench-frames")
-_FRAMES_COUNT = 512
 _TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines
 
 
@@ -48,7 +46,7 @@ def bench_loader(
     """
     before = report.find_row(compare) if compare is not None else None
     if large:
-        config = dataclasses.replace(config, data=_large_frames(config))
+        config = dataclasses.replace(config, data=large_frames(config.data))
     settings = Settings(cores, batch, repeats, seconds, peers=peers)
     device = described_world(config.train.device).device
     needed = steps.cached_rate(config, steps.Settings()) if step else None
@@ -184,11 +182,3 @@ def append(record: Path | None, row: dict[str, Any]) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         with record.open("a") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def _large_frames(config: Config) -> DataConfig:
-    index = load_index(config.data)
-    if not (_FRAMES / "boxes.csv").exists():
-        with Console(stderr=True).status(f"making {_FRAMES_COUNT} large frames in {_FRAMES}"):
-            frames.make_frames([index.path(sample) for sample in range(len(index))], _FRAMES, _FRAMES_COUNT)
-    return DataConfig(source="folder", root=str(_FRAMES), box=str(_FRAMES / "boxes.csv"))

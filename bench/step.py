@@ -144,7 +144,7 @@ def bench_train(
         )
     figures = []
     for number, precision in enumerate(precisions):
-        bench = _Bench(_with_train(config, precision=precision), index, world, settings)
+        bench = StepBench(with_train(config, precision=precision), index, world, settings)
 
         def of_all(done: int, total: int, before: int = number) -> None:
             progress(before * total + done, len(precisions) * total)
@@ -161,25 +161,26 @@ def cached_rate(config: Config, settings: Settings) -> Rate:
     world = described_world(config.train.device)
     if world.device.type == "cpu":
         few = min(config.train.micro_batch, 32)
-        config = _with_train(config, batch=few, micro_batch=few)
-    bench = _Bench(config, load_index(config.data), world, settings)
+        config = with_train(config, batch=few, micro_batch=few)
+    bench = StepBench(config, load_index(config.data), world, settings)
     return bench.measure([bench.steps(bench.state.step)])[0]
 
 
-def _with_train(config: Config, **changed: object) -> Config:
+def with_train(config: Config, **changed: object) -> Config:
+    """The same with other keys of its table `train`."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))  # type: ignore[arg-type]
 
 
-class _Bench:
+class StepBench:
     """One precision's network, optimiser and batches, and the ways to step with them."""
 
     def __init__(self, config: Config, index: Index, world: World, settings: Settings) -> None:
-        self._config, self._index, self._world, self._settings = config, index, world, settings
+        self._config, self._index, self.world, self._settings = config, index, world, settings
         torch.manual_seed(config.run.seed)
         steps_per_epoch = max(1, len(index) // config.train.batch)
         self.state = PretrainingState(config, world, steps_per_epoch, fresh=True)
         with self._loader() as loader:
-            self._batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
+            self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
         self._waited_s, self._looped_s = 0.0, 0.0
 
     def run(self, progress: Progress) -> StepFigures:
@@ -188,7 +189,7 @@ class _Bench:
         peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
         ways = {
             "cached": self.steps(self.state.step),
-            "loaded": self._loaded,
+            "loaded": self.loaded,
             "gradient": self.steps(self.state.gradient),
         }
         if self._settings.comparisons:
@@ -197,10 +198,10 @@ class _Bench:
             if self._whole_batch_fits():
                 ways["plain"] = self.steps(self._then_optimizer(self._exact(train.batch, "never")))
         rates = dict(zip(ways, self.measure(list(ways.values()), progress), strict=True))
-        on_gpu = self._world.device.type == "cuda"
+        on_gpu = self.world.device.type == "cuda"
         return StepFigures(
             precision=self.state.precision,
-            device=str(self._world.device),
+            device=str(self.world.device),
             batch=train.batch,
             micro_batch=train.micro_batch,
             recompute=self.state.contrastive.recompute,
@@ -213,7 +214,7 @@ class _Bench:
             plain=rates.get("plain"),
             flop_per_image=self.flop_per_image(),
             peak_memory_mib=peak_mib,
-            device_memory_mib=torch.cuda.device_memory_used(self._world.device) / 2**20 if on_gpu else None,
+            device_memory_mib=torch.cuda.device_memory_used(self.world.device) / 2**20 if on_gpu else None,
         )
 
     def measure(self, ways: Sequence[Start], progress: Progress = lambda done, total: None) -> list[Rate]:
@@ -234,7 +235,7 @@ class _Bench:
             number = 0
             while True:
                 for _ in range(self._steps_per_look):
-                    step(self._batches[number % len(self._batches)])
+                    step(self.batches[number % len(self.batches)])
                     number += 1
                 self._wait_for_device()
                 yield self._steps_per_look * self._config.train.batch
@@ -243,16 +244,16 @@ class _Bench:
 
     def flop_per_image(self) -> float:
         """Of the network, forward and backward, for both views of one image."""
-        batch = self._batches[0]
+        batch = self.batches[0]
         images = torch.cat([view.image[:2] for view in batch.views[:2]])
         with FlopCounterMode(display=False) as counter, self._autocast():
             projection: torch.Tensor = self.state.network(images)
             torch.autograd.backward([projection.float().sum()])
         return float(counter.get_total_flops()) / 2
 
-    def _loaded(self) -> Generator[int]:
+    def loaded(self) -> Generator[int]:
         """The training loop's own shape: the loader works ahead, a step follows each batch."""
-        device, waiting, steps = self._world.device, Stopwatch(), 0
+        device, waiting, steps = self.world.device, Stopwatch(), 0
         with self._loader() as loader:
             batches = iter(loader)
             while True:
@@ -279,7 +280,7 @@ class _Bench:
             config.geometry,
             config.colour,
             seed=config.run.seed,
-            device=self._world.device,
+            device=self.world.device,
             appearance=config.appearance,
         )
 
@@ -334,19 +335,19 @@ class _Bench:
         train = self._config.train
         network, rows = self.state.contrastive.network, slice(0, train.micro_batch)
         _, graph_bytes = with_graph_bytes(
-            network, lambda: self._embed(network, self._batches[0], rows), self._world.device
+            network, lambda: self._embed(network, self.batches[0], rows), self.world.device
         )
         whole = graph_bytes * (train.batch // train.micro_batch)
-        return whole < _SHARE_OF_FREE_MEMORY * free_bytes(self._world)
+        return whole < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
 
     def _peak_mib(self) -> float:
         """Of two cached steps."""
-        device = self._world.device
+        device = self.world.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
             Path("/proc/self/clear_refs").write_text("5")  # resets the largest resident set, VmHWM
-        for batch in self._batches:
+        for batch in self.batches:
             self.state.step(batch)
         if device.type == "cuda":
             return torch.cuda.max_memory_allocated(device) / 2**20
@@ -355,15 +356,15 @@ class _Bench:
 
     def _autocast(self) -> torch.autocast:
         dtype = PRECISIONS[self.state.precision][1]
-        return torch.autocast(self._world.device.type, dtype=dtype, enabled=dtype is not None)
+        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype is not None)
 
     @property
     def _steps_per_look(self) -> int:
-        return self._settings.steps_per_sync if self._world.device.type == "cuda" else 1
+        return self._settings.steps_per_sync if self.world.device.type == "cuda" else 1
 
     def _wait_for_device(self) -> None:
-        if self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
 
 
 def _rows(view: View, rows: slice) -> View:

@@ -82,7 +82,7 @@ def as_json(figures: Sequence[StepFigures], config: Config, settings: Settings) 
 
 
 def _entry(one: StepFigures) -> dict[str, Any]:
-    rates = {"cached": one.cached, "loaded": one.loaded, "gradient": one.gradient}
+    rates: dict[str, Rate | None] = {"cached": one.cached, "loaded": one.loaded, "gradient": one.gradient}
     rates |= {"recomputed": one.recomputed, "averaged": one.averaged, "plain": one.plain}
     return {
         "precision": one.precision,

@@ -9,21 +9,24 @@ torch.set_num_threads(1)  # tests run side by side; one thread each also makes s
 
 Record = Callable[..., None]
 
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", action="store_true", help="append what the slow proofs found to bench/results/")
+    parser.addoption("--record", action="store_true", help="append what the proofs found to --record-to")
+    parser.addoption("--record-to", type=Path, default=RESULTS, help="a folder of rows, by default bench/results/")
 
 
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Record:
-    """`record(name, **figures)` appends a row to bench/results/NAME.jsonl, if the option --record asks for it."""
+    """`record(name, **figures)` appends a row to bench/results/NAME.jsonl, if --record asks for it."""
 
     def write(name: str, **figures: Any) -> None:
         if request.config.getoption("--record"):
             from bench.hardware import describe_machine
             from bench.run import append
 
-            file = Path(__file__).parents[1] / "bench" / "results" / f"{name}.jsonl"
+            file = request.config.getoption("--record-to") / f"{name}.jsonl"
             append(file, {"bench": name, "machine": describe_machine(), **figures})
 
     return write

@@ -29,12 +29,12 @@ def config(tmp_path: Path) -> Config:
     return load_config(Config, [], [*TINY, f"data.root={tmp_path / 'images'}"])
 
 
-def bench_of(config: Config, precision: str = "fp64") -> step._Bench:
-    in_precision = step._with_train(config, precision=precision)
-    return step._Bench(in_precision, load_index(config.data), World(), QUICK)
+def bench_of(config: Config, precision: str = "fp64") -> step.StepBench:
+    in_precision = step.with_train(config, precision=precision)
+    return step.StepBench(in_precision, load_index(config.data), World(), QUICK)
 
 
-def gradients(bench: step._Bench) -> torch.Tensor:
+def gradients(bench: step.StepBench) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in bench.state.network.parameters() if p.grad is not None]).clone()
 
 
@@ -66,8 +66,8 @@ def test_operations_are_counted_forward_and_backward(config: Config) -> None:
 
 
 def test_averaging_one_batch_is_the_exact_gradient_and_averaging_several_is_not(config: Config) -> None:
-    whole = bench_of(step._with_train(config, micro_batch=12))
-    batch = whole._batches[0]
+    whole = bench_of(step.with_train(config, micro_batch=12))
+    batch = whole.batches[0]
     whole.state.gradient(batch)
     exact = gradients(whole)
     whole._averaged(batch)
@@ -82,7 +82,7 @@ def test_averaging_one_batch_is_the_exact_gradient_and_averaging_several_is_not(
 
 def test_ways_of_the_exact_step_agree(config: Config) -> None:
     bench = bench_of(config)
-    batch = bench._batches[0]
+    batch = bench.batches[0]
     bench.state.gradient(batch)
     exact = gradients(bench)
     bench._exact(4, "always")(batch)
@@ -93,7 +93,7 @@ def test_every_way_takes_a_whole_step(config: Config) -> None:
     bench = bench_of(config)
     weights = next(iter(bench.state.network.parameters()))
     before = weights.detach().clone()
-    bench._then_optimizer(bench._averaged)(bench._batches[0])
+    bench._then_optimizer(bench._averaged)(bench.batches[0])
     assert not torch.equal(weights, before)
 
 
@@ -134,7 +134,7 @@ def test_shares_in_closed_form() -> None:
 
 def test_too_few_images_are_told(config: Config) -> None:
     with pytest.raises(UserError, match=r"24 images, fewer than train.batch = 48"):
-        step.bench_train(step._with_train(config, batch=48), ["fp32"], QUICK)
+        step.bench_train(step.with_train(config, batch=48), ["fp32"], QUICK)
 
 
 def test_step_alone_for_the_verdict(config: Config) -> None:
@@ -143,7 +143,7 @@ def test_step_alone_for_the_verdict(config: Config) -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu(config: Config) -> None:
-    on_gpu = step._with_train(config, device="cuda")
+    on_gpu = step.with_train(config, device="cuda")
     for one in step.bench_train(on_gpu, ["fp32", "bf16", "fp16"], QUICK):
         assert one.device.startswith("cuda")
         assert one.device_memory_mib is not None

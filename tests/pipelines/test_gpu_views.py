@@ -23,6 +23,7 @@ from pipelines.loader import Loader, PipelinesConfig
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder
 from pipelines.views import GraphConfig, Request, view_pipeline
+from tests.conftest import Record
 from tests.pipelines.harness import Image, encode, make_views, smooth_image
 from tests.pipelines.test_appearance import ALL, ALWAYS
 from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
@@ -62,7 +63,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("fill", [0, "edge"])
 def test_a_gpu_gives_what_a_cpu_gives(
-    kind: Literal["png", "jpeg"], jitter: Jitter, fill: int | Literal["edge"]
+    kind: Literal["png", "jpeg"], jitter: Jitter, fill: int | Literal["edge"], record: Record
 ) -> None:
     """PNG decodes to equal pixels everywhere. JPEG may differ by a level or two, since nvJPEG rounds its inverse
     cosine transform in its own way; both interpolate the chroma, which is asked for on the GPU."""
@@ -90,9 +91,11 @@ def test_a_gpu_gives_what_a_cpu_gives(
                 checked &= ~near_hue_cut(pixels[2], margin=2.0 if kind == "png" else 6.0)
             found.append(np.abs(pixels[0].astype(int) - pixels[1])[checked])
     differences = np.concatenate(found)
+    mean, largest = float(differences.mean()), float(np.percentile(differences, 99.9))
+    record("gpu_pixels", kind=kind, jitter=jitter, fill=fill, mean=round(mean, 4), percentile_99_9=largest)
     assert len(differences) > 100_000
-    assert differences.mean() <= 1.0
-    assert np.percentile(differences, 99.9) <= 6
+    assert mean <= 1.0
+    assert largest <= 6
 
 
 @pytest.mark.gpu

@@ -1,0 +1,97 @@
+"""What is claimed of a GPU, what was found there, and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.loader import available_cores
+from train.config import Config, load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+_TINY = (
+    "encoder.name=resnet18", "geometry.side_px=32", "train.batch=16", "train.micro_batch=8", "train.compile=false",
+    "pipelines.batch=8", "train.precision=fp32",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim.
+
+    Attributes:
+        what: of what.
+        found: with its unit.
+        wanted: with its unit.
+        holds: whether; None if it was only looked at, or could not be shown here.
+    """
+
+    what: str
+    found: str
+    wanted: str
+    holds: bool | None
+
+
+def at_least(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
+    """A claim on a figure that is large enough."""
+    return Claim(what, f"{found:.3g} {unit}", f"at least {wanted:g} {unit}", found >= wanted)
+
+
+def at_most(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
+    """A claim on a figure that is small enough."""
+    return Claim(what, f"{found:.3g} {unit}", f"at most {wanted:g} {unit}", found <= wanted)
+
+
+def looked_at(what: str, found: str) -> Claim:
+    """A figure of which nothing is claimed."""
+    return Claim(what, found, "-", None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a stage found.
+
+    Attributes:
+        claims: for the table.
+        rows: for bench/results/, by the name of the file without ".jsonl".
+        details: what else belongs into the stage's own row.
+    """
+
+    claims: Sequence[Claim]
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a stage needs to know.
+
+    Attributes:
+        out: the folder for what it writes.
+        data: images in FreiHAND's layout.
+        tiny: a dry run: everything happens, on any device, in sizes and times that show nothing.
+    """
+
+    out: Path
+    data: Path
+    tiny: bool
+
+    def overrides(self, *more: str) -> list[str]:
+        """Of any configuration: the job's data, random starting weights, since no rate depends on them, then `more`."""
+        return [f"data.root={self.data}", "encoder.weights=random", *more, *(_TINY if self.tiny else ())]
+
+    def config(self, *files: str, overrides: Sequence[str] = ()) -> Config:
+        """Of these files of configs/."""
+        return load_config(Config, [CONFIGS / name for name in files], self.overrides(*overrides))
+
+    def seconds(self, seconds: float) -> float:
+        """How long to measure."""
+        return 0.05 if self.tiny else seconds
+
+    @property
+    def cores(self) -> int:
+        """That a loader may use."""
+        return available_cores()

@@ -1,0 +1,141 @@
+"""`bench-gpu`: everything that is claimed of a GPU, in stages that stand alone, each in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from bench.gpu import gpu_tests, ideas, loading, memory, real_run, stepping
+from bench.gpu.claims import Claim, Findings, Job
+from bench.hardware import describe_machine
+from bench.report import read_rows
+from bench.run import append
+from train.runs.log import configure_logging
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the proof.
+
+    Attributes:
+        run: does it, in a fresh process: DALI's pools, once grown, would count for the next.
+        limit_s: after which it is ended, so that one that hangs does not take the others' time.
+    """
+
+    run: Callable[[Job], Findings]
+    limit_s: float
+
+
+STAGES: Final = {
+    "tests": Stage(gpu_tests.run_tests, 300),
+    "loader": Stage(loading.small, 300),
+    "loader-large": Stage(loading.large, 300),
+    "step-resnet50": Stage(stepping.resnet50, 300),
+    "step-resnet152": Stage(stepping.resnet152, 400),
+    "memory-11gb": Stage(memory.card_of_11_gb, 120),
+    "memory-24gb": Stage(memory.card_of_24_gb, 180),
+    "ideas": Stage(ideas.try_ideas, 400),
+    "run": Stage(real_run.real_run, 590),
+}
+"""In the order in which they are worth having, if time is short."""
+
+_START: Final = "spawn"
+"""How a stage's process begins: with nothing of this one's."""
+
+_ITSELF: Final = "the stage itself"
+
+
+def prove(names: Sequence[str], job: Job) -> bool:
+    """Run stages; whether every claim holds that could be looked at, or, in a dry run, whether every stage ended.
+
+    Each writes a row to gpu.jsonl in the job's folder as soon as it ends, and what it measured to other files there.
+    """
+    job.out.mkdir(parents=True, exist_ok=True)
+    rows = [prove_stage(name, STAGES[name], job) for name in names]
+    Console(width=max(Console().width, 140)).print(as_table(rows, dry=job.tiny))
+    claims = [claim for row in rows for claim in row["claims"]]
+    return all(claim["holds"] is not False for claim in claims if not job.tiny or claim["what"] == _ITSELF)
+
+
+def prove_stage(name: str, stage: Stage, job: Job) -> dict[str, Any]:
+    """One stage in a fresh process; its row."""
+    click.echo(f"stage {name}", err=True)
+    before, began = len(_rows(job)), time.perf_counter()
+    process = multiprocessing.get_context(_START).Process(target=_run, args=(name, stage, job))
+    process.start()
+    process.join(stage.limit_s)
+    if process.is_alive():
+        with suppress(ProcessLookupError):  # it does not lead its group yet
+            os.killpg(process.pid or 0, signal.SIGKILL)  # what it has started, too
+        process.kill()
+        process.join()
+        _write(job, name, began, failed=f"not done after {stage.limit_s:g} s")
+    elif len(_rows(job)) == before:
+        _write(job, name, began, failed=f"its process ended with {process.exitcode}")
+    return _rows(job)[-1]
+
+
+def _rows(job: Job) -> list[dict[str, Any]]:
+    file = job.out / "gpu.jsonl"
+    return read_rows(file) if file.exists() else []
+
+
+def _run(name: str, stage: Stage, job: Job) -> None:
+    os.setsid()  # a group of its own, to be ended with all that it starts
+    configure_logging()
+    began = time.perf_counter()
+    try:
+        found = stage.run(job)
+    except Exception as error:  # the others are worth having without it
+        traceback.print_exc()
+        _write(job, name, began, failed=" ".join(str(error).split())[:200] or type(error).__name__)
+        return
+    for of_file, rows in found.rows.items():
+        for row in rows:
+            append(job.out / f"{of_file}.jsonl", dict(row))
+    _write(job, name, began, found)
+
+
+def _write(job: Job, name: str, began: float, found: Findings | None = None, failed: str | None = None) -> None:
+    claims = [Claim(_ITSELF, failed, "to end", False)] if failed is not None else []
+    claims += found.claims if found is not None else []
+    row = {
+        "bench": "gpu",
+        "stage": name,
+        "dry_run": job.tiny,
+        "machine": describe_machine(),
+        "seconds": round(time.perf_counter() - began, 1),
+        "claims": [asdict(claim) for claim in claims],
+        **(found.details if found is not None else {}),
+    }
+    append(job.out / "gpu.jsonl", row)
+
+
+def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
+    """A line for each claim of each stage."""
+    title = "dry run: everything happens, and the figures show nothing" if dry else rows[0]["machine"]["gpu"]
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for heading in ("stage", "s", "what", "found", "wanted", "holds"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        for number, claim in enumerate(row["claims"]):
+            first = [row["stage"], f"{row['seconds']:.0f}"] if number == 0 else ["", ""]
+            table.add_row(*first, claim["what"], claim["found"], claim["wanted"], said(claim["holds"]))
+    return table
+
+
+def said(holds: bool | None) -> str:
+    """Whether a claim holds, in a word."""
+    return {True: "yes", False: "NO", None: ""}[holds]

@@ -1,0 +1,217 @@
+"""`bench-gpu`: what makes a claim hold or fail, and that a stage that breaks or hangs costs only itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bench.gpu import gpu_tests, loading, memory, prove, real_run, stepping
+from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
+from bench.gpu.prove import Stage
+from bench.loader import Report, Row, Settings
+from bench.measure import Rate
+from bench.step import StepFigures
+from tests.command_line import run_cli
+
+
+def rate(images_per_s: float) -> Rate:
+    return Rate((images_per_s, images_per_s), 0.0, 1)
+
+
+def row(name: str, images_per_s: float) -> Row:
+    return Row(name, "", 2, rate(images_per_s))
+
+
+def held(claims: list[Claim]) -> list[bool | None]:
+    return [claim.holds for claim in claims]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "out", tmp_path / "data", tiny=True)
+
+
+def test_a_figure_at_the_limit_holds() -> None:
+    assert [at_least("", found, 2).holds for found in (1.99, 2.0, 2.01)] == [False, True, True]
+    assert [at_most("", found, 2).holds for found in (1.99, 2.0, 2.01)] == [True, True, False]
+    assert at_most("", float("nan"), 2).holds is False
+    assert looked_at("", "3").holds is None
+
+
+def test_the_loader_is_held_against_the_step_and_its_peers() -> None:
+    threads = {count: row("", 1000.0 * count) for count in (4, 8, 16)}
+    peers = [row("OpenCV + DataLoader", 5000), row("OpenCV + DataLoader, lean", 6000), row("kornia", 15000)]
+    report = Report(Settings(16), "cuda", row("ours", 16000), peers, [], threads, None, None, "")
+    assert held(loading.claims(report, rate(4000), "small")) == [True, True, False, True]
+    assert "8 threads" in loading.claims(report, rate(4000), "small")[0].what
+    assert held(loading.claims(report, rate(4001), "small"))[0] is False
+    few = dataclasses.replace(report, threads={2: row("", 9000)})
+    assert "2 threads" in loading.claims(few, rate(4000), "small")[0].what
+
+
+def step_figures(**changed: Any) -> StepFigures:
+    figures = StepFigures(
+        "bf16", "cuda:0", 2048, 128, "never", cached=rate(1000), loaded=rate(995), waited_share=0.005,
+        gradient=rate(1020), recomputed=None, averaged=None, plain=None, flop_per_image=2e9, peak_memory_mib=1,
+        device_memory_mib=1,
+    )  # fmt: skip
+    return dataclasses.replace(figures, **changed)
+
+
+def test_what_the_loader_and_the_optimiser_add_to_a_step() -> None:
+    def found(waits: str | None = None, **changed: Any) -> list[bool | None]:
+        return held(stepping.claims("resnet50", step_figures(**changed), 8e12, waits))[:4]
+
+    assert found() == [True, True, True, True]
+    assert found(loaded=rate(980)) == [False, True, True, True]
+    assert found(waited_share=0.011) == [True, False, True, True]
+    assert found(gradient=rate(1040)) == [True, True, False, True]
+    assert found(waits="called a synchronizing operation") == [True, True, True, False]
+    assert found(device="cpu")[3] is None
+    assert "25.0% of its matrix peak" in stepping.claims("resnet50", step_figures(), 8e12, None)[-1].found
+
+
+def test_shares_of_a_profile_add_up() -> None:
+    shares = stepping.shares({"a": 1.0, "b": 4.0, "c": 0.5, "d": 0.5}, wall_s=10, largest=2)
+    assert shares == [
+        {"what": "b", "share": 0.4},
+        {"what": "a", "share": 0.1},
+        {"what": "all others", "share": 0.1},
+        {"what": "nothing running", "share": 0.4},
+    ]
+
+
+def test_the_matrix_peak_counts_multiplications_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "seconds_of", lambda work, device: 1e-3)
+    assert stepping.matrix_peak(stepping.torch.device("cpu"), 32) == pytest.approx(2 * 32**3 * 1e3)
+
+
+def test_memory_counts_what_the_stage_added_to_the_card() -> None:
+    def found(highest: float, slow: float) -> list[bool | None]:
+        return held(memory.claims("peclr_rn50.toml", 11e9, 1e9, highest, rate(slow), rate(140), on_gpu=True))
+
+    assert found(12e9, 100) == [True, True]
+    assert found(12.01e9, 99) == [False, False]
+
+
+def test_the_highest_memory_is_seen_while_it_is_there() -> None:
+    with memory.Highest(memory.torch.device("cpu")) as highest:
+        time.sleep(0.2)
+        before = highest.bytes
+        block = np.ones(200 << 20, np.uint8)
+        time.sleep(0.5)
+        del block
+    assert highest.bytes - before > 150 << 20
+
+
+JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="{}">{}</testsuite></testsuites>'
+
+
+def test_tests_have_to_run_and_to_pass(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+
+    def found(tests: int, failures: int, skipped: int, cases: str = "") -> Claim:
+        report.write_text(JUNIT.format(tests, failures, skipped, cases))
+        return gpu_tests.claim_of(report)
+
+    assert found(40, 0, 1).holds is True
+    assert found(40, 0, 40).holds is False  # without a GPU
+    failed = found(40, 1, 0, '<testcase name="good"/><testcase name="bad"><failure/></testcase>')
+    assert failed.holds is False
+    assert failed.found == "39 passed, 1 failed, 0 skipped; failed: bad"
+
+
+def test_a_real_run_was_resumed_and_long_enough_and_learnt() -> None:
+    rows = [
+        {"step": 10 * n, "epoch": float(n), "images_per_s": 50.0, "wait_share": 0.002, "loss": 8 - n} for n in (1, 2, 3)
+    ]
+
+    def found(changed: list[dict[str, Any]], stopped_at: int = 20) -> list[bool | None]:
+        return held(real_run.claims(changed, images=5000, stopped_at=stopped_at, wanted_s=300))[:4]
+
+    assert found(rows) == [True, True, True, True]  # 3 epochs of 100 s
+    assert found(rows[:2]) == [False, False, True, True]  # it ended where it was stopped
+    assert found(rows, stopped_at=0) == [True, False, True, True]
+    assert found([*rows[:2], rows[1], rows[2]])[1] is False  # steps that were made twice
+    assert found([{**one, "loss": 7.0} for one in rows])[2] is False
+    assert found([{**one, "wait_share": 0.02} for one in rows])[3] is False
+
+
+def good(job: Job) -> Findings:
+    return Findings([at_least("figure", 3, 2)], {"loader": [{"bench": "loader"}]}, {"more": 1})
+
+
+def broken(job: Job) -> Findings:
+    raise RuntimeError("CUDA error:\n out of memory")
+
+
+def gone(job: Job) -> Findings:
+    os._exit(3)
+
+
+def hanging(job: Job) -> Findings:
+    child = subprocess.Popen(["sleep", "100"])
+    (job.out / "child").write_text(str(child.pid))
+    child.wait()
+    return Findings([])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_START", "fork")  # these stages need no fresh process, which takes seconds
+    job.out.mkdir()
+    stages = {"broken": (broken, 60), "gone": (gone, 60), "hanging": (hanging, 3), "good": (good, 60)}
+    rows = [prove.prove_stage(name, Stage(*stage), job) for name, stage in stages.items()]
+    told = {row["stage"]: [(claim["found"], claim["holds"]) for claim in row["claims"]] for row in rows}
+    assert told == {
+        "broken": [("CUDA error: out of memory", False)],
+        "gone": [("its process ended with 3", False)],
+        "hanging": [("not done after 3 s", False)],
+        "good": [("3 x", True)],
+    }
+    assert rows[-1]["more"] == 1
+    assert json.loads((job.out / "loader.jsonl").read_text()) == {"bench": "loader"}
+    child = int((job.out / "child").read_text())
+    time.sleep(0.2)
+    assert not Path(f"/proc/{child}").exists() or "State:\tZ" in Path(f"/proc/{child}/status").read_text()
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(prove.as_table(rows, dry=True))
+    assert "not done after 3 s" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--stage", "lodaer"], "--stage lodaer: expected one of tests, loader,"),
+        ([], "torch sees no GPU here: see nvidia-smi, or try it out with --dry-run"),
+        (["--dry-run", "--data", "none"], "--data none is no folder: make it with 'python cli.py make-data none'"),
+    ],
+)
+def test_what_cannot_be_run_is_told(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert run_cli("bench-gpu", *arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow  # every stage, in little
+def test_all_stages_can_be_dry_run(tmp_path: Path) -> None:
+    assert run_cli("make-data", str(tmp_path / "hands"), "--poses", "24") == 0
+    assert prove.prove(list(prove.STAGES), Job(tmp_path / "out", tmp_path / "hands", tiny=True))
+    rows = [json.loads(line) for line in (tmp_path / "out" / "gpu.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == list(prove.STAGES)
+    assert all(row["dry_run"] and row["claims"] for row in rows)
+    assert {"loader.jsonl", "train.jsonl", "report.html", "pretrain-loss.png"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
