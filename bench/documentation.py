@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bench.capacity import GPUS, Model, costs_of_row, need
 from bench.experiment_report import UNITS
+from bench.gpu.claims import said
 from bench.report import read_rows
 from errors import UserError
 
@@ -40,7 +41,10 @@ def write_tables(text: str, results: Path) -> str:
 
 def _loader(sources: str, part: str) -> Callable[[Path], str]:
     def table(results: Path) -> str:
-        row = _last(results / "loader.jsonl", lambda row: row.get("sources", "small") == sources and part in row)
+        row = _last(
+            results / "loader.jsonl",
+            lambda row: _on_cpu(row) and row.get("sources", "small") == sources and part in row,
+        )
         if row is None:
             return "No row yet.\n"
         lines = [
@@ -61,7 +65,7 @@ def _loader(sources: str, part: str) -> Callable[[Path], str]:
 
 
 def _train(results: Path) -> str:
-    row = _last(results / "train.jsonl", lambda row: row["bench"] == "train")
+    row = _last(results / "train.jsonl", lambda row: _on_cpu(row) and row["bench"] == "train")
     if row is None:
         return "No row yet.\n"
     encoder, geometry = row["config"]["encoder"], row["config"]["geometry"]
@@ -104,8 +108,32 @@ def _soak(results: Path) -> str:
     )
 
 
+def _gpu(results: Path) -> str:
+    """The claims of the newest run of each stage of `bench-gpu`, as they stand in its row."""
+    stages = {row["stage"]: row for row in _rows(results / "gpu.jsonl") if not row["dry_run"]}
+    if not stages:
+        return "No row yet: none of this has been measured.\n"
+    lines = [
+        (row["stage"], claim["what"], claim["found"], claim["wanted"], said(claim["holds"]), row["place"])
+        for row in stages.values()
+        for claim in row["claims"]
+    ]
+    machines = "\n".join(dict.fromkeys(f"- {_machine(row)}" for row in stages.values()))
+    return f"{machines}\n\n{_markdown(('stage', 'what', 'found', 'wanted', 'holds', 'row'), lines)}"
+
+
+def _ideas(results: Path) -> str:
+    row = _last(results / "gpu.jsonl", lambda row: row["stage"] == "ideas" and not row["dry_run"] and "ideas" in row)
+    if row is None:
+        return "No row yet.\n"
+    lines = [(idea["idea"], idea["prediction"], idea["outcome"]) for idea in row["ideas"]]
+    return f"{_measured_on(row)}\n\n{_markdown(('idea', 'prediction', 'outcome'), lines)}"
+
+
 def _capacity(results: Path) -> str:
-    row = _last(results / "loader.jsonl", lambda row: row.get("sources") == "small" and "stages" in row)
+    row = _last(
+        results / "loader.jsonl", lambda row: _on_cpu(row) and row.get("sources") == "small" and "stages" in row
+    )
     if row is None:
         return "No row yet.\n"
     costs = costs_of_row(row)
@@ -251,11 +279,17 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "stages-large": _loader("large", "stages"),
     "train": _train,
     "soak": _soak,
+    "gpu": _gpu,
+    "gpu-ideas": _ideas,
     "capacity": _capacity,
     "experiment": _experiment,
     "scaling-error": _scaling_error,
     "scaling-projection": _scaling_projection,
 }
+
+
+def _on_cpu(row: Row) -> bool:
+    return bool(row["machine"]["gpu"] == "none")
 
 
 def _last(file: Path, wanted: Callable[[Row], bool]) -> Row | None:

@@ -50,6 +50,11 @@ def looked_at(what: str, found: str) -> Claim:
     return Claim(what, found, "-", None)
 
 
+def said(holds: bool | None) -> str:
+    """Whether a claim holds, in a word."""
+    return {True: "yes", False: "NO", None: ""}[holds]
+
+
 @dataclass(frozen=True)
 class Findings:
     """What a stage found.

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gpu import gpu_tests, ideas, loading, memory, real_run, stepping
-from bench.gpu.claims import Claim, Findings, Job
+from bench.gpu.claims import Claim, Findings, Job, said
 from bench.hardware import describe_machine
 from bench.report import read_rows
 from bench.run import append
@@ -134,8 +134,3 @@ def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
             first = [row["stage"], f"{row['seconds']:.0f}"] if number == 0 else ["", ""]
             table.add_row(*first, claim["what"], claim["found"], claim["wanted"], said(claim["holds"]))
     return table
-
-
-def said(holds: bool | None) -> str:
-    """Whether a claim holds, in a word."""
-    return {True: "yes", False: "NO", None: ""}[holds]

@@ -67,6 +67,42 @@ def test_tables_are_those_of_the_last_rows(tmp_path: Path) -> None:
     assert write_tables(made, tmp_path) == made
 
 
+def test_claims_of_a_gpu_are_those_of_each_stages_last_true_run(tmp_path: Path) -> None:
+    page = "<!-- rows: gpu -->\n<!-- end rows -->\n"
+    machine = {"cpu": "CPU", "gpu": "Card", "cores": 2, "date": "2030-01-01", "commit": "abc"}
+
+    def row(stage: str, found: str, holds: bool | None, *, dry_run: bool = False) -> str:
+        claim = {"what": "figure", "found": found, "wanted": "at least 2 x", "holds": holds}
+        return json.dumps({"stage": stage, "dry_run": dry_run, "machine": machine, "claims": [claim]}) + "\n"
+
+    file = tmp_path / "gpu.jsonl"
+    file.write_text(row("loader", "9 x", True, dry_run=True))
+    assert "none of this has been measured" in write_tables(page, tmp_path)
+    file.write_text(
+        row("loader", "1 x", False) + row("run", "3 s", None) + row("loader", "2 x", True)
+        + row("loader", "9 x", True, dry_run=True)
+    )  # fmt: skip
+    made = write_tables(page, tmp_path)
+    assert "| loader | figure | 2 x | at least 2 x | yes | `gpu.jsonl`, row 3 |" in made
+    assert "| run | figure | 3 s | at least 2 x |  | `gpu.jsonl`, row 2 |" in made
+    assert "1 x" not in made
+    assert "9 x" not in made
+    assert made.count("2 cores of an CPU, Card, 2030-01-01") == 1
+
+
+def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
+    machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
+    entry = {"name": "this loader", "images_per_s": 1234, "interval": [1, 2], "cpu_ms_per_image": 1}
+    rows = [
+        {"machine": {**machine, "gpu": gpu}, "sources": "small", "loaders": [{**entry, "images_per_s": rate}]}
+        for gpu, rate in (("none", 1234), ("Card", 9999))
+    ]
+    (tmp_path / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = write_tables("<!-- rows: loaders -->\n<!-- end rows -->\n", tmp_path)
+    assert "1234" in made
+    assert "9999" not in made
+
+
 def test_unknown_table_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="known are loaders"):
         write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)

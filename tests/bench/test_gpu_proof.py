@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from bench.gpu import gpu_tests, loading, memory, prove, real_run, stepping
@@ -93,7 +94,7 @@ def test_shares_of_a_profile_add_up() -> None:
 
 def test_the_matrix_peak_counts_multiplications_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepping, "seconds_of", lambda work, device: 1e-3)
-    assert stepping.matrix_peak(stepping.torch.device("cpu"), 32) == pytest.approx(2 * 32**3 * 1e3)
+    assert stepping.matrix_peak(torch.device("cpu"), 32) == pytest.approx(2 * 32**3 * 1e3)
 
 
 def test_memory_counts_what_the_stage_added_to_the_card() -> None:
@@ -105,7 +106,7 @@ def test_memory_counts_what_the_stage_added_to_the_card() -> None:
 
 
 def test_the_highest_memory_is_seen_while_it_is_there() -> None:
-    with memory.Highest(memory.torch.device("cpu")) as highest:
+    with memory.Highest(torch.device("cpu")) as highest:
         time.sleep(0.2)
         before = highest.bytes
         block = np.ones(200 << 20, np.uint8)
