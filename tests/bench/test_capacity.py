@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,8 +93,8 @@ def test_claims_of_a_gpu_are_those_of_each_stages_last_true_run(tmp_path: Path) 
 
 def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
     machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-    entry = {"name": "this loader", "images_per_s": 1234, "interval": [1, 2], "cpu_ms_per_image": 1}
-    rows = [
+    entry: dict[str, Any] = {"name": "this loader", "images_per_s": 1234, "interval": [1, 2], "cpu_ms_per_image": 1}
+    rows: list[dict[str, Any]] = [
         {"machine": {**machine, "gpu": gpu}, "sources": "small", "loaders": [{**entry, "images_per_s": rate}]}
         for gpu, rate in (("none", 1234), ("Card", 9999))
     ]
