@@ -55,6 +55,7 @@ def arrays(samples: Any) -> list[npt.NDArray[Any]]:
     return [np.asarray(sample) for sample in samples]
 
 
+@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # FFCV's
 @pytest.mark.parametrize("peer", installed_peers(), ids=lambda peer: peer.name)
 def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: Boxes) -> None:
     sizes = peer.start(paths, boxes_px, 2, 5)
@@ -214,6 +215,7 @@ def test_peers_on_a_gpu_run_only_there() -> None:
     assert any(peer.on_gpu for peer in installed_peers()) == torch.cuda.is_available()
 
 
+@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
 def test_ffcv_makes_the_views_that_opencv_makes() -> None:
     ffcv_peer = pytest.importorskip("bench.ffcv_peer", reason="needs FFCV", exc_type=ImportError)
     coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
