@@ -20,15 +20,15 @@ _THREADS = 8
 
 def small(job: Job) -> Findings:
     """Sources of 224 pixels."""
-    return _measure(job, "small")
+    return _measure(job, "small", repeats=3)
 
 
 def large(job: Job) -> Findings:
     """Sources of 1280 x 720 pixels, a hand in each."""
-    return _measure(job, "large")
+    return _measure(job, "large", repeats=2)
 
 
-def _measure(job: Job, sources: str) -> Findings:
+def _measure(job: Job, sources: str, repeats: int) -> Findings:
     config = job.config("peclr_rn50.toml", "a100.toml")
     needed = step.cached_rate(config, step.Settings(2, job.seconds(1), job.seconds(1), steps_per_sync=4))
     if sources == "large":
@@ -36,7 +36,7 @@ def _measure(job: Job, sources: str) -> Findings:
     settings = Settings(
         job.cores,
         batch=8 if job.tiny else 256,
-        repeats=2 if job.tiny else 3,
+        repeats=repeats,
         repeat_s=job.seconds(1),
         warmup_s=job.seconds(0.5),
         only_peers=_PEERS,

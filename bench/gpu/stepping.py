@@ -24,22 +24,22 @@ _LARGEST: Final = 12
 
 def resnet50(job: Job) -> Findings:
     """The paper's smaller encoder."""
-    return _measure(job, "peclr_rn50.toml")
+    return _measure(job, "peclr_rn50.toml", repeats=3)
 
 
 def resnet152(job: Job) -> Findings:
     """The paper's larger encoder."""
-    return _measure(job, "peclr_rn152.toml")
+    return _measure(job, "peclr_rn152.toml", repeats=2)  # its steps are long, and so are their compilations
 
 
-def _measure(job: Job, file: str) -> Findings:
+def _measure(job: Job, file: str, repeats: int) -> Findings:
     made: list[Claim] = []
     rows, profiles = [], {}
     peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
     for compiled in (False,) if job.tiny else (False, True):
         config = job.config(file, "a100.toml", overrides=["train.precision=bf16"])
         config = with_train(config, compile=compiled)
-        settings = Settings(2 if job.tiny else 3, job.seconds(2), job.seconds(2), steps_per_sync=4, comparisons=False)
+        settings = Settings(repeats, job.seconds(2), job.seconds(1), steps_per_sync=4, comparisons=False)
         bench = StepBench(config, load_index(config.data), described_world(config.train.device), settings)
         name = f"{config.encoder.name}{', compiled' if compiled else ''}"
         with progress_bar(name) as progress:
