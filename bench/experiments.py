@@ -28,7 +28,7 @@ from models.pose import PoseConfig
 from pipelines.sources import load_index
 from pipelines.synthetic import make_dataset
 from train.config import Config, as_toml, load_config
-from train.distributed import World
+from train.distributed.world import World
 from train.evaluation.metrics import (
     align,
     confidence_intervals,

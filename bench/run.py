@@ -18,7 +18,7 @@ from bench.frames import large_frames
 from bench.loader import Settings
 from bench.loader import bench_loader as measure_loader
 from train.config import Config, load_config
-from train.distributed import described_world
+from train.distributed.world import described_world
 from train.runs.log import progress_bar
 
 _TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines

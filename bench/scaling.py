@@ -23,9 +23,9 @@ from rich.table import Table
 from bench.hardware import describe_machine
 from models.network import build_network
 from pipelines.batch import Batch, View
-from train.collective_timing import time_sums
 from train.config import Config
-from train.distributed import World, described_world, joined, micro_batch_share
+from train.distributed.collective_timing import time_sums
+from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.loop import set_threads
 from train.state import PretrainingState
 

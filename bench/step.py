@@ -25,7 +25,7 @@ from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import Config
 from train.contrastive_step import ContrastiveStep
-from train.distributed import World, described_world
+from train.distributed.world import World, described_world
 from train.graph_memory import free_bytes, with_graph_bytes
 from train.state import PRECISIONS, PretrainingState
 from train.stopwatch import Stopwatch

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from train.config import Config, load_config
-from train.distributed import micro_batch_share
+from train.distributed.world import micro_batch_share
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "pretrain.slurm"
 STAND_INS = {

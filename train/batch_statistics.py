@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from errors import UserError
-from train.distributed import World
+from train.distributed.world import World
 
 
 def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> None:

@@ -20,7 +20,7 @@ from models.health import health
 from models.losses import nt_xent_rows
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
-from train.distributed import World, micro_batch_share
+from train.distributed.world import World, micro_batch_share
 from train.graph_memory import free_bytes, with_graph_bytes
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import to_dict
-from train.distributed import World, described_world, joined, micro_batch_share
+from train.distributed.together import together
+from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
 from train.loop import claim, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pose.inference import Poses
@@ -23,7 +24,6 @@ from train.pose.targets import PoseLabels
 from train.pose.validation import Validation, best_of, load_validation, validate
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
-from train.together import together
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from errors import UserError
 from pipelines.index import Index
 from pipelines.loader import Loader, available_cores
 from train.config import Config, to_dict
-from train.distributed import World
+from train.distributed.together import Together, together
+from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
@@ -23,7 +24,6 @@ from train.runs.folder import Resume, RunFolder
 from train.runs.interrupt import Interrupted, StopSignals
 from train.runs.meter import Meter
 from train.state import TrainingState
-from train.together import Together, together
 
 
 def set_threads(threads: int | None, world: World) -> None:

@@ -13,12 +13,12 @@ from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config
-from train.distributed import World, described_world, joined, micro_batch_share
+from train.distributed.together import together
+from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.loop import claim, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pictures import save_loss
 from train.runs.folder import Resume, RunFolder
 from train.state import PretrainingState
-from train.together import together
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from pipelines.batch import Batch
 from train.batch_statistics import synchronise
 from train.config import Config, first_difference, to_dict
 from train.contrastive_step import ContrastiveStep, StepResult
-from train.distributed import World
+from train.distributed.world import World
 from train.optim import Lars, build_optimizer, learning_rate_factor
 from train.runs.checkpoint import load_checkpoint
 

@@ -16,7 +16,7 @@ from bench.step import Settings, StepBench
 from pipelines.loader import PipelinesConfig
 from pipelines.sources import load_index
 from train.config import Config
-from train.distributed import described_world
+from train.distributed.world import described_world
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from bench.frames import large_frames
 from bench.gpu.claims import Claim, Findings, Job, at_least
 from bench.loader import Report, Settings, bench_loader
 from bench.measure import Rate
-from train.distributed import described_world
+from train.distributed.world import described_world
 from train.runs.log import progress_bar
 
 _PEERS = (

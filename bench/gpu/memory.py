@@ -17,7 +17,7 @@ from bench.measure import Rate, memory_mib
 from bench.step import Settings, StepBench
 from pipelines.sources import load_index
 from train.config import Config
-from train.distributed import described_world
+from train.distributed.world import described_world
 
 _OTHERS_SHARE: Final = 0.25
 """Of a card's memory, what torch leaves to DALI, the libraries and the driver's context."""

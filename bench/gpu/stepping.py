@@ -15,7 +15,7 @@ from bench import step_report
 from bench.gpu.claims import Claim, Findings, Job, at_most, looked_at
 from bench.step import Settings, StepBench, StepFigures, with_train
 from pipelines.sources import load_index
-from train.distributed import described_world
+from train.distributed.world import described_world
 from train.runs.log import progress_bar
 
 _LARGEST: Final = 12

@@ -18,7 +18,7 @@ from errors import UserError
 from pipelines.sources import load_index
 from tests.train.tiny_run import TINY, write_images
 from train.config import Config, load_config
-from train.distributed import World
+from train.distributed.world import World
 
 QUICK = step.Settings(repeats=2, repeat_s=0.01, warmup_s=0.0)
 

@@ -13,7 +13,7 @@ from errors import UserError
 from pipelines.draws import IntArray
 from pipelines.index import Index, SourceRows
 from pipelines.order import EpochOrder, MixtureOrder, Order, RankSlice, build_order, rows_per_batch, spread
-from train.distributed import micro_batch_share
+from train.distributed.world import micro_batch_share
 
 
 @settings(max_examples=50, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 from bench.experiments import load_experiment
 from errors import UserError
 from train.config import Config, first_difference, load_config, to_dict, to_toml
-from train.distributed import micro_batch_share
+from train.distributed.world import micro_batch_share
 from train.finetune_config import FinetuneConfig
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_what_a_resumed_run_may_change() -> None:
     free = load("run.log_every=7", "pipelines.backend=dali", "train.recompute=always", "data.root=/elsewhere")
     assert first_difference(before, to_dict(free)) is None
     assert first_difference(before, to_dict(load("optim.lr=1e-3"))) == "optim.lr: was None, is now 0.001"
-    assert first_difference(before, to_dict(load("train.micro_batch=128"))) is not None
+    assert first_difference(before, to_dict(load("train.micro_batch=256"))) is not None
 
 
 @pytest.fixture

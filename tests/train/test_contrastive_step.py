@@ -27,7 +27,7 @@ from tests.train.tiny_step import (
     to_float,
 )
 from train.contrastive_step import ContrastiveStep
-from train.distributed import World
+from train.distributed.world import World
 
 
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])

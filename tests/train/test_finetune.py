@@ -22,7 +22,7 @@ from models.pose import PoseConfig
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
 from train.config import load_config
-from train.distributed import World
+from train.distributed.world import World
 from train.finetune import finetune
 from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses

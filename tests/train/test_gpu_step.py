@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from pipelines.batch import Batch, View
 from train.config import Config, load_config
 from train.contrastive_step import StepResult
-from train.distributed import World
+from train.distributed.world import World
 from train.state import PretrainingState
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from models.network import build_network
 from tests.train.tiny_step import SIDE_PX, UNDO, Recompute, images, network, run, to_double
 from train.config import Config, load_config
 from train.contrastive_step import ContrastiveStep
-from train.distributed import World
+from train.distributed.world import World
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

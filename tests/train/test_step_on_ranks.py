@@ -24,7 +24,7 @@ from tests.train.tiny_step import (
 )
 from train.batch_statistics import synchronise
 from train.contrastive_step import ContrastiveStep
-from train.distributed import World, described_world, joined, micro_batch_share
+from train.distributed.world import World, described_world, joined, micro_batch_share
 
 SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three
 

@@ -12,7 +12,7 @@ from models.equivariance import EquivarianceConfig, build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
 from train.contrastive_step import ContrastiveStep, StepResult
-from train.distributed import World
+from train.distributed.world import World
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8

@@ -52,7 +52,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
     """
     from train import check_data as check
-    from train.distributed import described_world
+    from train.distributed.world import described_world
     from train.runs.log import progress_bar
 
     config = pretraining_config(files, overrides)

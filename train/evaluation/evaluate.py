@@ -13,7 +13,7 @@ from rich.table import Table
 
 from errors import UserError
 from pipelines.sources import load_index
-from train.distributed import World
+from train.distributed.world import World
 from train.evaluation.measure import (
     Evaluation,
     Truth,

@@ -15,7 +15,7 @@ from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.index import Index
 from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
-from train.distributed import World
+from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.state import PRECISIONS, resolve_precision
 

@@ -21,7 +21,7 @@ from pipelines.files import MAX_PIXELS, MIN_PIXELS
 from pipelines.index import WHOLE_IMAGE, Index
 from pipelines.sources import each_source
 from pipelines.sources.boxes import squares_around
-from train.distributed import World
+from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses
 from train.pose.prediction_picture import save_prediction
 from train.pose.run import PoseRun, load_pose_run

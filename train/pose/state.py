@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.batch import Batch
-from train.distributed import World
+from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.optim import learning_rate_factor
 from train.pose.step import PoseStep, PoseStepResult

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
-from train.distributed import World, micro_batch_share
+from train.distributed.world import World, micro_batch_share
 from train.pose.targets import PoseTargets
 
 

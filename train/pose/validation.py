@@ -12,7 +12,7 @@ import numpy as np
 from models.pose import PoseNetwork
 from pipelines.index import Index
 from pipelines.sources import each_source, load_index
-from train.distributed import World
+from train.distributed.world import World
 from train.evaluation.metrics import (
     Floats,
     PoseErrors,

@@ -15,7 +15,7 @@ from pipelines.batch import Batch
 from pipelines.feed import Quarantine
 from pipelines.index import Index
 from pipelines.sources import DataConfig, each_source
-from train.distributed import World
+from train.distributed.world import World
 from train.state import TrainingState
 
 

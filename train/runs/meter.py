@@ -17,7 +17,7 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from train.config import Config
-from train.distributed import World
+from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import RunFolder

@@ -16,7 +16,7 @@ from models.pose import PoseNetwork, PoseOutput
 from pipelines.sources import each_source, load_index
 from tests.train import tiny_hands
 from train.config import load_config, to_dict
-from train.distributed import World
+from train.distributed.world import World
 from train.evaluation.evaluate import Evaluated, evaluate
 from train.evaluation.measure import (
     difference,

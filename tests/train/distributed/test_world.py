@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import UserError
-from train.distributed import World, described_world, joined, micro_batch_share
+from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.loop import set_threads
 
 

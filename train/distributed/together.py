@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from errors import ToldByAnother, UserError
-from train.distributed import World
+from train.distributed.world import World
 from train.runs.interrupt import StopSignals
 
 T = TypeVar("T")

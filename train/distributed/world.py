@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from errors import UserError
-from train.rendezvous import barrier, connect, interface_to, meet
-from train.watchdog import Progress, Watchdog
+from train.distributed.rendezvous import barrier, connect, interface_to, meet
+from train.distributed.watchdog import Progress, Watchdog
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from train.distributed import World
+from train.distributed.world import World
 
 
 def time_sums(world: World, sizes_bytes: Sequence[int], *, repeats: int = 9) -> list[float]:

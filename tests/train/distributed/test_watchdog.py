@@ -20,10 +20,10 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from errors import UserError
 from tests.train import ranks
-from train.distributed import described_world, joined
-from train.rendezvous import barrier, interface_to, meet
+from train.distributed.rendezvous import barrier, interface_to, meet
+from train.distributed.watchdog import EXIT_CODE, Sighting, diagnose
+from train.distributed.world import described_world, joined
 from train.runs.meter import RankTime, Straggler, slowest_rank
-from train.watchdog import EXIT_CODE, Sighting, diagnose
 
 
 def on_threads(count: int, action: Callable[[int], Any]) -> list[Any]:
