@@ -22,6 +22,7 @@ from bench.gpu.claims import Claim, Findings, Job, said
 from bench.hardware import describe_machine
 from bench.report import read_rows
 from bench.run import append
+from pipelines.synthetic import make_dataset
 from train.runs.log import configure_logging
 
 
@@ -54,15 +55,19 @@ STAGES: Final = {
 _START: Final = "spawn"
 """How a stage's process begins: with nothing of this one's."""
 
+_TINY_POSES: Final = 24
+
 _ITSELF: Final = "the stage itself"
 
 
 def prove(names: Sequence[str], job: Job) -> bool:
     """Run stages; whether every claim holds that could be looked at, or, in a dry run, whether every stage ended.
 
-    Each writes a row to gpu.jsonl in the job's folder as soon as it ends, and what it measured to other files there.
+    A dry run makes its own images first. Each stage writes a row to gpu.jsonl in the job's folder as soon as it ends, and what it measured to other files there.
     """
     job.out.mkdir(parents=True, exist_ok=True)
+    if job.tiny:
+        make_dataset(job.data, poses=_TINY_POSES, scenes=2)
     rows = [prove_stage(name, STAGES[name], job) for name in names]
     Console(width=max(Console().width, 140)).print(as_table(rows, dry=job.tiny))
     claims = [claim for row in rows for claim in row["claims"]]

@@ -195,7 +195,6 @@ def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: p
     [
         (["--stage", "lodaer"], "--stage lodaer: expected one of tests, loader,"),
         ([], "torch sees no GPU here: see nvidia-smi, or try it out with --dry-run"),
-        (["--dry-run", "--data", "none"], "--data none is no folder: make it with 'python cli.py make-data none'"),
     ],
 )
 def test_what_cannot_be_run_is_told(
@@ -206,9 +205,14 @@ def test_what_cannot_be_run_is_told(
     assert told in capsys.readouterr().err
 
 
+def test_missing_images_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert run_cli("bench-gpu", "--data", "none") == 2
+    assert "--data none is no folder: make it with 'python cli.py make-data none'" in capsys.readouterr().err
+
+
 @pytest.mark.slow  # every stage, in little
 def test_all_stages_can_be_dry_run(tmp_path: Path) -> None:
-    assert run_cli("make-data", str(tmp_path / "hands"), "--poses", "24") == 0
     assert prove.prove(list(prove.STAGES), Job(tmp_path / "out", tmp_path / "hands", tiny=True))
     rows = [json.loads(line) for line in (tmp_path / "out" / "gpu.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == list(prove.STAGES)
