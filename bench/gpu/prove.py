@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import click
@@ -66,6 +68,7 @@ def prove(names: Sequence[str], job: Job) -> bool:
     A dry run makes its own images first. Each stage writes a row to gpu.jsonl in the job's folder as soon as it ends,
     and what it measured to other files there.
     """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no stage outlives this
     job.out.mkdir(parents=True, exist_ok=True)
     if job.tiny:
         make_dataset(job.data, poses=_TINY_POSES, seed=0, scenes=2)
@@ -81,16 +84,25 @@ def prove_stage(name: str, stage: Stage, job: Job) -> dict[str, Any]:
     before, began = len(_rows(job)), time.perf_counter()
     process = multiprocessing.get_context(_START).Process(target=_run, args=(name, stage, job))
     process.start()
-    process.join(stage.limit_s)
-    if process.is_alive():
-        with suppress(ProcessLookupError):  # it does not lead its group yet
-            os.killpg(process.pid or 0, signal.SIGKILL)  # what it has started, too
-        process.kill()
-        process.join()
+    try:
+        process.join(stage.limit_s)
+        late = process.is_alive()
+    finally:  # Ctrl-C does not reach it
+        _end(process)
+    if late:
         _write(job, name, began, failed=f"not done after {stage.limit_s:g} s")
     elif len(_rows(job)) == before:
         _write(job, name, began, failed=f"its process ended with {process.exitcode}")
     return _rows(job)[-1]
+
+
+def _end(process: BaseProcess) -> None:
+    """The process and all that it has started."""
+    assert process.pid is not None
+    with suppress(ProcessLookupError):  # it never led its group, or nothing is left of it
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
 
 
 def _rows(job: Job) -> list[dict[str, Any]]:

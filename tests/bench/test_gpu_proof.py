@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -167,6 +168,12 @@ def hanging(job: Job) -> Findings:
     return Findings([])
 
 
+def assert_gone(pid: int) -> None:
+    time.sleep(0.2)
+    status = Path(f"/proc/{pid}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "_START", "fork")  # these stages need no fresh process, which takes seconds
@@ -182,12 +189,28 @@ def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: p
     }
     assert rows[-1]["more"] == 1
     assert json.loads((job.out / "loader.jsonl").read_text()) == {"bench": "loader"}
-    child = int((job.out / "child").read_text())
-    time.sleep(0.2)
-    assert not Path(f"/proc/{child}").exists() or "State:\tZ" in Path(f"/proc/{child}/status").read_text()
+    assert_gone(int((job.out / "child").read_text()))
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(prove.as_table(rows, dry=True))
     assert "not done after 3 s" in console.export_text()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_stage_ends_with_what_runs_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "_START", "fork")
+    job.out.mkdir()
+
+    def interrupt(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            prove.prove_stage("hanging", Stage(hanging, 60), job)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert_gone(int((job.out / "child").read_text()))
 
 
 @pytest.mark.parametrize(
