@@ -18,10 +18,13 @@ from typing import Any, Final
 from bench import step
 from bench.gpu.claims import CONFIGS, Claim, Findings, Job, at_least, at_most, looked_at
 from pipelines.sources import load_index
+from pipelines.synthetic import make_dataset
+from train.runs.log import progress_bar
 
 _ROOT: Final = CONFIGS.parent
 _RENDERING_S: Final = 60.0
 _TRAINING_S: Final = 300.0
+_FEW_POSES: Final = 200
 _MARGIN: Final = 1.1
 """Of the steps' own time: what a run does besides must not be needed to reach `_TRAINING_S`."""
 
@@ -92,12 +95,15 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def _render(out: Path) -> Path:
     """As many hands as the time allows, judged by a few."""
-    few = 64
-    began = time.perf_counter()
-    _cli("make-data", out / "few", "--poses", few)
-    poses = round(few * _RENDERING_S / (time.perf_counter() - began))
+    marks: list[tuple[float, int]] = []
+    make_dataset(
+        out / "few", poses=_FEW_POSES, seed=0, progress=lambda done, total: marks.append((time.perf_counter(), done))
+    )
     shutil.rmtree(out / "few")
-    _cli("make-data", out / "hands", "--poses", poses)
+    (began, first), (ended, last) = marks[0], marks[-1]
+    images = _RENDERING_S * (last - first) / (ended - began)
+    with progress_bar("rendering") as progress:
+        make_dataset(out / "hands", poses=max(_FEW_POSES, round(images / 4)), seed=0, progress=progress)
     return out / "hands"
 
 
