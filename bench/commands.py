@@ -15,10 +15,36 @@ from train.commands.options import config_options, pretraining_config
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """A file that will be written to, looked at before anything is measured."""
+    if path is None:
+        return None
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"{parameter.opts[0]} {path}: cannot be written ({error.strerror}). Name another.") from error
+    return path
+
+
+def _picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """A picture that will be drawn."""
+    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"{parameter.opts[0]} {path}: expected a name that ends in .png, .svg or .pdf")
+    return _writable(context, parameter, path)
+
+
 def output_options(command: F) -> F:
     """`--json` and `--record`, as every command that measures takes them."""
     command = click.option(
-        "--record", type=click.Path(path_type=Path, dir_okay=False), help="Append the JSON to this file, a line."
+        "--record",
+        type=click.Path(path_type=Path, dir_okay=False),
+        callback=_writable,
+        help="Append the JSON to this file, a line.",
     )(command)
     return click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")(command)
 
@@ -32,7 +58,13 @@ def output_options(command: F) -> F:
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
 @click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.png", help="Draw what was found.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_picture,
+    metavar="OUT.png",
+    help="Draw what was found.",
+)
 @output_options
 @click.option(
     "--compare",
@@ -51,6 +83,7 @@ def output_options(command: F) -> F:
 @click.option(
     "--history",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=_picture,
     metavar="OUT.png",
     help="Instead: draw images/s over the rows of --record's file, by default bench/results/loader.jsonl.",
 )
@@ -80,6 +113,10 @@ def bench_loader(
     from train.runs.log import configure_logging
 
     configure_logging()
+    asked = {"--history": history, "--tune": tune or None, "--soak": soak_minutes, "--first-batch": first_batch or None}
+    instead = [name for name, value in asked.items() if value is not None]
+    if len(instead) > 1:
+        raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
     if history is not None:
         click.echo(run.draw_history(record or Path("bench/results/loader.jsonl"), history))
         return
@@ -160,6 +197,11 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
         raise UserError(f"--stage {unknown[0]}: expected one of {', '.join(STAGES)}")
     if not (dry_run or torch.cuda.is_available()):
         raise UserError("torch sees no GPU here: see nvidia-smi, or try it out with --dry-run")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "gpu.jsonl").touch()
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written to ({error.strerror}). Name another folder.") from error
     if dry_run:
         data = out / "hands"
     elif not data.is_dir():
@@ -214,7 +256,12 @@ def bench_docs(results: Path, docs: Path) -> None:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
-@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Append every figure to this file.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_writable,
+    help="Append every figure to this file.",
+)
 def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> None:
     """Run the experiment of FILE.toml: pre-train and fine-tune in several ways over several seeds, and compare.
 

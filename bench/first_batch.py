@@ -12,6 +12,7 @@ from typing import Any
 from bench.hardware import describe_machine
 from bench.loader import Settings, check, drop_from_page_cache, our_batches
 from bench.measure import limited_to_cores
+from errors import UserError
 from pipelines.sources import load_index
 from train.config import Config, to_dict
 
@@ -39,8 +40,13 @@ def first_batch(config: Config, settings: Settings) -> FirstBatch:
     """
     known = load_index(config.data)
     check(known, settings)
-    images = {known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}
-    drop_from_page_cache([*images.values(), *known.root.glob("*.json")])
+    if known.store is None:
+        files = {known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}.values()
+    elif known.sources:
+        raise UserError("--first-batch: of several sources, packed ones cannot be dropped from the cache. Take one.")
+    else:
+        files = known.root.glob("*.tar")
+    drop_from_page_cache([*files, *known.root.glob("*.json")])
     with limited_to_cores(settings.cores):
         began = time.perf_counter()
         index = load_index(config.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -28,14 +29,21 @@ Image = npt.NDArray[np.uint8]
 
 
 def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
-    """Frames made of the images of some data, once."""
-    if not _FOLDER.exists():
-        index = load_index(data)
-        unfinished = _FOLDER.with_suffix(".part")
-        with Console(stderr=True).status(f"making {_COUNT} large frames in {_FOLDER}"):
+    """Frames made of the images of some data, once.
+
+    Raises:
+        UserError: the data cannot be used, or is packed.
+    """
+    index = load_index(data)
+    if index.store is not None:
+        raise UserError("large frames are made of single files: give --large a source that is not packed")
+    folder = _FOLDER / hashlib.sha256(f"{index.name} {index.root.absolute()} {len(index)}".encode()).hexdigest()[:12]
+    if not folder.exists():
+        unfinished = folder.with_suffix(".part")
+        with Console(stderr=True).status(f"making {_COUNT} large frames in {folder}"):
             make_frames([index.path(sample) for sample in range(len(index))], unfinished, _COUNT)
-        unfinished.rename(_FOLDER)
-    return DataConfig(source="folder", root=str(_FOLDER), box=str(_FOLDER / "boxes.csv"))
+        unfinished.rename(folder)
+    return DataConfig(source="folder", root=str(folder), box=str(folder / "boxes.csv"))
 
 
 def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -12,6 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bench.measure import Interval, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds
@@ -19,11 +21,14 @@ from bench.peers import installed_peers
 from bench.stages import stages
 from bench.verdict import PageCache, verdict
 from errors import UserError
+from pipelines.files import BadImage, check_image
 from pipelines.index import Index
 from pipelines.loader import Loader, available_cores
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import Config
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -121,8 +126,10 @@ def bench_loader(
     """
     index = load_index(config.data)
     check(index, settings)
-    paths = [index.path(sample) for sample in range(len(index))]
-    _read_all(paths)
+    require_sound(index)  # which brings the files into the page cache, for all alike
+    paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
+    if index.store is not None:
+        log.info("packed data: other loaders, and passes from a cold cache, which are of single files, are left out")
     ours = _Measured(
         "this loader",
         f"as configured, backend {config.pipelines.backend}",
@@ -139,7 +146,7 @@ def bench_loader(
             peer.views,
             partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
         )
-        for peer in (installed_peers() if settings.peers else [])
+        for peer in (installed_peers() if settings.peers and paths else [])
         if not settings.only_peers or peer.name in settings.only_peers
     ]
     gc.freeze()  # as pretraining does
@@ -152,7 +159,7 @@ def bench_loader(
             rounds=settings.repeats,
             progress=progress,
         )
-        cache = _passes(ours.start, paths, settings) if settings.passes else None
+        cache = _passes(ours.start, paths, settings) if settings.passes and paths else None
     rows = [Row(one.name, one.description, one.views, rate) for one, rate in zip(everything, rates, strict=True)]
     own, of_peers = rows[0], rows[1 : 1 + len(peers)]
     of_parts, of_threads = rows[1 + len(peers) :][: len(parts)], rows[1 + len(peers) + len(parts) :]
@@ -179,6 +186,28 @@ def check(index: Index, settings: Settings) -> None:
         raise UserError(f"{index.root} has {len(index)} images, fewer than a batch of {settings.batch}")
     if settings.cores > available_cores():
         raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+
+
+def require_sound(index: Index) -> None:
+    """Read every file.
+
+    Raises:
+        UserError: one cannot be used: other loaders would stop at it, and ours would tell of it again and again.
+    """
+    bad: list[tuple[Path, str]] = []
+    for sample in range(len(index)):
+        try:
+            check_image(np.frombuffer(index.read(sample), np.uint8))
+        except OSError as error:
+            bad.append((index.path(sample), error.strerror or str(error)))
+        except BadImage as error:
+            bad.append((index.path(sample), str(error)))
+    if bad:
+        path, reason = bad[0]
+        raise UserError(
+            f"{len(bad)} of {len(index)} images cannot be used, the first being {path} ({reason}): list them with "
+            "'python cli.py check-data' and leave them out with --set data.bad_list=..."
+        )
 
 
 def our_batches(index: Index, config: Config, batch: int, device: torch.device | None = None) -> Generator[int]:

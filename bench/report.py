@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from bench.hardware import describe_machine
-from bench.loader import Report, Row
+from bench.loader import Report, Row, Settings
 from bench.measure import Interval, Rate
 from errors import UserError
 from train.config import Config, to_dict
@@ -72,15 +72,11 @@ def as_json(report: Report, config: Config, sources: str) -> dict[str, Any]:
         config: that it measured.
         sources: what the images were.
     """
-    tables = to_dict(config)
     cache = report.cache
     return {
         "bench": "loader",
-        "machine": describe_machine(),
-        "settings": dataclasses.asdict(report.settings),
+        **conditions(config, report.settings, sources),
         "device": report.device,
-        "sources": sources,
-        "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
         "loaders": [_entry(row, report.ours.rate) for row in [report.ours, *report.peers]],
         "stages": [_entry(row, report.ours.rate) for row in report.stages],
         "threads": {str(count): _entry(row, report.ours.rate) for count, row in report.threads.items()},
@@ -160,6 +156,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         ) from error
     except ValueError as error:
         raise UserError(f"{file}: expected one JSON object a line, as --record writes them ({error})") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file}: expected one JSON object a line, as --record writes them")
     return rows
 
 
@@ -171,21 +169,41 @@ def find_row(place: str) -> dict[str, Any]:
     """
     name, colon, number = place.rpartition(":")
     file, wanted = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), 0)
-    rows = [row for row in read_rows(file) if row.get("bench") == "loader"]
+    rows = [row for row in read_rows(file) if row.get("bench") == "loader" and "machine" in row]
     if not 0 <= wanted <= len(rows) or not rows:
         raise UserError(f"--compare {place}: {file} holds {len(rows)} rows of bench-loader")
     return rows[wanted - 1]
+
+
+def conditions(config: Config, settings: Settings, sources: str) -> dict[str, Any]:
+    """What is known of a row before anything is measured."""
+    tables = to_dict(config)
+    return {
+        "machine": describe_machine(),
+        "settings": dataclasses.asdict(settings),
+        "sources": sources,
+        "config": {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")},
+    }
+
+
+def require_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Whether two rows, or their `conditions`, can be compared.
+
+    Raises:
+        UserError: they are of different machines, settings or sources.
+    """
+    for name, was, found in _conditions(before, now):
+        if was != found:
+            raise UserError(f"--compare: the row was measured with {name} = {was!r}, this run with {found!r}")
 
 
 def regression(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What is slower than it was beyond both intervals, in a line; None if nothing is.
 
     Raises:
-        UserError: the rows are of different machines, settings or sources, which cannot be compared.
+        UserError: as `require_comparable`.
     """
-    for name, was, found in _conditions(before, now):
-        if was != found:
-            raise UserError(f"--compare: the row was measured with {name} = {was!r}, this run with {found!r}")
+    require_comparable(before, now)
     (old, *_), (new, *_) = before["loaders"], now["loaders"]
     if new["interval"][1] >= old["interval"][0]:
         return None
@@ -215,7 +233,7 @@ def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     Raises:
         UserError: there is none.
     """
-    rows = [row for row in rows if row.get("bench") == "loader"]
+    rows = [row for row in rows if row.get("bench") == "loader" and "machine" in row]
     if not rows:
         raise UserError("no row of bench-loader in the file: --record writes them")
     ((kind, _),) = Counter(_kind(row) for row in reversed(rows)).most_common(1)  # of equals, the first met

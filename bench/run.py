@@ -17,6 +17,7 @@ from bench import step as steps
 from bench.frames import large_frames
 from bench.loader import Settings
 from bench.loader import bench_loader as measure_loader
+from errors import UserError
 from train.config import Config, load_config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
@@ -48,11 +49,14 @@ def bench_loader(
     if large:
         config = dataclasses.replace(config, data=large_frames(config.data))
     settings = Settings(cores, batch, repeats, seconds, peers=peers)
+    sources = "large" if large else "small"
+    if before is not None:
+        report.require_comparable(before, report.conditions(config, settings, sources))
     device = described_world(config.train.device).device
     needed = steps.cached_rate(config, steps.Settings()) if step else None
     with progress_bar("measuring") as progress:
         found = measure_loader(config, settings, device=device, step=needed, progress=progress)
-    row = report.as_json(found, config, "large" if large else "small")
+    row = report.as_json(found, config, sources)
     slower = report.regression(before, row) if before is not None else None
     if as_json:
         click.echo(json.dumps(row))
@@ -60,9 +64,9 @@ def bench_loader(
         for table in report.as_tables(found):
             Console(width=max(Console().width, _TABLE_WIDTH)).print(table)
         click.echo(found.verdict)
+    append(record, row)
     if plot is not None:
         report.save_plot(found, plot)
-    append(record, row)
     return slower
 
 
@@ -177,8 +181,17 @@ def write_docs(results: Path, docs: Path) -> str:
 
 
 def append(record: Path | None, row: dict[str, Any]) -> None:
-    """Add a row to a file, if there is one."""
-    if record is not None:
+    """Add a row to a file, if there is one.
+
+    Raises:
+        UserError: it cannot be written; the row is in the message.
+    """
+    if record is None:
+        return
+    line = json.dumps(row)
+    try:
         record.parent.mkdir(parents=True, exist_ok=True)
         with record.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(line + "\n")
+    except OSError as error:
+        raise UserError(f"{record}: cannot be written ({error.strerror}); what was to be recorded: {line}") from error

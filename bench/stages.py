@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import cv2
 import numpy as np
@@ -21,7 +21,7 @@ from pipelines.batch import View
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
-from pipelines.loader import available_cores
+from pipelines.loader import available_cores, decodes_regions
 from pipelines.order import build_order
 from pipelines.probe import largest_pixels, samples_at_once
 from pipelines.runner import Runner
@@ -105,14 +105,17 @@ class _Parts:
         self._threads = config.pipelines.threads or available_cores()
         self.backend = resolve_backend(config.pipelines.backend, device)
         self.on_gpu = self.backend == "dali" and device.type == "cuda"
+        decoder: Literal["cpu", "gpu"] = "gpu" if self.on_gpu else "cpu"
+        pixels = largest_pixels(index)
         self._graph = GraphConfig(
-            device="gpu" if self.on_gpu else "cpu",
+            device=decoder,
             device_id=device.index or 0 if device.type == "cuda" else None,
-            batch=min(config.pipelines.batch or samples_at_once(largest_pixels(index)), batch),
+            batch=min(config.pipelines.batch or samples_at_once(pixels), batch),
             threads=self._threads,
             prefetch=config.pipelines.prefetch,
             views=_VIEWS,
             hw_decoder_load=config.pipelines.hw_decoder_load,
+            regions=decodes_regions(config.pipelines, decoder, pixels),
         )
 
     def read(self) -> Generator[int]:
@@ -161,7 +164,7 @@ class _Parts:
         for chunk in self._chunks(2, still):
             encoded = [_as_large_as_a_view(data, still.side_px) for data in chunk.request.encoded]
             whole_image = np.zeros_like(chunk.request.box_px)
-            chunks.append(replace(chunk, request=replace(chunk.request, encoded=encoded, box_px=whole_image)))
+            chunks.append(replace(chunk, request=replace(chunk.request.whole(), encoded=encoded, box_px=whole_image)))
         yield from self._write_views(chunks, still, self._config.colour, NO_APPEARANCE)
 
     def hand_over(self) -> Generator[int]:
@@ -228,6 +231,7 @@ class _Parts:
             quarantine=Quarantine(),
             readers=self._threads,
             appearance=self._config.appearance,
+            regions=self._graph.regions,
         )
 
     def _positions(self, number: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -21,6 +21,9 @@ from pipelines.exif import read_exif
 MAX_PIXELS: Final = 100_000_000
 """Most pixels of an image that is decoded: 300 MB of RGB. A larger header is damage or an attack."""
 
+MAX_FILE_BYTES: Final = 2**28
+"""Largest file that is read; so many pixels are seldom coded in more."""
+
 MIN_PIXELS: Final = 4
 """Fewest; smaller ones show nothing, and the CPU's kernel reads eight bytes at once."""
 

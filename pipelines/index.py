@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,8 @@ from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from pipelines.files import MAX_FILE_BYTES
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box of an image of which only the decoder will know the size: a square around all of it."""
@@ -157,9 +160,23 @@ class Index:
         """
         if self.store is not None:
             return self.store.read(sample)
-        path = f"{self.root}/{self.paths[sample]}"
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  half the cost of Path.open
-            return file.read()
+        return read_file(f"{self.root}/{self.paths[sample]}")
+
+
+def read_file(path: str) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it cannot be read, is no file but a pipe or the like, which might never end, or is absurdly large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor has no path
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("not a regular file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise OSError(f"{found.st_size >> 20} MiB; up to {MAX_FILE_BYTES >> 20} are read")
+        return file.read()
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:

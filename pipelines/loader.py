@@ -63,6 +63,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def decodes_regions(config: PipelinesConfig, decoder: Literal["cpu", "gpu"], pixels: int) -> bool:
+    """Whether regions of images are decoded, the largest of a few of which have so many pixels."""
+    return config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS)
+
+
 class Loader:
     """Batches of augmented views, from any step on.
 
@@ -115,7 +120,7 @@ class Loader:
         self._ahead = config.ahead
         decoder: Literal["cpu", "gpu"] = "gpu" if self.backend == "dali" and device.type == "cuda" else "cpu"
         pixels = largest_pixels(index)
-        regions = config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS)
+        regions = decodes_regions(config, decoder, pixels)
         self._graph = GraphConfig(
             device=decoder,
             device_id=device.index or 0 if device.type == "cuda" else None,

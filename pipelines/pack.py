@@ -25,7 +25,7 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
-from pipelines.sources.shards import BLOCK_BYTES, FORMAT, INDEX_FILE, INDEX_FOLDER, index_tables
+from pipelines.sources.shards import BLOCK_BYTES, FORMAT, INDEX_FILE, INDEX_FOLDER, index_tables, load_shards
 
 JOB_FILE: Final = "pack.json"
 LEFT_OUT_FILE: Final = "left_out.jsonl"
@@ -112,10 +112,11 @@ class _Writer:
         return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
 
     def is_written(self, number: int) -> bool:
-        """Whether an earlier call has finished a shard: its part is written last."""
+        """Whether an earlier call has finished a shard, its part being written last, and it is still what it was."""
         try:
             with np.load(self.part(number)) as part:
-                return (self.out / self.name(number)).stat().st_size == int(part["bytes"])
+                packed = json.loads(part["notes"].tobytes())["sha256"]
+            return _sha256_on_disk(self.out / self.name(number)) == packed
         except (OSError, ValueError, KeyError, EOFError):
             return False
 
@@ -241,6 +242,8 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
         raise UserError(f"{file}: torn ({error}). Remove the folder and pack again.") from error
     except OSError as error:
         raise UserError(f"{out}: cannot be used ({error.strerror}). Name a folder that can be written to.") from error
+    if found is not None and not isinstance(found, dict):
+        raise UserError(f"{file}: not what 'pack' wrote there. Remove the folder and pack again.")
     if found is not None and found != job:
         key = next(key for key in job if found.get(key) != job[key])
         what = "other files, boxes or labels" if key == "of" else f"{key} {found.get(key)!r}, not {job[key]!r}"
@@ -317,14 +320,13 @@ def _sha256_on_disk(path: Path) -> str:
 
 
 def _require_shards(out: Path) -> None:
-    """Raise a `UserError` if a shard of finished work is gone or of another size."""
-    for shard in json.loads((out / INDEX_FILE).read_bytes())["shards"]:
-        file = out / shard["file"]
-        if not file.is_file() or file.stat().st_size != shard["bytes"]:
-            raise UserError(
-                f"{file}: missing, or not of {shard['bytes']} bytes as it was packed. Copy it again; or remove "
-                f"{out / INDEX_FILE} and pack again, which writes all shards anew."
-            )
+    """Raise a `UserError` if finished work cannot be used any more."""
+    try:
+        load_shards(out)
+    except UserError as error:
+        raise UserError(
+            f"{error} Before packing again, remove {out / INDEX_FILE}: all shards are written anew."
+        ) from error
 
 
 def _summary(out: Path, *, already_there: bool) -> Packed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from pipelines.files import walk_jpeg
+from pipelines.files import MAX_FILE_BYTES, walk_jpeg
 
 # The C library's; the types are those of 64-bit Linux.
 _open: Any = types.ExternalFunction("open", types.int32(types.intp, types.int32))
 _read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.uintp))
 _close: Any = types.ExternalFunction("close", types.int32(types.int32))
+
+_HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""Without waiting: a pipe that nobody writes to would never open."""
 
 _USUAL_BYTES = 2**15
 """Room for each file, at first; a page that is not written to costs nothing."""
@@ -64,7 +68,7 @@ def _read_into(memory: Any, names: Any, name_starts: Any, starts: Any, stops: An
     at = 0
     for number in range(len(name_starts)):
         starts[number] = stops[number] = at
-        descriptor = _open(names.ctypes.data + name_starts[number], 0)
+        descriptor = _open(names.ctypes.data + name_starts[number], _HOW)
         if descriptor < 0:
             continue
         stop, got = at, 1
@@ -72,7 +76,7 @@ def _read_into(memory: Any, names: Any, name_starts: Any, starts: Any, stops: An
             got = _read(descriptor, memory.ctypes.data + stop, len(memory) - stop)
             stop += max(got, 0)
         _close(descriptor)
-        if stop == len(memory):  # there may be more of it
+        if stop == len(memory) and stop - at < MAX_FILE_BYTES:  # there may be more of it
             return number
         if got == 0 and walk_jpeg(memory[at:stop])[0] == 0:
             stops[number] = stop

@@ -69,6 +69,11 @@ def check_data(
             raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
         if not file.parent.is_dir():
             raise UserError(f"{file.parent}: no such folder. Make it first.")
+        try:  # before hours of work
+            file.touch()
+            file.unlink()
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written ({error.strerror}). Name a file that can.") from error
     # Everything: neither a list of before nor a share of the labels hides a file.
     indices = [load_index(dataclasses.replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []

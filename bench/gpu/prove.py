@@ -69,7 +69,6 @@ def prove(names: Sequence[str], job: Job) -> bool:
     and what it measured to other files there.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no stage outlives this
-    job.out.mkdir(parents=True, exist_ok=True)
     if job.tiny:
         make_dataset(job.data, poses=_TINY_POSES, seed=0, scenes=2)
     rows = [prove_stage(name, STAGES[name], job) for name in names]

@@ -33,14 +33,16 @@ def real_run(job: Job) -> Findings:
     """ResNet-50, PeCLR, on as many rendered hands as a minute gives; at least five minutes of training."""
     if not job.tiny:
         job = dataclasses.replace(job, data=_render(job.out))
-    pretrained, tuned = job.out / "runs" / "pretrain", job.out / "runs" / "finetune"
+    runs = job.out / "runs"
+    shutil.rmtree(runs, ignore_errors=True)  # a finished run would not be run again
+    pretrained, tuned = runs / "pretrain", runs / "finetune"
     made = _pretrain(job, pretrained)
     few = ["data.label_fraction=0.25", "train.epochs=12", "geometry.side_px=128", f"encoder.weights={pretrained}"]
     _cli(*_arguments("finetune", tuned, ["finetune_rn50.toml"], job.overrides(*few)))
     _cli("evaluate", tuned, "--set", "data.part=evaluation", "--set", "data.split=all")
     _cli("report", pretrained, tuned, "--out", job.out / "report.html")
     metrics = json.loads((tuned / "evaluation" / "metrics.json").read_text())["metrics"]
-    told = ", ".join(f"{name} {metrics[name]['mean']:.3f}" for name in ("epe_cm", "pa_epe_cm", "epe_px"))
+    told = ", ".join(f"{name} {metrics[name]['value']:.3f}" for name in ("epe_cm", "pa_epe_cm", "epe_px"))
     made.append(looked_at("real run: fine-tuned, on the evaluation part", told))
     shutil.copy(pretrained / "loss.png", job.out / "pretrain-loss.png")
     return Findings(made, details={"metrics": rows_of(pretrained), "evaluation": metrics})

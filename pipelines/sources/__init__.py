@@ -19,7 +19,7 @@ from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
 from pipelines.sources.ho3d import load_ho3d
 from pipelines.sources.shards import load_shards
-from pipelines.sources.subsets import in_fraction
+from pipelines.sources.subsets import held_out, in_fraction
 from pipelines.sources.youtube3d import load_youtube3d
 
 
@@ -33,7 +33,8 @@ class DataConfig:
         root: the dataset's folder.
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
-            parts, "all" being its train part; HO-3D 90/10 by recording.
+            parts, "all" being its train part; HO-3D 90/10 by recording; shards 90/10 by what was packed as FreiHAND's
+            pose or the like.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
             boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
@@ -105,11 +106,7 @@ def _load(config: DataConfig) -> Index:
 
 def _load_source(config: DataConfig, root: Path) -> Index:
     if config.source == "shards":
-        if config.box != "center":
-            raise UserError(
-                f"data.box = {config.box!r}: shards hold the boxes that they were packed with. Leave it out."
-            )
-        return load_shards(root, window=config.shuffle_shards)
+        return _load_shards(config, root)
     if config.shuffle_shards is not None:
         raise UserError(
             f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
@@ -134,6 +131,26 @@ def _load_source(config: DataConfig, root: Path) -> Index:
         box=config.box,
         center_frac=config.center_frac,
     )
+
+
+def _load_shards(config: DataConfig, root: Path) -> Index:
+    """Packed data; what was chosen in packing it cannot be chosen again."""
+    if config.box not in ("center", "joints"):
+        raise UserError(f"data.box = {config.box!r}: shards hold the boxes that they were packed with. Leave it out.")
+    for key in ("part", "versions"):
+        chosen = getattr(config, key)
+        if chosen != getattr(DataConfig, key):
+            raise UserError(f"data.{key} = {chosen!r}: shards hold the {key} that was packed. Leave it out.")
+    index = load_shards(root, window=config.shuffle_shards)
+    if config.split == "all":
+        return index
+    if index.group is None:
+        raise UserError(
+            f"data.split = {config.split!r}: the shards of {root} do not say which of their images belong together, so "
+            'they cannot be split. Use "all", or pack the splits apart.'
+        )
+    kept = held_out(np.asarray(index.group))
+    return index.select(np.flatnonzero(kept if config.split == "val" else ~kept))
 
 
 def _boxes_file(config: DataConfig) -> Path | None:

@@ -19,13 +19,12 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.index import Index
 from pipelines.sources.boxes import read_boxes, squares_around
-from pipelines.sources.subsets import mixed_bits
+from pipelines.sources.subsets import held_out
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three ways of replacing it."""
 
 KEYPOINTS: Final = 21
-VALIDATION_FRAC: Final = 0.1
 
 _OF_NUMBERS: Final = b"0123456789+-.eE \t\r\n"
 _WITHOUT_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
@@ -211,13 +210,12 @@ def _read_arrays(text: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.float64]
 
 
 def _chosen_poses(poses: int, split: str) -> npt.NDArray[np.int64]:
-    """The poses of a split, ascending: those with the smallest hashes are the validation set."""
+    """The poses of a split, ascending."""
+    every = np.arange(poses)
     if split == "all":
-        return np.arange(poses)
-    held_out = np.zeros(poses, bool)
-    hashes = mixed_bits(np.arange(1, poses + 1, dtype=np.uint64))
-    held_out[np.argsort(hashes, kind="stable")[: round(poses * VALIDATION_FRAC)]] = True
-    return np.flatnonzero(held_out if split == "val" else ~held_out)
+        return every
+    kept = held_out(every)
+    return every[kept if split == "val" else ~kept]
 
 
 def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,25 @@ def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
+
+
+HELD_OUT_FRAC: Final = 0.1
+
+
+def held_out(group: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which samples are kept for validation: of the groups, the tenth with the smallest hashes of their numbers.
+
+    Args:
+        group: (N,) number of the group of each sample; a group stays together.
+
+    Returns:
+        (N,) mask.
+    """
+    numbers, member_of = np.unique(group, return_inverse=True)
+    hashes = mixed_bits(numbers.astype(np.uint64) + np.uint64(1))
+    kept = np.zeros(len(numbers), bool)
+    kept[np.argsort(hashes, kind="stable")[: round(len(numbers) * HELD_OUT_FRAC)]] = True
+    return kept[member_of]
 
 
 def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> npt.NDArray[np.bool_]:
