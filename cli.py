@@ -27,7 +27,7 @@ class OneLineErrors(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
         try:
-            super().main(*args, **{**kwargs, "standalone_mode": False})
+            super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:
             sys.exit(2)
         except UserError as error:

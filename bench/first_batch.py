@@ -41,11 +41,11 @@ def first_batch(config: Config, settings: Settings) -> FirstBatch:
     known = load_index(config.data)
     check(known, settings)
     if known.store is None:
-        files = {known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}.values()
+        files = list({known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}.values())
     elif known.sources:
         raise UserError("--first-batch: of several sources, packed ones cannot be dropped from the cache. Take one.")
     else:
-        files = known.root.glob("*.tar")
+        files = list(known.root.glob("*.tar"))
     drop_from_page_cache([*files, *known.root.glob("*.json")])
     with limited_to_cores(settings.cores):
         began = time.perf_counter()

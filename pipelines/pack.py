@@ -115,7 +115,7 @@ class _Writer:
         """Whether an earlier call has finished a shard, its part being written last, and it is still what it was."""
         try:
             with np.load(self.part(number)) as part:
-                packed = json.loads(part["notes"].tobytes())["sha256"]
+                packed: str = json.loads(part["notes"].tobytes())["sha256"]
             return _sha256_on_disk(self.out / self.name(number)) == packed
         except (OSError, ValueError, KeyError, EOFError):
             return False
@@ -324,9 +324,7 @@ def _require_shards(out: Path) -> None:
     try:
         load_shards(out)
     except UserError as error:
-        raise UserError(
-            f"{error} Before packing again, remove {out / INDEX_FILE}: all shards are written anew."
-        ) from error
+        raise UserError(f"{error} To pack again, remove {out / INDEX_FILE}: all shards are written anew.") from error
 
 
 def _summary(out: Path, *, already_there: bool) -> Packed:
