@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.first_batch import as_json, first_batch
 from bench.loader import Settings
+from pipelines.index import Index
 from pipelines.loader import PipelinesConfig
 from pipelines.sources import DataConfig, load_index
 from tests.train.tiny_run import write_images
@@ -52,6 +56,33 @@ def test_the_index_opens_no_image_but_the_first(config: Config, monkeypatch: pyt
         looked_at.append(str(path))
         return real(path, *arguments, **options)
 
+    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and listening:
+            looked_at.append(str(arguments[0]))
+
+    listening: list[bool] = []
+    sys.addaudithook(heard)  # of every open in Python; there is no way to take it away
     monkeypatch.setattr(os, "stat", counted)  # under every way of asking whether a file is there
-    assert len(load_index(config.data)) == 4 * POSES
+    listening.append(True)
+    try:
+        assert len(load_index(config.data)) == 4 * POSES
+    finally:
+        listening.clear()
+    assert any(name.endswith("training_K.json") for name in looked_at)
     assert sum(name.endswith(".jpg") for name in looked_at) <= 1
+
+
+def test_the_files_are_dropped_from_the_page_cache_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    def drop(paths: Sequence[Path]) -> None:
+        happened.append(f"dropped {len(paths)}")
+
+    def load(data: DataConfig) -> Index:
+        happened.append("loaded")
+        return load_index(data)
+
+    monkeypatch.setattr("bench.first_batch.drop_from_page_cache", drop)
+    monkeypatch.setattr("bench.first_batch.load_index", load)
+    first_batch(config, Settings(cores=1, batch=64))
+    assert happened == ["loaded", f"dropped {50 + 2}", "loaded"]  # each of the 50 files once, and the labels

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from bench import step
 from bench.measure import Rate
 from bench.step_report import as_json, as_table
 from errors import UserError
+from pipelines.batch import Batch
 from pipelines.sources import load_index
 from tests.train.tiny_run import TINY, write_images
 from train.config import Config, load_config
@@ -115,6 +119,30 @@ def test_what_the_exact_batch_is_compared_with_may_be_left_out(config: Config) -
     row = as_json([figures], config, few)
     assert row["precisions"][0]["images_per_s"].keys() == {"cached", "loaded", "gradient"}
     assert list(as_table([figures]).columns[1].cells).count("not measured") == 3
+
+
+@pytest.mark.parametrize(("loading_s", "stepping_s", "waits"), [(0.05, 0.0, True), (0.0, 0.05, False)])
+def test_waiting_is_the_time_that_a_batch_takes_to_come(
+    loading_s: float, stepping_s: float, waits: bool, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = bench_of(config)
+
+    @contextmanager
+    def loader() -> Iterator[Iterator[Batch]]:
+        def batches() -> Iterator[Batch]:
+            while True:
+                time.sleep(loading_s)
+                yield bench.batches[0]
+
+        yield batches()
+
+    monkeypatch.setattr(bench, "_loader", loader)
+    monkeypatch.setattr(bench.state, "step", lambda batch: time.sleep(stepping_s))
+    steps = bench.loaded()
+    for _ in range(8):
+        next(steps)
+    waited_share = bench._waited_s / bench._looped_s
+    assert waited_share > 0.9 if waits else waited_share < 0.1
 
 
 def test_shares_in_closed_form() -> None:

@@ -1,9 +1,11 @@
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipelines.files import BadImage, check_image
+from pipelines.files import MAX_FILE_BYTES, BadImage, check_image
+from pipelines.index import read_file
 from pipelines.reading import read_sound_jpegs
 from tests.pipelines.decoder_fuzz import good_files
 
@@ -43,6 +45,25 @@ def test_files_of_any_size_are_read_whole(extra: int, tmp_path: Path) -> None:
     for number, (size, data) in enumerate(zip(sizes, read_sound_jpegs(paths), strict=True)):
         assert data is not None
         assert data.tobytes() == jpeg + bytes([number]) * size
+
+
+def test_what_is_no_file_or_absurdly_large_is_told_at_once(tmp_path: Path) -> None:
+    """Above all a pipe, which would never open, and what would not fit into memory."""
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    good = good_files()["jpeg"]
+    (tmp_path / "good").write_bytes(good)
+    paths = [str(tmp_path / name) for name in ("pipe", "large", "good")]
+    pipe, large, last = read_sound_jpegs(paths)
+    assert pipe is large is None
+    assert last is not None
+    assert last.tobytes() == good
+    with pytest.raises(OSError, match="not a regular file"):
+        read_file(paths[0])
+    with pytest.raises(OSError, match="256 MiB; up to 256 are read"):
+        read_file(paths[1])
+    assert read_file(paths[2]) == good
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:

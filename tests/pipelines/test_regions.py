@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
-from pipelines.batch import View
+from pipelines.batch import Batch, View
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
+from pipelines.loader import Loader, PipelinesConfig
 from pipelines.matrices import compose
+from pipelines.order import EpochOrder, RankSlice
 from pipelines.regions import Regions, find_regions, jpeg_size_px
+from pipelines.sources.folder import load_folder
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -24,7 +30,9 @@ Encoded = np.ndarray
 NO_COLOUR = ColourConfig(jitter="none")
 
 
-def jpeg(image: np.ndarray, *, progressive: bool, sampling: int) -> Encoded:
+def jpeg(
+    image: np.ndarray, *, progressive: bool = False, sampling: int = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420
+) -> Encoded:
     flags = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive),
              cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]  # fmt: skip
     return np.asarray(cv2.imencode(".jpg", image[..., ::-1], flags)[1]).ravel()
@@ -80,6 +88,46 @@ def test_views_of_regions_are_views_of_whole_images(backend: Backend, fill: Lite
         # The warp's matrix is rounded to float32 about another origin, which may turn a level over.
         assert difference.max() <= 1
         assert difference.float().mean() < 0.03
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_loader_decodes_regions_by_itself(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And makes of them what it makes of whole images, in an order of its own."""
+    rng, count = np.random.default_rng(0), 12
+    for number in range(count):
+        (tmp_path / f"{number:02}.jpg").write_bytes(jpeg(smooth_image(rng, 600, 800, sigma_px=1.5)).tobytes())
+    box_px = np.stack([rng.uniform(150, 650, count), rng.uniform(150, 450, count), rng.uniform(80, 150, count)], axis=1)
+    index = dataclasses.replace(load_folder(tmp_path), box_px=box_px.astype(np.float32))
+    shares: list[float] = []
+
+    def counted(*arguments: Any) -> Regions | None:
+        found = find_regions(*arguments)
+        shares.append(0.0 if found is None else float(found.partial.mean()))
+        return found
+
+    monkeypatch.setattr("pipelines.feed.find_regions", counted)
+
+    def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
+        shares.clear()
+        with Loader(
+            index, EpochOrder(count, count, seed=0), RankSlice(6, 0, 6),
+            PipelinesConfig(backend=backend, batch=3, decode=decode), GeometryConfig(side_px=64), NO_COLOUR,
+            seed=0, device=torch.device("cpu"), last_step=4,
+        ) as loader:  # fmt: skip
+            return list(loader)
+
+    whole = batches("whole")
+    assert shares == []
+    spared = batches("auto")
+    assert min(shares) > 0.9
+    for one, other in zip(whole, spared, strict=True):
+        assert torch.equal(one.samples, other.samples)
+        for ours, theirs in zip(one.views, other.views, strict=True):
+            assert torch.equal(ours.matrix, theirs.matrix)
+            assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
+            assert (ours.image.int() - theirs.image.int()).abs().max() <= 1
 
 
 @settings(max_examples=100, deadline=None)

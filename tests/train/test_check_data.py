@@ -52,6 +52,14 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
         check(data, out=tmp_path / "bad.jsonl")
 
 
+def test_a_list_that_cannot_be_written_is_told_before_the_work(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.check_data.load_index", lambda data: pytest.fail("begins the work"))
+    with pytest.raises(UserError, match=r"/proc/bad\.jsonl: cannot be written"):
+        check(DataConfig(source="folder", root=str(images)), out=Path("/proc/bad.jsonl"))
+
+
 def test_several_sources_get_a_list_each(images: Path, tmp_path: Path) -> None:
     good = tmp_path / "good"
     tiny_run.write_images(good, 10)

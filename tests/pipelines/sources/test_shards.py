@@ -31,6 +31,7 @@ from pipelines.sources.folder import load_folder
 from pipelines.sources.shards import ShardStore, load_shards
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
+from tests.pipelines.sources.test_freihand import write_part
 
 COUNT = 50
 ROOT = Path(__file__).parents[3]
@@ -173,11 +174,19 @@ def test_packing_again_misses_a_shard_that_is_gone_or_cut(source: Index, packed:
     out = Path(shutil.copytree(packed, tmp_path / "out"))
     shard = out / "shard-000003.tar"
     os.truncate(shard, 700)
-    with pytest.raises(UserError, match=r"shard-000003\.tar: missing, or not of \d+ bytes"):
+    with pytest.raises(UserError, match=r"shard-000003\.tar: 700 bytes, expected \d+: cut or changed"):
         packed_by(source, out)
     shard.unlink()
-    with pytest.raises(UserError, match=r"remove .*index\.json and pack again"):
+    with pytest.raises(UserError, match=r"To pack again, remove .*index\.json: all shards are written anew"):
         packed_by(source, out)
+    shard.write_bytes((packed / shard.name).read_bytes())
+    (out / "index/offset.npy").unlink()
+    with pytest.raises(UserError, match=r"offset\.npy: not a readable table .*To pack again, remove"):
+        packed_by(source, out)
+    (out / "index.json").write_text("{")
+    with pytest.raises(UserError, match=r"not a readable index of shards .*To pack again, remove"):
+        packed_by(source, out)
+    shard.unlink()
     (out / "index.json").unlink()
     assert not packed_by(source, out).already_there
     assert shard.read_bytes() == (packed / shard.name).read_bytes()
@@ -208,12 +217,37 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(source: Index, packed: P
     finished = {file: file.stat().st_mtime_ns for file in out.glob("*.tar")}
     assert len(finished) < 8
     packed_by(source, out)
-    for file, written in finished.items():
-        assert file.stat().st_mtime_ns == written
+    assert all(file.stat().st_mtime_ns == written for file, written in finished.items())
     for file in packed.rglob("*"):
         if file.is_file():
             assert (out / file.relative_to(packed)).read_bytes() == file.read_bytes()
     assert len(list(out.rglob("*"))) == len(list(packed.rglob("*")))
+
+
+def test_a_shard_that_changed_before_the_work_went_on_is_written_anew(
+    source: Index, packed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "shards"
+
+    def kill(done: int, total: int) -> None:
+        if done >= 14:
+            raise Killed
+
+    with pytest.raises(Killed):
+        packed_by(source, out, progress=kill, workers=1)
+    shard = out / "shard-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[600] ^= 1  # as long as before
+    shard.write_bytes(data)
+    packed_by(source, out)
+    assert shard.read_bytes() == (packed / shard.name).read_bytes()
+
+
+def test_a_torn_job_is_told(source: Index, tmp_path: Path) -> None:
+    for torn in ("[]", "{"):
+        (tmp_path / "pack.json").write_text(torn)
+        with pytest.raises(UserError, match=r"pack\.json: .*Remove the folder and pack again"):
+            packed_by(source, tmp_path)
 
 
 @pytest.mark.slow  # the command starts eleven times
@@ -310,10 +344,35 @@ def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path
 
 
 def test_keys_that_do_not_go_together(packed: Path, source: Index) -> None:
-    with pytest.raises(UserError, match=r"data\.box = 'joints': shards hold the boxes"):
-        load_index(DataConfig(source="shards", root=str(packed), box="joints"))
+    for key, value in {"box": "boxes.csv", "part": "evaluation", "versions": ("gs",)}.items():
+        with pytest.raises(UserError, match=rf"data\.{key} = .*: shards hold the"):
+            load_index(DataConfig(source="shards", root=str(packed), **{key: value}))  # type: ignore[arg-type]
+    assert (
+        len(load_index(DataConfig(source="shards", root=str(packed), box="joints"))) == COUNT
+    )  # fine-tuning's default
     with pytest.raises(UserError, match=r"data\.shuffle_shards = 2: data.source is 'folder'"):
         load_index(DataConfig(source="folder", root=str(source.root), shuffle_shards=2))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_packed_data_is_split_as_its_source(split: Any, tmp_path: Path) -> None:
+    """So that fine-tuning on shards holds the same poses out, and validates on none that it trains on."""
+    write_part(tmp_path / "freihand", "training", poses=30, images=120)
+    freihand = DataConfig(root=str(tmp_path / "freihand"))
+    pack(load_index(dataclasses.replace(freihand, box_margin=1.0)), tmp_path / "shards", per_shard=50, workers=1)
+    shards = DataConfig(source="shards", root=str(tmp_path / "shards"))
+    theirs, ours = (load_index(dataclasses.replace(one, split=split)) for one in (freihand, shards))
+    assert len(ours) == {"train": 4 * 27, "val": 4 * 3}[split]
+    assert ours.group is not None
+    assert theirs.group is not None
+    np.testing.assert_array_equal(ours.group, theirs.group)
+    assert [ours.read(row) for row in range(len(ours))] == [theirs.read(row) for row in range(len(theirs))]
+
+
+def test_packed_data_without_groups_is_not_split(source: Index, tmp_path: Path) -> None:
+    packed_by(dataclasses.replace(source, group=None), tmp_path / "out")
+    with pytest.raises(UserError, match=r"data\.split = 'val': the shards of .* cannot be split"):
+        load_index(DataConfig(source="shards", root=str(tmp_path / "out"), split="val"))
 
 
 def test_a_window_keeps_near_what_lies_near(packed: Path) -> None:

@@ -1,0 +1,115 @@
+"""The commands that measure, without measuring: exit codes, and what is told before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import run
+from bench.first_batch import first_batch
+from bench.loader import Settings, bench_loader, require_sound
+from errors import UserError
+from pipelines.pack import pack
+from pipelines.sources import DataConfig, load_index
+from tests.command_line import run_cli
+from tests.train.tiny_run import write_images
+from train.config import Config
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    write_images(tmp_path / "images", count=48)
+    return tmp_path / "images"
+
+
+def of(folder: Path, source: str = "folder") -> list[str]:
+    return ["--set", f"data.source={source}", "--set", f"data.root={folder}"]
+
+
+def never(*arguments: Any, **options: Any) -> None:
+    pytest.fail("begins to measure")
+
+
+@pytest.mark.parametrize(("steady", "code"), [(True, 0), (False, 1)])
+def test_a_soak_that_grows_fails(steady: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "soak_loader", lambda *arguments, **options: steady)
+    assert run_cli("bench-loader", "--soak", "1") == code
+
+
+@pytest.mark.parametrize(("slower", "code"), [(None, 0), ("slower than the row", 1)])
+def test_a_loader_that_got_slower_fails(
+    slower: str | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "bench_loader", lambda *arguments, **options: slower)
+    assert run_cli("bench-loader") == code
+    assert capsys.readouterr().err == ("" if slower is None else "error: slower than the row\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--record", "/proc/rows.jsonl"], "--record /proc/rows.jsonl: cannot be written"),
+        (["--plot", "/proc/plot.png"], "--plot /proc/plot.png: cannot be written"),
+        (["--plot", "plot.txt"], "--plot plot.txt: expected a name that ends in .png"),
+        (["--history", "history.txt"], "--history history.txt: expected a name that ends in .png"),
+        (["--tune", "--soak", "1"], "--tune and --soak are each instead of the measurement"),
+    ],
+)
+def test_what_cannot_be_written_or_goes_ill_together_is_told_first(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("bench_loader", "tune_loader", "soak_loader"):
+        monkeypatch.setattr(run, name, never)
+    assert run_cli("bench-loader", *arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "bench_loader", lambda *arguments, **options: None)
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("{}\n")
+    assert run_cli("bench-loader", "--record", str(kept), "--plot", str(tmp_path / "plot.png")) == 0
+    assert kept.read_text() == "{}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.jsonl"]
+
+
+def test_a_row_of_other_work_is_refused_before_anything_is_measured(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "measure_loader", never)
+    row = {"bench": "loader", "machine": {"cpu": "other", "gpu": "none"}, "settings": {"cores": 1, "batch": 8}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"config": {}, "loaders": []}) + "\n")
+    assert run_cli("bench-loader", *of(images), "--compare", str(tmp_path / "rows.jsonl")) == 2
+    assert "the row was measured with cpu = 'other'" in capsys.readouterr().err
+
+
+def test_a_row_that_cannot_be_written_is_not_lost() -> None:
+    with pytest.raises(UserError, match=r'/dev/full: cannot be written .* \{"figure": 7\}'):
+        run.append(Path("/dev/full"), {"figure": 7})
+
+
+def test_bad_files_are_told_before_anything_is_measured(images: Path) -> None:
+    index = load_index(DataConfig(source="folder", root=str(images)))
+    require_sound(index)
+    (images / "03.jpg").write_bytes(b"no image")
+    (images / "07.jpg").unlink()
+    with pytest.raises(UserError, match=r"2 of 48 images cannot be used, the first being .*03\.jpg .*data\.bad_list="):
+        require_sound(index)
+
+
+def test_packed_data_is_measured(images: Path, tmp_path: Path) -> None:
+    source = DataConfig(source="folder", root=str(images), box_margin=1.0)
+    pack(load_index(source), tmp_path / "shards", per_shard=20, workers=1)
+    config = Config(data=DataConfig(source="shards", root=str(tmp_path / "shards")))
+    settings = Settings(cores=1, batch=16, repeats=2, repeat_s=0.05, warmup_s=0.05)
+    found = bench_loader(config, settings, device=torch.device("cpu"))
+    assert found.ours.rate.mean > 0
+    assert found.peers == []
+    assert found.cache is None
+    assert first_batch(config, settings).images == 48
