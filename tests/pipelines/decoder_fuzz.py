@@ -39,9 +39,9 @@ def smooth_picture(width: int = 72, height: int = 56, seed: int = 0) -> Image.Im
     return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def good_files() -> dict[str, bytes]:
-    """One file of every kind that must be read, by name."""
-    picture = smooth_picture()
+def good_files(picture: Image.Image | None = None) -> dict[str, bytes]:
+    """One file of every kind that must be read, by name; most are of the picture, if one is given."""
+    picture = smooth_picture() if picture is None else picture
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: rotate by 90 degrees to display
     exif[0x010E] = "a hand"

@@ -10,6 +10,7 @@ either used there, or in the quarantine with a reason and replaced by the substi
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import sys
@@ -32,16 +33,19 @@ from tests.pipelines.decoder_fuzz import encoded, good_files, mutated, smooth_pi
 
 STILL = GeometryConfig(side_px=16, rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
 KINDS = ("JPEG", "PNG", "WEBP")
+LARGE_PX = (800, 600)
+"""Width and height."""
 
 
-def write_files(root: Path, *, count: int, good: int, seed: int) -> None:
+def write_files(root: Path, *, count: int, good: int, seed: int, large: bool) -> None:
     """`good` files of three kinds, and `count` mutated ones, every twentieth of them random bytes."""
     rng = np.random.default_rng(seed)
+    width, height = LARGE_PX if large else (40, 40)
     for number in range(good):
         kind = KINDS[number % 3]
-        data = encoded(smooth_picture(40, 40, seed=number), kind)
+        data = encoded(smooth_picture(width, height, seed=number), kind)
         (root / f"good_{number:05}.{kind.lower()}").write_bytes(data)
-    originals = list(good_files().items())
+    originals = list(good_files(smooth_picture(width, height) if large else None).items())
     for number in range(count):
         (name, one), (_, other) = (originals[place] for place in rng.integers(0, len(originals), 2))
         kind = name.split()[0]
@@ -50,18 +54,21 @@ def write_files(root: Path, *, count: int, good: int, seed: int) -> None:
 
 
 def one_epoch(
-    root: Path, backend: Any, batch: int
+    root: Path, backend: Any, batch: int, *, large: bool
 ) -> tuple[list[str], np.ndarray, dict[int, torch.Tensor], Quarantine]:
     """Names, samples (N,) in the order of positions, the first view of each sample, and what was refused."""
     index = load_folder(root)
+    if large:  # hands in the middle, so that only regions are decoded
+        box_px = np.tile(np.array([LARGE_PX[0] / 2, LARGE_PX[1] / 2, 200], np.float32), (len(index), 1))
+        index = dataclasses.replace(index, box_px=box_px)
     steps = -(-len(index) // batch)
     order = EpochOrder(len(index), len(index), seed=1)
     samples: list[np.ndarray] = []
     images: dict[int, torch.Tensor] = {}
+    pipelines = PipelinesConfig(backend=backend, batch=64, threads=2, decode="region" if large else "whole")
     with Loader(
-        index, order, RankSlice(batch, 0, batch), PipelinesConfig(backend=backend, batch=64, threads=2), STILL,
-        ColourConfig(jitter="none"), seed=1, device=torch.device("cpu"), last_step=steps,
-        quarantine=Quarantine(quiet=True),
+        index, order, RankSlice(batch, 0, batch), pipelines, STILL, ColourConfig(jitter="none"),
+        seed=1, device=torch.device("cpu"), last_step=steps, quarantine=Quarantine(quiet=True),
     ) as loader:  # fmt: skip
         for made in loader:
             samples.append(made.samples.numpy())
@@ -69,9 +76,9 @@ def one_epoch(
     return list(index.paths), np.concatenate(samples)[: len(index)], images, loader.quarantine
 
 
-def account(root: Path, backend: Any, batch: int) -> dict[str, int]:
+def account(root: Path, backend: Any, batch: int, *, large: bool) -> dict[str, int]:
     """Run, assert, count."""
-    names, samples, images, quarantine = one_epoch(root, backend, batch)
+    names, samples, images, quarantine = one_epoch(root, backend, batch, large=large)
     reasons = quarantine.reasons
     order = EpochOrder(len(names), len(names), seed=1)
     wanted = order.samples(0, np.arange(len(names)))
@@ -86,7 +93,7 @@ def account(root: Path, backend: Any, batch: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         for name in np.array(names)[is_good]:
             (Path(folder) / name).hardlink_to(root / name)
-        alone, _, expected, none_bad = one_epoch(Path(folder), backend, min(batch, int(is_good.sum())))
+        alone, _, expected, none_bad = one_epoch(Path(folder), backend, min(batch, int(is_good.sum())), large=large)
     assert len(none_bad) == 0
     for row, name in enumerate(alone):
         assert torch.equal(images[names.index(name)], expected[row])
@@ -111,17 +118,20 @@ def main() -> None:
     parser.add_argument("--backend", choices=["dali", "opencv"], default="opencv")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--large", action="store_true", help="images of which only regions are decoded")
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder), count=arguments.mutated, good=arguments.good, seed=arguments.seed)
-        counts = account(Path(folder), arguments.backend, arguments.batch)
+        folder_of = Path(folder)
+        write_files(folder_of, count=arguments.mutated, good=arguments.good, seed=arguments.seed, large=arguments.large)
+        counts = account(folder_of, arguments.backend, arguments.batch, large=arguments.large)
     row = {
         "bench": "mutated files",
         "machine": describe_machine(),
         "backend": arguments.backend,
         "seed": arguments.seed,
+        "regions": arguments.large,
         **counts,
         "seconds": round(time.perf_counter() - start),
     }

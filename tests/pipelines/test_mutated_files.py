@@ -36,6 +36,13 @@ def test_hundreds_of_mutated_files(backend: str) -> None:
     assert counts["mutated_used"] > 30
 
 
+def test_mutated_files_of_which_regions_are_decoded() -> None:
+    counts = fuzz("--mutated", "200", "--good", "60", "--batch", "52", "--large", timeout_s=400)
+    assert counts["regions"]
+    assert counts["refused_by_structure"] > 50
+    assert counts["mutated_used"] > 20
+
+
 @pytest.mark.slow  # five minutes each
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ten_thousand_mutated_files(backend: str) -> None:
