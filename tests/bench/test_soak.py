@@ -40,6 +40,7 @@ def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
     settings = Settings(cores=1, batch=16)
+    monkeypatch.setattr(soak, "_LAG_S", 0.2)
     clean = soak.soak(config, settings, 3)
     assert clean.images > 0
     assert clean.end.open_files <= clean.settled.open_files

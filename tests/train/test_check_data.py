@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pipelines.loader import PipelinesConfig
 from pipelines.pack import pack
 from pipelines.sources import DataConfig, load_index
 from pipelines.sources.folder import load_folder
+from pipelines.views import GraphConfig, decode_pipeline
 from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
 from train.check_data import Checked, check_data
@@ -58,6 +60,22 @@ def test_a_list_that_cannot_be_written_is_told_before_the_work(
     monkeypatch.setattr("train.check_data.load_index", lambda data: pytest.fail("begins the work"))
     with pytest.raises(UserError, match=r"/proc/bad\.jsonl: cannot be written"):
         check(DataConfig(source="folder", root=str(images)), out=Path("/proc/bad.jsonl"))
+
+
+def test_images_are_decoded_whole_whatever_the_run_decodes(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bool] = []
+
+    def seen(config: GraphConfig, *arguments: Any) -> Any:
+        decoded.append(config.regions)
+        return decode_pipeline(config, *arguments)
+
+    monkeypatch.setattr("pipelines.backends.decode_pipeline", seen)
+    pipelines, data = PipelinesConfig(threads=2, decode="region"), DataConfig(source="folder", root=str(images))
+    check_data(data, pipelines, tmp_path / "bad", device=torch.device("cpu"), progress=lambda done, total: None)
+    assert decoded
+    assert not any(decoded)
 
 
 def test_several_sources_get_a_list_each(images: Path, tmp_path: Path) -> None:

@@ -395,6 +395,18 @@ def test_a_window_keeps_near_what_lies_near(packed: Path) -> None:
     np.testing.assert_array_equal(again.samples(2, everything[::-1]), order.samples(2, everything)[::-1])
 
 
+@pytest.mark.parametrize(("window", "shards_read_ahead"), [(None, 0), (2, 8)])
+def test_a_window_reads_its_shards_ahead_as_a_whole(
+    window: int | None, shards_read_ahead: int, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *advice: advised.append(advice))
+    index = load_shards(packed, window=window)
+    for row in range(COUNT):
+        index.read(row)
+    assert advised == [(0, 0, os.POSIX_FADV_WILLNEED)] * shards_read_ahead
+
+
 def order_of_first_sight(values: np.ndarray) -> list[int]:
     return list(dict.fromkeys(values.tolist()))
 
