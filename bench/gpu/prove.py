@@ -149,5 +149,6 @@ def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
     for row in rows:
         for number, claim in enumerate(row["claims"]):
             first = [row["stage"], f"{row['seconds']:.0f}"] if number == 0 else ["", ""]
-            table.add_row(*first, claim["what"], claim["found"], claim["wanted"], said(claim["holds"]))
+            shown = not dry or claim["what"] == _ITSELF
+            table.add_row(*first, claim["what"], claim["found"], claim["wanted"], said(claim["holds"]) if shown else "")
     return table
