@@ -163,7 +163,11 @@ def cached_rate(config: Config, settings: Settings) -> Rate:
         few = min(config.train.micro_batch, 32)
         config = with_train(config, batch=few, micro_batch=few)
     bench = StepBench(config, load_index(config.data), world, settings)
-    return bench.measure([bench.steps(bench.state.step)])[0]
+    rate = bench.measure([bench.steps(bench.state.step)])[0]
+    del bench
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # for whatever is measured next, in this process or beside it
+    return rate
 
 
 def with_train(config: Config, **changed: object) -> Config:

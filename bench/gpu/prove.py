@@ -68,10 +68,15 @@ def prove(names: Sequence[str], job: Job) -> bool:
     A dry run makes its own images first. Each stage writes a row to gpu.jsonl in the job's folder as soon as it ends,
     and what it measured to other files there.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that no stage outlives this
     if job.tiny:
         make_dataset(job.data, poses=_TINY_POSES, seed=0, scenes=2)
-    rows = [prove_stage(name, STAGES[name], job) for name in names]
+    before = signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # so that no stage outlives this
+    try:
+        rows = [prove_stage(name, STAGES[name], job) for name in names]
+    finally:
+        signal.signal(signal.SIGTERM, before)
     Console(width=max(Console().width, 140)).print(as_table(rows, dry=job.tiny))
     claims = [claim for row in rows for claim in row["claims"]]
     return all(claim["holds"] is not False for claim in claims if not job.tiny or claim["what"] == _ITSELF)

@@ -97,6 +97,8 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def _render(out: Path) -> Path:
     """As many hands as the time allows, judged by a few."""
+    for before in ("few", "hands"):
+        shutil.rmtree(out / before, ignore_errors=True)
     marks: list[tuple[float, int]] = []
     make_dataset(
         out / "few", poses=_FEW_POSES, seed=0, progress=lambda done, total: marks.append((time.perf_counter(), done))
