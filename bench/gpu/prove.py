@@ -70,9 +70,8 @@ def prove(names: Sequence[str], job: Job) -> bool:
     """
     if job.tiny:
         make_dataset(job.data, poses=_TINY_POSES, seed=0, scenes=2)
-    before = signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # so that no stage outlives this
+    # So that no stage outlives this process.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         rows = [prove_stage(name, STAGES[name], job) for name in names]
     finally:
