@@ -170,13 +170,16 @@ def read_file(path: str) -> bytes:
         OSError: it cannot be read, is no file but a pipe or the like, which might never end, or is absurdly large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor has no path
+    try:  # a file object of a folder's descriptor would raise without closing it
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         if found.st_size > MAX_FILE_BYTES:
             raise OSError(f"{found.st_size >> 20} MiB; up to {MAX_FILE_BYTES >> 20} are read")
-        return file.read()
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:

@@ -54,16 +54,19 @@ def test_what_is_no_file_or_absurdly_large_is_told_at_once(tmp_path: Path) -> No
         file.truncate(MAX_FILE_BYTES + 1)
     good = good_files()["jpeg"]
     (tmp_path / "good").write_bytes(good)
+    before = len(list(Path("/proc/self/fd").iterdir()))
     paths = [str(tmp_path / name) for name in ("pipe", "large", "good")]
     pipe, large, last = read_sound_jpegs(paths)
     assert pipe is large is None
     assert last is not None
     assert last.tobytes() == good
-    with pytest.raises(OSError, match="not a regular file"):
-        read_file(paths[0])
+    for path in (paths[0], str(tmp_path)):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_file(path)
     with pytest.raises(OSError, match="256 MiB; up to 256 are read"):
         read_file(paths[1])
     assert read_file(paths[2]) == good
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
