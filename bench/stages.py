@@ -23,6 +23,7 @@ from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
 from pipelines.loader import available_cores, decodes_regions
 from pipelines.order import build_order
+from pipelines.plan import plan_views
 from pipelines.probe import largest_pixels, samples_at_once
 from pipelines.runner import Runner
 from pipelines.views import Encoded, GraphConfig, Request, decode_pipeline
@@ -163,8 +164,14 @@ class _Parts:
         chunks = []
         for chunk in self._chunks(2, still):
             encoded = [_as_large_as_a_view(data, still.side_px) for data in chunk.request.encoded]
-            whole_image = np.zeros_like(chunk.request.box_px)
-            chunks.append(replace(chunk, request=replace(chunk.request.whole(), encoded=encoded, box_px=whole_image)))
+            plan = plan_views(
+                np.full((len(encoded), 2), still.side_px),
+                np.ones(len(encoded), np.int64),
+                np.zeros((len(encoded), 3), np.float32),
+                [view.draws for view in chunk.request.plan.views],
+                still,
+            )
+            chunks.append(replace(chunk, request=Request(encoded, plan)))
         yield from self._write_views(chunks, still, self._config.colour, NO_APPEARANCE)
 
     def hand_over(self) -> Generator[int]:

@@ -14,8 +14,6 @@ from torch.utils.dlpack import from_dlpack
 from pipelines import fast_cpu
 from pipelines.batch import View
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
-from pipelines.matrices import compose
-from pipelines.regions import whole_images
 from pipelines.runner import Outputs
 from pipelines.views import GraphConfig, Request, decode_pipeline, view_pipeline
 
@@ -70,10 +68,10 @@ class DaliViews:
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
         """Copy one DALI batch into its rows of the training batch."""
         for number, view in enumerate(views):
-            image, augmentation, source_to_view_px = outputs[3 * number : 3 * number + 3]
+            image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
             # By NumPy: beside a GPU, DALI may pin what lies on the CPU, and torch takes no pinned memory by DLPack.
-            view.matrix.copy_(torch.from_numpy(np.asarray(augmentation.as_tensor())))
+            view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
         if self._graph.device == "gpu":
             # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
@@ -85,7 +83,7 @@ class DaliViews:
 
 
 class FastViews:
-    """Backend "opencv": DALI has decoded and composed; a pool of threads makes the views in place."""
+    """Backend "opencv": DALI has decoded; a pool of threads makes the views in place."""
 
     def __init__(
         self, graph: GraphConfig, geometry: GeometryConfig, colour: ColourConfig, appearance: AppearanceConfig
@@ -100,24 +98,18 @@ class FastViews:
     def write(self, outputs: Outputs, request: Request, views: list[View]) -> list[Future[None]]:
         """Start to make the views of one DALI batch in their rows of the training batch."""
         decoded_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
-        regions = request.regions or whole_images(len(decoded_px))
-        sizes_px = np.where(regions.partial[:, None], regions.size_px, decoded_px)
-        matrices = [
-            compose(request.box_px, sizes_px, draws, self._geometry, request.mirror, regions.start_px)
-            for draws in request.draws
-        ]
-        for view, made in zip(views, matrices, strict=True):
-            view.matrix.copy_(torch.from_numpy(made.augmentation))
-            view.source_to_view_px.copy_(torch.from_numpy(made.source_to_view_px))
+        if not np.array_equal(decoded_px, request.plan.shape_px):  # the kernel would read beyond an image
+            raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {request.plan.shape_px}")
+        for view, plan in zip(views, request.plan.views, strict=True):
+            view.matrix.copy_(torch.from_numpy(plan.matrix))
+            view.source_to_view_px.copy_(torch.from_numpy(plan.source_to_view_px))
         return fast_cpu.start_views(
             self._pool,
             self._graph.threads,
             outputs[0],
-            decoded_px,
+            request.plan,
             self._geometry,
             self._colour,
-            list(request.draws),
-            matrices,
             [view.image.permute(0, 2, 3, 1).numpy() for view in views],
             self._appearance,
         )

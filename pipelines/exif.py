@@ -1,64 +1,84 @@
-"""What Exif data asks of a decoder, and whether every reader would see the same.
+"""Reads how an image is to be turned, from its Exif data.
 
-Behind DALI 2.4's decoder a PNG's Exif data is read twice: by nvImageCodec, which sizes the output, and by OpenCV, which
-decodes and turns the image. nvImageCodec forgets an orientation that stands before damage and takes the last of several
-blocks; OpenCV keeps it and takes the first. Where they differ a 72 x 56 image is written into 56 x 72 and over the
-memory behind.
+No decoder turns anything (`pipelines.views.decode`): readers behind DALI 2.4 disagree about damaged Exif data, and one
+then writes a 72 x 56 image into 56 x 72, over the memory behind. The orientation read here is part of the map from
+stored pixels to the view instead.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Final, NamedTuple
+from typing import Any
 
-_BYTE_ORDERS: Final = {b"II*\0": "<", b"MM\0*": ">"}
-_ENTRY_BYTES: Final = 12
-_ORIENTATION: Final = 0x0112
-_TURNS: Final = range(2, 9)
-# The tags whose values the readers follow out of the directory: texts, and how many rational numbers of 8 bytes.
-_TEXTS: Final = (0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x8298)
-_RATIONALS: Final = {0x011A: 1, 0x011B: 1, 0x013E: 2, 0x013F: 6, 0x0211: 3, 0x0214: 6}
+import numba
+import numpy as np
+import numpy.typing as npt
 
+from pipelines.draws import IntArray
 
-class ExifFacts(NamedTuple):
-    """What a block of Exif data says."""
+_ENTRY_BYTES = 12
+_ORIENTATION = 0x0112
+_SHORT = 3
 
-    turns: bool
-    """Whether an entry within reach asks for another orientation than the stored one."""
-
-    whole: bool
-    """Whether the first directory and the values that readers follow lie inside the block."""
+_UPRIGHT = np.array([
+    [[1, 0], [0, 1]], [[-1, 0], [0, 1]], [[-1, 0], [0, -1]], [[1, 0], [0, -1]],
+    [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[0, -1], [-1, 0]], [[0, 1], [-1, 0]],
+])  # fmt: skip
+"""For orientations 1 to 8: what turns directions (x, y) of the stored image into those of the upright one."""
 
 
-def read_exif(block: bytes) -> ExifFacts:
-    """Read the first directory of a block of Exif data.
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def read_orientation(exif: Any) -> int:
+    """The orientation that a block of Exif data asks for (Exif 2.3, tag 0x0112): 1 to 8, where 1 is upright.
+
+    The first entry of that tag in the first directory counts. 1 where there is none, where it is no single SHORT of
+    1 to 8, and where the block is damaged before it.
 
     Args:
-        block: from the byte order mark on. Readers pass over a block that begins otherwise, so it asks for nothing.
+        exif: (bytes,) uint8, from the byte order mark on.
     """
-    order = _BYTE_ORDERS.get(block[:4])
-    if order is None:
-        return ExifFacts(turns=False, whole=True)
-    if len(block) < 8:
-        return ExifFacts(turns=False, whole=False)
-    directory = struct.unpack_from(order + "I", block, 4)[0]
-    if directory + 2 > len(block):
-        return ExifFacts(turns=False, whole=False)
-    turns, whole = False, True
-    for entry in range(struct.unpack_from(order + "H", block, directory)[0]):
-        at = directory + 2 + _ENTRY_BYTES * entry
-        if at + _ENTRY_BYTES > len(block):
-            return ExifFacts(turns or _turns(block, at, order), whole=False)
-        turns |= _turns(block, at, order)
-        tag, _, count, offset = struct.unpack_from(order + "HHII", block, at)
-        reach = 8 * _RATIONALS.get(tag, 0) or (count if tag in _TEXTS and count > 4 else 0)
-        whole &= not reach or offset + reach <= len(block)
-    return ExifFacts(turns, whole)
+    if len(exif) < 8:
+        return 1
+    little = exif[0] == 0x49 and exif[1] == 0x49 and exif[2] == 0x2A and exif[3] == 0
+    big = exif[0] == 0x4D and exif[1] == 0x4D and exif[2] == 0 and exif[3] == 0x2A
+    if not little and not big:
+        return 1
+    directory = _number(exif, 4, 4, little)
+    if directory + 2 > len(exif):
+        return 1
+    at = directory + 2
+    for _ in range(_number(exif, directory, 2, little)):
+        if at + _ENTRY_BYTES > len(exif):
+            return 1
+        if _number(exif, at, 2, little) == _ORIENTATION:
+            kind, count = _number(exif, at + 2, 2, little), _number(exif, at + 4, 4, little)
+            value: Any = _number(exif, at + 8, 2, little)
+            return value if kind == _SHORT and count == 1 and 1 <= value <= 8 else 1
+        at += _ENTRY_BYTES
+    return 1
 
 
-def _turns(block: bytes, at: int, order: str) -> bool:
-    """Whether the entry at a byte, of which ten bytes suffice, asks for a turn."""
-    if at + 10 > len(block):
-        return False
-    tag, value = struct.unpack_from(order + "H6xH", block, at)
-    return tag == _ORIENTATION and value in _TURNS
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _number(data: Any, at: int, count: int, little: bool) -> Any:
+    """The unsigned number in `count` bytes."""
+    number: Any = np.int64(0)
+    for place in range(count):
+        number |= np.int64(data[at + (place if little else count - 1 - place)]) << (8 * place)
+    return number
+
+
+def upright_size_px(size_px: IntArray, orientation: IntArray) -> IntArray:
+    """(N, 2) heights and widths of upright images, from those of the stored ones and their orientations (N,)."""
+    return np.asarray(np.where(orientation[:, None] > 4, size_px[:, ::-1], size_px))
+
+
+def stored_to_upright_px(size_px: IntArray, orientation: IntArray) -> npt.NDArray[np.number]:
+    """(N, 2, 3) maps from stored pixels (x, y) to upright ones, both corner-based.
+
+    Args:
+        size_px: (N, 2) heights and widths as stored.
+        orientation: (N,) 1 to 8.
+    """
+    linear = _UPRIGHT[orientation - 1]
+    # What is turned round begins at the far border.
+    offset = -np.einsum("nij,nj->ni", np.minimum(linear, 0), size_px[:, ::-1])
+    return np.concatenate([linear, offset[..., None]], axis=-1)

@@ -14,8 +14,8 @@ from errors import UserError
 from pipelines.appearance_kernels import change_views
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig
 from pipelines.kernels import make_views
-from pipelines.matrices import ViewMatrices
 from pipelines.noise import noise_levels, pixel_hashes
+from pipelines.plan import Plan
 from pipelines.reference import linear_colour_matrix
 
 Image = npt.NDArray[np.uint8]
@@ -25,19 +25,19 @@ _REACH_PX = 2**24
 """Up to here float32 tells neighbouring pixels apart."""
 
 
-def view_to_source(minified_to_view_px: FloatArray) -> FloatArray:
+def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
     """Inverse matrices as the kernel takes them, (..., 6).
 
     Args:
-        minified_to_view_px: (..., 2, 3) from source to view, corner-based in both.
+        decoded_to_view_px: (..., 2, 3) from source to view, corner-based in both.
 
     Raises:
         UserError: a view shows next to nothing of its source, or is out of all bounds.
     """
     try:
         with np.errstate(all="ignore"):  # what overflows is refused below
-            linear = np.linalg.inv(minified_to_view_px[..., :2].astype(np.float64))
-            offset = -np.einsum("...ij,...j->...i", linear, minified_to_view_px[..., 2])
+            linear = np.linalg.inv(decoded_to_view_px[..., :2].astype(np.float64))
+            offset = -np.einsum("...ij,...j->...i", linear, decoded_to_view_px[..., 2])
             # Corner-based to centre-based: half a pixel in the view; in the source it cancels against the border of one
             # pixel, which leaves the other half.
             offset += linear.sum(axis=-1) / 2 + 0.5
@@ -63,11 +63,9 @@ def start_views(
     pool: ThreadPoolExecutor,
     threads: int,
     images: Any,
-    sizes_px: npt.NDArray[np.int64],
+    plan: Plan,
     geometry: GeometryConfig,
     colour: ColourConfig,
-    draws: list[FloatArray],
-    matrices: list[ViewMatrices],
     outs: list[Image],
     appearance: AppearanceConfig = NO_APPEARANCE,
 ) -> list[Future[None]]:
@@ -76,23 +74,22 @@ def start_views(
     Args:
         pool: runs the kernel.
         threads: how many of its threads share the work.
-        images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8.
-        sizes_px: (N, 2) their heights and widths.
+        images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes that the plan says.
+        plan: their views.
         geometry: side of a view, and what fills the outside.
         colour: which jitter.
-        draws: per view (N, len(Draw)).
-        matrices: per view.
         outs: per view (N, S, S, 3), contiguous, written to.
         appearance: which further augmentations.
 
     Returns:
         What to wait for, before the views are read and before `images` may go.
     """
+    draws = [view.draws for view in plan.views]
     arguments = (
         np.array([image.data_ptr() for image in images], np.int64),
-        sizes_px,
-        np.stack([view.halvings for view in matrices]),
-        view_to_source(np.stack([view.minified_to_view_px for view in matrices])),
+        plan.shape_px,
+        np.stack([view.halvings for view in plan.views]),
+        view_to_source(np.stack([view.decoded_to_view_px for view in plan.views])),
         colour.jitter == "hsv",
         np.ascontiguousarray(np.stack(draws)[:, :, _COLOUR]),
         0 if geometry.fill == "edge" else geometry.fill,

@@ -1,4 +1,4 @@
-"""From places in the global order to what the DALI graph is fed with; bad files are replaced on the way."""
+"""From positions to requests: reads files, replaces bad ones, and plans the views."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pipelines.draws import (
     IntArray,
     draw_view,
 )
-from pipelines.files import BadImage, check_image
+from pipelines.files import BadImage, ImageFile, check_image
 from pipelines.index import Index
 from pipelines.order import Order
+from pipelines.plan import plan_views
 from pipelines.reading import read_sound_jpegs
-from pipelines.regions import find_regions
-from pipelines.views import Encoded, Request
+from pipelines.views import Request
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ SUBSTITUTE_ATTEMPTS = 64
 
 
 class Quarantine:
-    """Samples that cannot be used, each named once; safe to use from several threads.
+    """Samples that cannot be used, each logged once; safe to use from several threads.
 
     Args:
-        quiet: name none, for whoever tells of all of them at the end.
+        quiet: do not log each file.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -53,7 +53,7 @@ class Quarantine:
         return len(self._reasons)
 
     def add(self, sample: int, path: Path, reason: str) -> None:
-        """Remember a sample as bad and say so, once."""
+        """Remember a sample as bad and log it, once."""
         with self._lock:
             if sample in self._reasons:
                 return
@@ -91,7 +91,7 @@ class Feed:
         quarantine: grows with what turns out to be bad.
         readers: threads that read files, each a chunk at a time.
         appearance: the further augmentations.
-        regions: find out which part of each image the views reach.
+        regions: decode only the part of a large JPEG that its views reach.
     """
 
     def __init__(
@@ -145,56 +145,59 @@ class Feed:
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
         read = [
-            (sample, data) if data is not None else self._read_good(epoch, place, sample, bad)
-            for epoch, place, sample, data in wanted
+            (sample, file) if file is not None else self._read_good(epoch, place, sample, bad)
+            for epoch, place, sample, file in wanted
         ]
         used = np.array([sample for sample, _ in read], dtype=np.int64)
-        encoded = [data for _, data in read]
-        mirror = None if self.index.mirror is None else self.index.mirror[used]
-        box_px, tables = self.index.box_px[used], [np.concatenate(parts) for parts in draws]
-        regions = find_regions(encoded, box_px, tables, self._geometry, mirror) if self._regions else None
-        request = Request(encoded, box_px, tables, mirror, regions)
-        return Chunk(request, positions, used, np.array(bad, np.int64))
+        files = [file for _, file in read]
+        plan = plan_views(
+            np.array([file.size_px for file in files], np.int64),
+            np.array([file.orientation for file in files], np.int64),
+            self.index.box_px[used],
+            [np.concatenate(parts) for parts in draws],
+            self._geometry,
+            mirror=None if self.index.mirror is None else self.index.mirror[used],
+            croppable=np.array([file.is_jpeg for file in files]) if self._regions else None,
+        )
+        return Chunk(Request([file.encoded for file in files], plan), positions, used, np.array(bad, np.int64))
 
-    def _read_at_once(self, samples: IntArray) -> Sequence[Encoded | None]:
-        """The bytes of those samples that are sound JPEGs in files of their own, as nearly all are in most datasets."""
+    def _read_at_once(self, samples: IntArray) -> Sequence[ImageFile | None]:
+        """Those samples that are sound JPEGs in files of their own, as nearly all are in most datasets."""
         if self.index.store is not None:
             return [None] * len(samples)
-        known = self.quarantine.reasons
         paths = [f"{self.index.root}/{self.index.paths[sample]}" for sample in samples.tolist()]
         read = read_sound_jpegs(paths)
-        return [None if sample in known else data for sample, data in zip(samples.tolist(), read, strict=True)]
+        return [
+            None if sample in self.quarantine else file for sample, file in zip(samples.tolist(), read, strict=True)
+        ]
 
-    def _read_good(self, epoch: int, place: int, sample: int, bad: list[int]) -> tuple[int, Encoded]:
+    def _read_good(self, epoch: int, place: int, sample: int, bad: list[int]) -> tuple[int, ImageFile]:
         """The sample itself or its first usable substitute; what cannot be used goes into `bad`."""
-        data = self._read(sample)
-        if data is not None:
-            return sample, data
+        file = self._read(sample)
+        if file is not None:
+            return sample, file
         bad.append(sample)
-        for substitute in self._order.substitutes(epoch, place, SUBSTITUTE_ATTEMPTS):
-            data = self._read(int(substitute))
-            if data is not None:
-                return int(substitute), data
-            bad.append(int(substitute))
+        for substitute in self._order.substitutes(epoch, place, SUBSTITUTE_ATTEMPTS).tolist():
+            file = self._read(substitute)
+            if file is not None:
+                return substitute, file
+            bad.append(substitute)
         raise UserError(
             f"{self.index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
-            f"{self.index.path(int(substitute))}; {len(self.quarantine)} are known to be bad. Check the folder."
+            f"{self.index.path(substitute)}; {len(self.quarantine)} are known to be bad. Check the folder."
         )
 
-    def _read(self, sample: int) -> Encoded | None:
-        """The file's bytes, or None if it is, or turns out to be, bad."""
+    def _read(self, sample: int) -> ImageFile | None:
+        """The file, or None if it is, or turns out to be, bad."""
         if sample in self.quarantine:
             return None
         try:
-            data = np.frombuffer(self.index.read(sample), np.uint8)
-            check_image(data)
+            return check_image(self.index.read(sample))
         except OSError as error:
             self.quarantine.add(sample, self.index.path(sample), error.strerror or str(error))
-            return None
         except BadImage as error:
             self.quarantine.add(sample, self.index.path(sample), str(error))
-            return None
-        return data
+        return None
 
     def close(self) -> None:
         """Stop the readers."""

@@ -1,8 +1,8 @@
-"""What must be true of a file's bytes before DALI's decoder may see them.
+"""Checks a file's structure before DALI's decoder may see it, and reads its header.
 
 A file that DALI 2.4 cannot parse does not raise in `fn.decoders.image`: it ends the process. So every file's structure
 is walked first, a JPEG's by a compiled kernel, a PNG's checksums by zlib. What passes may still be damaged inside; DALI
-then raises or decodes it.
+then raises or decodes it. The decoder gets no more of a PNG or a WebP than makes its pixels.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.exif import read_exif
+from pipelines.exif import read_orientation
 
 MAX_PIXELS: Final = 100_000_000
 """Most pixels of an image that is decoded: 300 MB of RGB. A larger header is damage or an attack."""
@@ -33,8 +33,13 @@ _JPEG_PIXELS_PER_BYTE: Final = 512
 _PNG_START: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTHS: Final = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# The bit of a chunk's name that says that pixels can be had without it.
+_PNG_ANCILLARY: Final = 0x20
 # Deflate cannot compress by more than 1032.
 _PNG_BYTES_PER_BYTE: Final = 1032
+
+_WEBP_ANIMATED: Final = 2
+_WEBP_ALPHA: Final = 16
 
 _riff_chunk = struct.Struct("<4sI").unpack_from
 _chunk = struct.Struct(">I4s").unpack_from
@@ -61,7 +66,25 @@ class BadImage(ValueError):  # noqa: N818 - it is the file that is bad, and mess
     """The bytes of a file must not reach the decoder; the message is the reason, without the file's name."""
 
 
-def check_image(data: bytes | npt.NDArray[np.uint8]) -> None:
+class ImageFile(NamedTuple):
+    """A file that the decoder can take."""
+
+    encoded: npt.NDArray[np.uint8]
+    """(bytes,) what the decoder gets: the file, a PNG or a WebP without its metadata."""
+
+    size_px: tuple[int, int]
+    """Height and width as stored; the decoder turns nothing."""
+
+    orientation: int = 1
+    """Exif's: 1 is upright, 2 to 8 are turned or mirrored."""
+
+    @property
+    def is_jpeg(self) -> bool:
+        """Whether a region of it can be decoded for less than the whole."""
+        return bool(self.encoded[0] == 0xFF)
+
+
+def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
     """Let pass what DALI's decoder can take: a JPEG, a PNG or a WebP that is whole in its structure.
 
     The kind is read from the bytes, not from a file name. Bytes after the image's end are tolerated.
@@ -75,16 +98,15 @@ def check_image(data: bytes | npt.NDArray[np.uint8]) -> None:
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
     fault, at, first, second = walk_jpeg(array)
     if fault == JpegFault.NONE:
-        return
+        return ImageFile(array, (first, second), at)
     if fault != JpegFault.NO_JPEG:
         raise BadImage(_jpeg_reason(JpegFault(fault), at, first, second, len(array)))
     data = array.tobytes()
     if data.startswith(_PNG_START):
-        _check_png(data)
-    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        _check_webp(data)
-    else:
-        raise BadImage(_kind_of(data))
+        return _check_png(data)
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return _check_webp(data)
+    raise BadImage(_kind_of(data))
 
 
 class JpegFault(IntEnum):
@@ -115,12 +137,16 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
         data: (bytes,) uint8.
 
     Returns:
-        A `JpegFault`, the byte where it stands, and two numbers that tell of it.
+        A `JpegFault`, the byte where it stands, and two numbers that tell of it. Without a fault: NONE, the Exif
+        orientation, height and width.
     """
     size = data.size
     if size < 3 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return 1, 0, 0, 0
-    frame, pixels = 0, 0
+    frame: Any = 0
+    height: Any = 0
+    width: Any = 0
+    orientation = 0  # no Exif data yet
     at = 2  # a segment's marker; its length counts itself but not the marker
     while True:
         if at + 4 > size:
@@ -148,24 +174,35 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
             precision: Any = np.int64(data[at + 4])
             if precision != 8:
                 return 11, at, precision, 0
-            height: Any = (np.int64(data[at + 5]) << 8) | np.int64(data[at + 6])
-            width: Any = (np.int64(data[at + 7]) << 8) | np.int64(data[at + 8])
-            frame, pixels = marker, width * height
-            if not MIN_PIXELS <= pixels <= MAX_PIXELS:
+            height = (np.int64(data[at + 5]) << 8) | np.int64(data[at + 6])
+            width = (np.int64(data[at + 7]) << 8) | np.int64(data[at + 8])
+            frame = marker
+            if not MIN_PIXELS <= width * height <= MAX_PIXELS:
                 return 12, at, width, height
         elif 0xC3 <= marker <= 0xCF and marker != 0xC4 and marker != 0xC8 and marker != 0xCC:
             return 6, at, marker, 0
         elif marker < 0xC0 or 0xD0 <= marker <= 0xD9:
             return 7, at, marker, 0
+        elif marker == 0xE1 and not orientation and _is_exif(data, at + 4, end):
+            orientation = read_orientation(data[at + 10 : end])
         at = end
     if not frame:
         return 8, at, 0, 0
-    if frame <= 0xC2 and pixels > _JPEG_PIXELS_PER_BYTE * size:
-        return 13, at, pixels, 0
+    if frame <= 0xC2 and width * height > _JPEG_PIXELS_PER_BYTE * size:
+        return 13, at, width * height, 0
     for last in range(size - 2, end - 1, -1):
         if data[last] == 0xFF and data[last + 1] == 0xD9:
-            return 0, last, 0, 0
+            return 0, max(orientation, 1), height, width
     return 14, at, 0, 0
+
+
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _is_exif(data: Any, start: int, end: int) -> bool:
+    """Whether a segment's body begins with "Exif", 0, 0."""
+    if end - start < 6:
+        return False
+    a, b, c, d, e, f = data[start : start + 6]
+    return bool(a == 0x45 and b == 0x78 and c == 0x69 and d == 0x66 and e == 0 and f == 0)
 
 
 def _jpeg_reason(fault: JpegFault, at: int, first: int, second: int, size: int) -> str:
@@ -198,13 +235,13 @@ def _jpeg_reason(fault: JpegFault, at: int, first: int, second: int, size: int) 
             return f"JPEG cut after {size} bytes: no end marker"
 
 
-def _check_webp(data: bytes) -> None:
+def _check_webp(data: bytes) -> ImageFile:
     """A still image in one chunk, lossy or lossless, alone or in the extended form with a canvas of its size."""
     size, end = len(data), 8 + _riff_chunk(data, 0)[1]
     if end > size or end % 2:
         raise BadImage(f"WebP of {end} bytes in a file of {size} bytes")
-    at, canvas, image = 12, None, None
-    seeks_exif, aligned = False, True
+    at, canvas, image, orientation = 12, None, None, 0
+    kept = []
     while at < end:
         if at + 8 > end:
             raise BadImage(f"WebP cut in the chunk at byte {at}")
@@ -215,26 +252,30 @@ def _check_webp(data: bytes) -> None:
         if kind == b"VP8X":
             if at != 12 or length != 10:
                 raise BadImage(f"WebP canvas of {length} bytes at byte {at}")
-            if data[body] & 2:
+            if data[body] & _WEBP_ANIMATED:
                 raise BadImage("animated WebP is not read")
             canvas = _webp_canvas_px(data, body)
-            seeks_exif = bool(data[body] & 8)
-        elif kind == b"EXIF" and aligned:
-            seeks_exif = False
+            kept += [data[at:body], bytes([data[body] & _WEBP_ALPHA]), data[body + 1 : after]]
+        elif kind == b"EXIF":
+            block = np.frombuffer(data[body : body + length].removeprefix(b"Exif\0\0"), np.uint8)
+            orientation = orientation or read_orientation(block)
         elif kind in (b"VP8 ", b"VP8L"):
             if image is not None or (canvas is None and at != 12):
                 raise BadImage(f"WebP with a second image, or one out of place, at byte {at}")
             image = _webp_lossy_px(data, body, length) if kind == b"VP8 " else _webp_lossless_px(data, body, length)
-        aligned &= length % 2 == 0
+            kept.append(data[at:after])
+        elif kind == b"ALPH":
+            kept.append(data[at:after])
         at = after
     if image is None:
         raise BadImage("WebP without an image")
-    if seeks_exif:  # nvImageCodec walks on to find it, without the padding byte of odd chunks
-        where = "behind a chunk of odd length" if not aligned else "that is not there"
-        raise BadImage(f"WebP with Exif data {where}, which DALI does not find (write the file without Exif data)")
     if canvas is not None and canvas != image:
         raise BadImage(f"WebP image of {image[0]} x {image[1]} on a canvas of {canvas[0]} x {canvas[1]} pixels")
-    _pixels("WebP", *image)
+    width, height = image
+    _pixels("WebP", width, height)
+    chunks = b"".join(kept)
+    encoded = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WEBP" + chunks
+    return ImageFile(np.frombuffer(encoded, np.uint8), (height, width), orientation or 1)
 
 
 def _webp_canvas_px(data: bytes, at: int) -> tuple[int, int]:
@@ -256,11 +297,11 @@ def _webp_lossless_px(data: bytes, at: int, length: int) -> tuple[int, int]:
     return (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1
 
 
-def _check_png(data: bytes) -> None:
+def _check_png(data: bytes) -> ImageFile:
     size = len(data)
     at = len(_PNG_START)
-    raw_bytes, coded_bytes = 0, 0
-    exif = []
+    raw_bytes, coded_bytes, orientation = 0, 0, 0
+    kept = [_PNG_START]
     kind = b""
     while kind != b"IEND":
         if at + 12 > size:
@@ -280,14 +321,16 @@ def _check_png(data: bytes) -> None:
         elif kind == b"IDAT":
             coded_bytes += length
         elif kind == b"eXIf":
-            exif.append(read_exif(data[at + 8 : end]))
+            orientation = orientation or read_orientation(np.frombuffer(data[at + 8 : end], np.uint8))
+        if kind == b"tRNS" or not kind[0] & _PNG_ANCILLARY:
+            kept.append(data[at : end + 4])
         at = end + 4
     if not coded_bytes:
         raise BadImage("PNG without image data")
-    if any(block.turns for block in exif) and not (len(exif) == 1 and exif[0].whole):
-        raise BadImage("PNG with an orientation in damaged or repeated Exif data")
     if raw_bytes > _PNG_BYTES_PER_BYTE * coded_bytes:
         raise BadImage(f"PNG header of {raw_bytes} bytes of pixels over only {coded_bytes} bytes of image data")
+    width, height = _header(data, len(_PNG_START) + 8)[:2]
+    return ImageFile(np.frombuffer(b"".join(kept), np.uint8), (height, width), orientation or 1)
 
 
 def _png_raw_bytes(data: bytes, at: int) -> int:

@@ -68,13 +68,14 @@ def _pad(address: int, height: int, width: int, out: Pixels) -> None:
 
 @compiled
 def _halve(image: Pixels, height: int, width: int, out: Pixels) -> None:
-    """Mean of 2 x 2 pixels, rounded, of a padded image of that size; an odd last row or column is left out."""
+    """Mean of 2 x 2 pixels, rounded, of a padded image of that size; an odd last row or column takes the border in."""
     apart, byte = I32(0x00FF00FF), I32(255)  # red and blue leave each other room for the sum of four
-    for y in range(height // 2):
+    half_width = (width + 1) // 2
+    for y in range((height + 1) // 2):
         upper = image[(width + 2) * (2 * y + 1) + 1 : (width + 2) * (2 * y + 2)]
         lower = image[(width + 2) * (2 * y + 2) + 1 : (width + 2) * (2 * y + 3)]
-        to = out[(width // 2 + 2) * (y + 1) + 1 : (width // 2 + 2) * (y + 2)]
-        for x in range(width // 2):
+        to = out[(half_width + 2) * (y + 1) + 1 : (half_width + 2) * (y + 2)]
+        for x in range(half_width):
             a, b, c, d = upper[2 * x], upper[2 * x + 1], lower[2 * x], lower[2 * x + 1]
             red_blue = (a & apart) + (b & apart) + (c & apart) + (d & apart) + I32(0x00020002)
             a, b, c, d = a >> I32(8), b >> I32(8), c >> I32(8), d >> I32(8)
@@ -219,9 +220,7 @@ def make_views(
         for level in range(halvings[:, n].max() + 1):
             if halved < level:
                 _halve(image, height, width, other)
-                image, other, height, width, halved = other, image, height // 2, width // 2, level
-            if not (halvings[:, n] == level).any():
-                continue
+                image, other, height, width, halved = other, image, (height + 1) // 2, (width + 1) // 2, level
             _fill_border(image, height, width, fill, edge)
             for view in range(len(out_addresses)):
                 if halvings[view, n] == level:

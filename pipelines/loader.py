@@ -45,8 +45,8 @@ class PipelinesConfig:
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        decode: "whole" images, or only the "region" of large ones that the views reach. The pixels are the same. "auto"
-            decodes regions on a CPU where a few of the images are large, and else whole images.
+        decode: "whole" images, or only the "region" of large JPEGs that the views reach, whose pixels are the same to
+            the bit; views may differ by rounding. "auto" decodes regions on a CPU where a few of the images are large.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -64,7 +64,7 @@ def available_cores() -> int:
 
 
 def decodes_regions(config: PipelinesConfig, decoder: Literal["cpu", "gpu"], pixels: int) -> bool:
-    """Whether regions of images are decoded, the largest of a few of which have so many pixels."""
+    """Whether to decode regions, given the pixels of the largest of the sampled images."""
     return config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS)
 
 
@@ -160,9 +160,12 @@ class Loader:
 
         Raises:
             UserError: if so many files are bad that a position cannot be filled.
+            RuntimeError: the loader is closed, before or while it is waited for.
         """
         if self._thread is not None:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
+        if self._stop.is_set():
+            raise RuntimeError(_CLOSED)
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._batches.get()) is not None:
@@ -182,6 +185,8 @@ class Loader:
                     self._batches.get(timeout=0.05)
                 except queue.Empty:
                     continue
+            if self._batches.empty():  # for whoever waits for a batch
+                self._batches.put_nowait(RuntimeError(_CLOSED))
         self._feed.close()
         self._maker.close()
 
@@ -257,14 +262,12 @@ class Loader:
     def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
         """Make a chunk again without what does not decode; the pipeline's other chunks go on undisturbed."""
         while True:
-            for sample, data in zip(chunk.samples, chunk.request.encoded, strict=True):
-                if not decodes(data, self._graph):
-                    path = self._feed.index.path(int(sample))
-                    self.quarantine.add(int(sample), path, "its compressed data does not decode")
-            again = self._feed.chunk(chunk.positions)
-            if chunk.request.regions is None and np.array_equal(again.samples, chunk.samples):
+            failing = [row for row in range(len(chunk.samples)) if not decodes(chunk.request.only(row), self._graph)]
+            if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
-            chunk = replace(again, request=again.request.whole())  # as `decodes` has tried them
+            for sample in chunk.samples[failing].tolist():
+                self.quarantine.add(sample, self._feed.index.path(sample), "its compressed data does not decode")
+            chunk = self._feed.chunk(chunk.positions)
             try:
                 return next(Runner(self._maker.build, iter([chunk.request]).__next__)), chunk
             except DecodeError:
@@ -289,6 +292,9 @@ class Loader:
         if self._graph.device == "gpu":
             return torch.empty(self._buffers.shape, dtype=torch.uint8, device=self._device)
         return torch.empty(self._buffers.shape, dtype=torch.uint8, pin_memory=True)
+
+
+_CLOSED = "the loader is closed; make another one"
 
 
 class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left

@@ -8,10 +8,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
-from pipelines.files import MAX_FILE_BYTES, walk_jpeg
+from pipelines.files import MAX_FILE_BYTES, ImageFile, walk_jpeg
 
 # The C library's; the types are those of 64-bit Linux.
 _open: Any = types.ExternalFunction("open", types.int32(types.intp, types.int32))
@@ -25,49 +24,51 @@ _USUAL_BYTES = 2**15
 """Room for each file, at first; a page that is not written to costs nothing."""
 
 
-def read_sound_jpegs(paths: Sequence[str]) -> list[npt.NDArray[np.uint8] | None]:
-    """The bytes of those files that are sound JPEGs, as `pipelines.files.check_image` judges.
+def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
+    """Those files that are sound JPEGs, as `pipelines.files.check_image` judges.
 
     Args:
         paths: N files.
 
     Returns:
-        N arrays (bytes,) uint8, which share memory; None for a file that cannot be read or is anything else.
+        N files, whose bytes share memory; None for a file that cannot be read or is anything else.
     """
     names = np.frombuffer("\0".join([*paths, ""]).encode(errors="surrogateescape"), np.uint8)
     name_stops = np.flatnonzero(names == 0)
     if len(name_stops) != len(paths):
         raise ValueError("a path with a zero byte names no file")
     name_starts = np.concatenate([[0], name_stops[:-1] + 1])
-    read: list[npt.NDArray[np.uint8] | None] = []
+    read: list[ImageFile | None] = []
     room = _USUAL_BYTES * len(paths)
     while len(read) < len(paths):
         memory = np.empty(room, np.uint8)
-        starts, stops = (np.zeros(len(paths), np.int64) for _ in range(2))
-        fitted = _read_into(memory, names, name_starts[len(read) :], starts, stops)
-        parts = zip(starts[:fitted].tolist(), stops[:fitted].tolist(), strict=True)
-        read += [memory[start:stop] if start < stop else None for start, stop in parts]
+        found = np.zeros((len(paths), 5), np.int64)
+        fitted = _read_into(memory, names, name_starts[len(read) :], found)
+        read += [
+            ImageFile(memory[start:stop], (height, width), orientation) if start < stop else None
+            for start, stop, orientation, height, width in found[:fitted].tolist()
+        ]
         room *= 2
     return read
 
 
 @numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _read_into(memory: Any, names: Any, name_starts: Any, starts: Any, stops: Any) -> int:
+def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
     """Read files into memory, one after the other, until it is full.
 
     Args:
         memory: written to.
         names: file names, each ended by a zero.
         name_starts: where the name of each begins.
-        starts: written to: where each file begins in `memory`.
-        stops: written to: where it ends; at its start if it is no sound JPEG.
+        found: (N, 5) written to: where each file begins in `memory`, and where it ends, which is at its start if it is
+            no sound JPEG; its orientation, height and width.
 
     Returns:
         How many have been read.
     """
     at = 0
     for number in range(len(name_starts)):
-        starts[number] = stops[number] = at
+        found[number, :2] = at
         descriptor = _open(names.ctypes.data + name_starts[number], _HOW)
         if descriptor < 0:
             continue
@@ -78,7 +79,9 @@ def _read_into(memory: Any, names: Any, name_starts: Any, starts: Any, stops: An
         _close(descriptor)
         if stop == len(memory) and stop - at < MAX_FILE_BYTES:  # there may be more of it
             return number
-        if got == 0 and walk_jpeg(memory[at:stop])[0] == 0:
-            stops[number] = stop
-            at = stop
+        if got == 0:
+            fault, orientation, height, width = walk_jpeg(memory[at:stop])
+            if fault == 0:
+                found[number, 1:] = stop, orientation, height, width
+                at = stop
     return len(name_starts)

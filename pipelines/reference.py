@@ -57,20 +57,20 @@ def view_matrices(
     return augmentation, (to_pixels @ np.vstack([augmentation, [0, 0, 1]]) @ canonical)[:2]
 
 
-def halve(image: Array, shrink: float) -> tuple[Array, int]:
+def halve(image: Array, shrink: float, fill: int | str) -> tuple[Array, int]:
     """Halve (H, W, C) as often as a view that shows it `shrink` times as large needs: each time the mean of 2 x 2.
 
     Returns the image and how often it was halved.
 
-    A view then samples the source at between 0.7 and 1.4 times its own pitch, as mip maps do. Of an odd size the last
-    row or column is left out, and two pixels remain.
+    A view then samples the source at between 0.7 and 1.4 times its own pitch, as mip maps do. An odd last row or column
+    is halved together with the fill beyond it. At least two whole pixels remain.
     """
-    halvings = 0
+    least, halvings = min(image.shape[:2]), 0
     while halvings < MAX_HALVINGS:
-        height, width = image.shape[0] // 2, image.shape[1] // 2
-        if shrink >= HALVE_BELOW * 0.5**halvings or min(height, width) < 2:
+        if shrink >= HALVE_BELOW * 0.5**halvings or least // 2 ** (halvings + 1) < 2:
             break
-        whole = image[: 2 * height, : 2 * width]
+        beyond = [(0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)]
+        whole = np.pad(image, beyond, "edge") if fill == "edge" else np.pad(image, beyond, constant_values=float(fill))
         image = (whole[::2, ::2] + whole[1::2, ::2] + whole[::2, 1::2] + whole[1::2, 1::2]) / 4
         halvings += 1
     return image, halvings
@@ -213,7 +213,7 @@ def make_view(
     _, matrix_px = view_matrices(box_px, (height, width), draws, geometry.side_px, mirror=mirror)
     source = image.astype(np.float64)
     if geometry.antialias:
-        source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
+        source, halvings = halve(source, math.sqrt(abs(np.linalg.det(matrix_px[:, :2]))), geometry.fill)
         matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
     warped = warp(source, matrix_px, geometry.side_px, geometry.fill)
     jittered = np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import nvidia.dali.types as types
-from nvidia.dali import Pipeline, fn
+from nvidia.dali import Pipeline
 
-from pipelines.views import Encoded, GraphConfig, Request, decode
+from pipelines.views import GraphConfig, Request, decode_pipeline
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 
@@ -54,17 +55,14 @@ class Runner:
         return outputs
 
 
-def decodes(data: Encoded, config: GraphConfig) -> bool:
-    """Whether a file decodes by itself, with the decoder that will have to.
+def decodes(request: Request, config: GraphConfig) -> bool:
+    """Whether the only file of a request decodes, in the region that the request names.
 
     DALI says that a batch failed, and only in prose which of its files did.
     """
-    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=config.device_id, prefetch_queue_depth=1)
-    with pipeline:
-        encoded = fn.external_source(source=lambda: [data], dtype=types.UINT8, ndim=1, batch=True)
-        pipeline.set_outputs(decode(encoded, config), fn.peek_image_shape(encoded))
+    alone = replace(config, batch=1, threads=1, prefetch=1)
     try:
-        pipeline.run()
-    except RuntimeError:
+        next(Runner(partial(decode_pipeline, alone), iter([request]).__next__))
+    except DecodeError:
         return False
     return True

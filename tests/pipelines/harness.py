@@ -13,7 +13,8 @@ import torch
 from pipelines.backends import make_backend
 from pipelines.batch import View
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, BoolArray, ColourConfig, FloatArray, GeometryConfig
-from pipelines.regions import Regions
+from pipelines.files import check_image
+from pipelines.plan import plan_views
 from pipelines.runner import Runner
 from pipelines.views import GraphConfig, Request
 
@@ -34,6 +35,29 @@ def smooth_image(rng: np.random.Generator, height: int, width: int, sigma_px: fl
     return np.asarray((blurred - low) * (255 / (high - low)), dtype=np.uint8)
 
 
+def plan_request(
+    encoded: Sequence[Image],
+    box_px: FloatArray,
+    draws: Sequence[FloatArray],
+    geometry: GeometryConfig,
+    mirror: BoolArray | None = None,
+    *,
+    regions: bool = False,
+) -> Request:
+    """The request for some files, planned as the feed does."""
+    files = [check_image(data) for data in encoded]
+    plan = plan_views(
+        np.array([file.size_px for file in files]),
+        np.array([file.orientation for file in files]),
+        box_px,
+        draws,
+        geometry,
+        mirror=mirror,
+        croppable=np.array([file.is_jpeg for file in files]) if regions else None,
+    )
+    return Request([file.encoded for file in files], plan)
+
+
 def make_views(
     backend: Literal["dali", "opencv"],
     images: Sequence[Image],
@@ -46,16 +70,16 @@ def make_views(
     device: Literal["cpu", "gpu"] = "cpu",
     encode: Callable[[Image], Image] = encode,
     appearance: AppearanceConfig = NO_APPEARANCE,
-    regions: Regions | None = None,
+    regions: bool = False,
 ) -> list[View]:
     """The views of some images, as one batch through a backend, one view per table of draws."""
     device_id = 0 if device == "gpu" else None
     graph = GraphConfig(
         device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws),
-        regions=regions is not None,
+        regions=regions,
     )  # fmt: skip
     made = make_backend(backend, graph, geometry, colour, appearance)
-    request = Request([encode(image) for image in images], box_px, draws, mirror, regions)
+    request = plan_request([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
     count, side = len(images), geometry.side_px
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [

@@ -174,14 +174,13 @@ def broken(rng: np.random.Generator, number: int, good: bytes) -> tuple[str, byt
     return f"{kind}_{number}.jpg", data
 
 
-def _undecodable() -> bytes:
+def with_bogus_table(good: bytes) -> bytes:
     """A JPEG with a sound structure whose Huffman table codes nothing that can be read."""
-    good = jpeg(smooth_image(np.random.default_rng(1), 64, 64, 2))
     at = good.index(b"\xff\xc4") + 5
     return good[:at] + bytes([255] * 16) + good[at + 16 :]
 
 
-UNDECODABLE = _undecodable()
+UNDECODABLE = with_bogus_table(jpeg(smooth_image(np.random.default_rng(1), 64, 64, 2)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -334,3 +333,52 @@ def test_images_of_less_than_four_pixels_are_refused(folder: Index, tmp_path: Pa
     cv2.imwrite(str(tmp_path / "dot.png"), np.full((1, 3, 3), 200, np.uint8))
     with pytest.raises(UserError, match="cannot be used"):
         batches(load_folder(tmp_path), batch=1, last=1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(backend: Backend, tmp_path: Path) -> None:
+    """Whether or not the process has met the file before."""
+    rng = np.random.default_rng(0)
+    for number in range(16):
+        data = jpeg(smooth_image(rng, 600, 500, 2))
+        if number % 5 == 0:
+            data = with_bogus_table(data)
+        (tmp_path / f"{number:02}.jpg").write_bytes(data)
+    heights = np.linspace(100, 500, 16)[rng.permutation(16)]
+    box_px = np.column_stack([np.full(16, 250), heights, np.full(16, 100)]).astype(np.float32)
+    index = dataclasses.replace(load_folder(tmp_path), box_px=box_px)
+
+    def made(first: int) -> list[Batch]:
+        with Loader(
+            index, EpochOrder(16, 16, seed=1), RankSlice(8, 0, 8),
+            PipelinesConfig(backend=backend, batch=4, threads=1, decode="region"),
+            GeometryConfig(side_px=48), ColourConfig(), seed=1, device=CPU, first_step=first, last_step=8,
+        ) as loader:  # fmt: skip
+            return list(loader)
+
+    through = made(0)
+    assert {row for batch in through for row in batch.bad.tolist()} == {0, 5, 10, 15}
+    assert all(row % 5 for batch in through for row in batch.samples.tolist())
+    for first in (2, 5):
+        for one, other in zip(through[first:], made(first), strict=True):
+            assert_equal(one, other)
+            assert torch.equal(one.bad, other.bad)
+
+
+def test_a_closed_loader_says_so(folder: Index) -> None:
+    loader = Loader(
+        folder, EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20), PipelinesConfig(threads=1), SMALL,
+        ColourConfig(), seed=5, device=CPU,
+    )  # fmt: skip
+    iteration = iter(loader)
+    next(iteration)
+    loader.close()
+    with pytest.raises(RuntimeError, match="the loader is closed"):
+        next(iteration)
+    never = Loader(
+        folder, EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20), PipelinesConfig(threads=1), SMALL,
+        ColourConfig(), seed=5, device=CPU,
+    )  # fmt: skip
+    never.close()
+    with pytest.raises(RuntimeError, match="the loader is closed"):
+        next(iter(never))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import struct
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,16 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image as PillowImage
 
 from pipelines.batch import Batch, View
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
 from pipelines.loader import Loader, PipelinesConfig
-from pipelines.matrices import compose
 from pipelines.order import EpochOrder, RankSlice
-from pipelines.regions import Regions, find_regions, jpeg_size_px
+from pipelines.plan import Plan, plan_views
 from pipelines.sources.folder import load_folder
-from tests.pipelines.harness import BACKENDS, make_views, smooth_image
+from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
 
 Backend = Literal["dali", "opencv"]
 Encoded = np.ndarray
@@ -66,21 +62,20 @@ def test_views_of_regions_are_views_of_whole_images(backend: Backend, fill: Lite
     boxes[7], boxes[15], boxes[16] = [0, 0, 0], [700, 360, 1200], [-900, 2000, 200]
     box_px, draws = np.array(boxes, np.float32), tables(geometry, len(sizes))
     mirror = np.arange(len(sizes)) % 3 == 0
-    regions = find_regions(encoded, box_px, draws, geometry, mirror)
-    assert regions is not None
-    assert 15 <= regions.partial.sum() < len(sizes)
-    decoded = regions.shape_px.prod(axis=1)[regions.partial] / regions.size_px.prod(axis=1)[regions.partial]
+    plan = plan_request(encoded, box_px, draws, geometry, mirror, regions=True).plan
+    partial = (plan.shape_px < sizes).any(axis=1)
+    assert 15 <= partial.sum() < len(sizes)
+    decoded = plan.shape_px.prod(axis=1)[partial] / np.array(sizes).prod(axis=1)[partial]
     assert decoded.mean() < 0.4
+    assert {0, 1, 2, 3} <= set(np.concatenate([view.halvings[partial] for view in plan.views]).tolist())
 
-    halvings = [compose(box_px, np.array(sizes), table, geometry, mirror).halvings for table in draws]
-    assert {0, 1, 2, 3} <= set(np.concatenate(halvings)[np.tile(regions.partial, 2)].tolist())
-
-    def views_of(parts: Regions | None) -> list[View]:
+    def views_of(*, regions: bool) -> list[View]:
         return make_views(
-            backend, encoded, box_px, draws, geometry, NO_COLOUR, mirror=mirror, encode=lambda data: data, regions=parts
-        )
+            backend, encoded, box_px, draws, geometry, NO_COLOUR, mirror=mirror, encode=lambda data: data,
+            regions=regions,
+        )  # fmt: skip
 
-    whole, spared = views_of(None), views_of(regions)
+    whole, spared = views_of(regions=False), views_of(regions=True)
     for one, other in zip(whole, spared, strict=True):
         np.testing.assert_array_equal(one.matrix, other.matrix)
         np.testing.assert_array_equal(one.source_to_view_px, other.source_to_view_px)
@@ -102,12 +97,12 @@ def test_the_loader_decodes_regions_by_itself(
     index = dataclasses.replace(load_folder(tmp_path), box_px=box_px.astype(np.float32))
     shares: list[float] = []
 
-    def counted(*arguments: Any) -> Regions | None:
-        found = find_regions(*arguments)
-        shares.append(0.0 if found is None else float(found.partial.mean()))
-        return found
+    def counted(size_px: Any, *arguments: Any, **options: Any) -> Plan:
+        plan = plan_views(size_px, *arguments, **options)
+        shares.append(float((plan.shape_px < size_px).any(axis=1).mean()))
+        return plan
 
-    monkeypatch.setattr("pipelines.feed.find_regions", counted)
+    monkeypatch.setattr("pipelines.feed.plan_views", counted)
 
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()
@@ -119,7 +114,7 @@ def test_the_loader_decodes_regions_by_itself(
             return list(loader)
 
     whole = batches("whole")
-    assert shares == []
+    assert max(shares) == 0
     spared = batches("auto")
     assert min(shares) > 0.9
     for one, other in zip(whole, spared, strict=True):
@@ -134,89 +129,69 @@ def test_the_loader_decodes_regions_by_itself(
 @given(
     st.tuples(st.integers(400, 1600), st.integers(400, 1600)),
     st.tuples(st.floats(-0.3, 1.3), st.floats(-0.3, 1.3), st.floats(0.02, 2)),
-    st.integers(0, 2**32), st.booleans(), st.sampled_from([16, 64, 200]),
+    st.integers(0, 2**32), st.booleans(), st.sampled_from([16, 64, 200]), st.integers(1, 8),
 )  # fmt: skip
 def test_a_region_holds_every_pixel_that_is_sampled(
-    size: tuple[int, int], box: tuple[float, float, float], seed: int, mirrored: bool, side_px: int
+    size: tuple[int, int], box: tuple[float, float, float], seed: int, mirrored: bool, side_px: int, orientation: int
 ) -> None:
     """The four pixels around every sample, in the pixels of the halved source, lie inside, whole blocks of them."""
     geometry = GeometryConfig(side_px=side_px)
     height, width = size
     box_px = np.array([[box[0] * width, box[1] * height, box[2] * max(size)]], np.float32)
     draws, mirror = tables(geometry, 1, seed), np.array([mirrored])
-    data = header(height, width)
-    regions = find_regions([data], box_px, draws, geometry, mirror)
-    if regions is None:
-        return
-    (start,), (shape,) = regions.start_px, regions.shape_px
+    plan = plan_one((height, width), box_px, draws, geometry, mirror, orientation)
+    (start,), (shape,) = plan.start_px, plan.shape_px
     stop = start + shape
     assert (start >= 0).all()
     assert (stop <= size).all()
     assert (shape > 0).all()
+    whole = plan_one((height, width), box_px, draws, geometry, mirror, orientation, croppable=False)
+    assert whole.start_px.tolist() == [[0, 0]]
+    assert whole.shape_px.tolist() == [[height, width]]
+    if tuple(shape) == size:
+        return
     assert shape.prod() < 0.8 * height * width
-    for table in draws:
-        view = compose(box_px, np.array([size]), table, geometry, mirror)
+    for view in whole.views:
         block = 2 ** int(view.halvings[0])
         assert (start % block == 0).all()
         assert ((stop % block == 0) | (stop == size)).all()
         centers = np.arange(side_px) + 0.5
         grid = np.stack([*np.meshgrid(centers, centers), np.ones((side_px, side_px))], axis=-1)
-        inverse = np.linalg.inv(np.vstack([view.minified_to_view_px[0], [0, 0, 1]]))[:2]
+        inverse = np.linalg.inv(np.vstack([view.decoded_to_view_px[0], [0, 0, 1]]))[:2]
         sampled = np.floor(grid @ inverse.T - 0.5)[..., ::-1]  # row and column of the upper left of four pixels
         inside = np.clip([sampled, sampled + 1], 0, np.array(size) // block - 1)  # beyond the image nothing is read
         assert (inside * block >= start).all()
         assert ((inside + 1) * block <= stop).all()
 
 
-def header(height: int, width: int, *segments: bytes) -> Encoded:
-    """As much of a JPEG as is looked at, padded to a size that makes it worth a look."""
-    frame = b"\xff\xc0" + struct.pack(">HBHHB", 11, 8, height, width, 1) + bytes(3)
-    data = b"\xff\xd8" + b"".join(segments) + frame + b"\xff\xda" + bytes(64)
-    return np.frombuffer(data, np.uint8)
-
-
-def exif(orientation: int | None, order: Literal["<", ">"] = "<") -> bytes:
-    entries = [(0x010F, 2, 1, 0)] + ([(0x0112, 3, 1, orientation)] if orientation is not None else [])
-    tiff = (
-        (b"II" if order == "<" else b"MM") + struct.pack(order + "HI", 42, 8) + struct.pack(order + "H", len(entries))
-    )
-    for tag, kind, count, value in entries:
-        tiff += struct.pack(order + "HHIHH", tag, kind, count, value, 0)
-    body = b"Exif\0\0" + tiff + bytes(4)
-    return b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
-
-
-def test_the_size_of_an_image_that_is_not_turned_is_known() -> None:
-    assert jpeg_size_px(header(720, 1280)) == (720, 1280)
-    assert jpeg_size_px(header(720, 1280, b"\xff\xe0\x00\x04ab", b"\xff\xff\xe2\x00\x02")) == (720, 1280)
-    for order in ("<", ">"):
-        assert jpeg_size_px(header(720, 1280, exif(1, order))) == (720, 1280)
-        assert jpeg_size_px(header(720, 1280, exif(None, order))) == (720, 1280)
-        assert jpeg_size_px(header(720, 1280, exif(6, order))) == (0, 0)
-    assert jpeg_size_px(header(720, 1280, b"\xff\xe1\x00\x0ahttp://a")) == (720, 1280)
-    assert jpeg_size_px(header(720, 1280, b"\xff\xe1\x00\x0aExif\0\0??")) == (0, 0)
-    assert jpeg_size_px(header(720, 1280, exif(1)[:-14].replace(b"\x00\x32", b"\x00\x24"))) == (0, 0)
-    assert jpeg_size_px(np.asarray(cv2.imencode(".png", np.zeros((9, 9, 3), np.uint8))[1]).ravel()) == (0, 0)
-
-
-def test_pillow_s_exif_is_read_as_the_decoder_reads_it() -> None:
-    for orientation in range(1, 9):
-        mark = PillowImage.Exif()
-        mark[0x0112] = orientation
-        file = io.BytesIO()
-        PillowImage.new("RGB", (300, 200)).save(file, "JPEG", exif=mark)
-        data = np.frombuffer(file.getvalue(), np.uint8)
-        assert jpeg_size_px(data) == ((200, 300) if orientation == 1 else (0, 0))
+def plan_one(
+    size_px: tuple[int, int],
+    box_px: FloatArray,
+    draws: list[FloatArray],
+    geometry: GeometryConfig,
+    mirror: np.ndarray | None = None,
+    orientation: int = 1,
+    *,
+    croppable: bool = True,
+) -> Plan:
+    """The plan of one JPEG."""
+    return plan_views(
+        np.array([size_px]), np.array([orientation]), box_px, draws, geometry, mirror=mirror,
+        croppable=np.array([croppable]),
+    )  # fmt: skip
 
 
 def test_small_files_and_images_that_are_all_seen_are_decoded_whole() -> None:
     geometry = GeometryConfig()
     draws = tables(geometry, 1)
     box_px = np.array([[640, 360, 100]], np.float32)
-    assert find_regions([header(720, 1280)], box_px, draws, geometry) is not None
-    assert find_regions([header(511, 512)], box_px * 0.3, draws, geometry) is None
-    assert find_regions([header(720, 1280)], np.array([[0, 0, 0]], np.float32), wide(draws), geometry) is None
-    assert find_regions([header(720, 1280, exif(6))], box_px, draws, geometry) is None
+
+    def decoded_share(size_px: tuple[int, int], box_px: FloatArray, draws: list[FloatArray]) -> float:
+        return float(plan_one(size_px, box_px, draws, geometry).shape_px.prod() / np.prod(size_px))
+
+    assert decoded_share((720, 1280), box_px, draws) < 0.3
+    assert decoded_share((511, 512), box_px * 0.3, draws) == 1
+    assert decoded_share((720, 1280), np.array([[0, 0, 0]], np.float32), wide(draws)) == 1
 
 
 def wide(draws: list[FloatArray]) -> list[FloatArray]:
@@ -224,15 +199,3 @@ def wide(draws: list[FloatArray]) -> list[FloatArray]:
     for table in copies:
         table[:, Draw.MAGNIFICATION] = 0.6
     return copies
-
-
-@pytest.mark.parametrize("size", [(720, 1280), (333, 777), (1000, 4000), (65, 9973)])
-def test_fractions_name_whole_pixels(size: tuple[int, int]) -> None:
-    """Single precision carries a place in an image exactly: every start and shape comes back."""
-    for axis, length in enumerate(size):
-        pixels = np.arange(length + 1)
-        array = np.zeros((length + 1, 2), np.int64)
-        array[:, axis] = pixels
-        start, shape = Regions(np.tile(size, (length + 1, 1)), array, array).fractions()
-        np.testing.assert_array_equal(np.rint(start[:, axis] * np.float32(length)), pixels)
-        np.testing.assert_array_equal(np.rint(shape[:, axis] * np.float32(length)), pixels)

@@ -14,7 +14,7 @@ from errors import UserError
 from pipelines import reference
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, Range, draw_view
 from pipelines.fast_cpu import view_to_source
-from pipelines.matrices import compose
+from pipelines.plan import count_halvings
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -246,9 +246,25 @@ def test_a_view_out_of_all_bounds_is_refused_before_the_kernel(number: float) ->
 @pytest.mark.parametrize(("height", "halvings"), [(2, 0), (3, 0), (4, 1), (7, 1), (8, 2), (40, 4)])
 def test_halving_leaves_two_pixels(height: int, halvings: int) -> None:
     """However small a view shows an image, in the composition and in the oracle alike."""
-    box = np.array([[0, 0, 100_000]], np.float32)
-    matrices = compose(box, np.array([[height, 5000]]), PLAIN_DRAW[None], GeometryConfig())
-    assert matrices.halvings.tolist() == [halvings]
-    halved, count = reference.halve(np.zeros((height, 5000, 3)), shrink=128 / 100_000)
+    shrink = 128 / 100_000
+    assert count_halvings(np.array([[height, 5000]]), np.array([shrink])).tolist() == [halvings]
+    halved, count = reference.halve(np.zeros((height, 5000, 3)), shrink, fill=0)
     assert count == halvings
-    assert halved.shape[0] == height // 2**halvings >= 2
+    assert halved.shape[0] == -(-height // 2**halvings) >= 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [(719, 1279), (721, 1283), (1500, 801), (333, 447), (1087, 1999)])
+def test_odd_sizes_lose_nothing_at_the_border(backend: Backend, size: tuple[int, int]) -> None:
+    """As much of a minified view is white as the matrix says of a white image, on average over shifts below a pixel."""
+    geometry, shifts = GeometryConfig(), 16
+    for magnification in (0.6, 0.3, 0.15):
+        draws = np.tile(PLAIN_DRAW, (shifts, 1))
+        draws[:, Draw.MAGNIFICATION] = magnification
+        draws[:, Draw.SHIFT_X_FRAC] = draws[:, Draw.SHIFT_Y_FRAC] = np.arange(shifts) / shifts / geometry.side_px
+        images = [np.full((*size, 3), 255, np.uint8)] * shifts
+        (view,) = make_views(backend, images, np.zeros((shifts, 3), np.float32), [draws], geometry, NO_COLOUR)
+        white = view.image[:, 0].double() / 255
+        shown_px = torch.stack([white.sum(2).max(1).values, white.sum(1).max(1).values], dim=1).mean(dim=0)
+        expected_px = view.source_to_view_px[0, 0, 0].double() * torch.tensor(size[::-1], dtype=torch.float64)
+        torch.testing.assert_close(shown_px, expected_px, atol=0.05, rtol=0)
