@@ -202,7 +202,7 @@ def _judge_file(
                 counts["tenths_of_mean_levels"] = max(counts["tenths_of_mean_levels"], round(10 * worst.mean_levels))
             else:
                 found(worst.verdict, row, backend, decode, place=int(place), mean_levels=round(worst.mean_levels, 2),
-                      max_levels=round(worst.max_levels, 1))  # fmt: skip
+                      max_levels=round(worst.max_levels, 1), turned_by=worst.turned_by)  # fmt: skip
 
 
 def run_part(seed: int, numbers: Sequence[int]) -> tuple[Counter[str], list[Finding]]:
@@ -233,6 +233,7 @@ def run_part(seed: int, numbers: Sequence[int]) -> tuple[Counter[str], list[Find
         "found": what, "seed": seed, "number": numbers[0], "last_number": numbers[-1], "exit": child.returncode,
         "stage": stage.removeprefix("stage: "), "last_line": last,
     }  # fmt: skip
+    print(json.dumps(end), file=sys.stderr, flush=True)
     if len(numbers) == 1:
         end["file"] = mutated_file(seed, numbers[0]).what
         return Counter(files=1, mutated_in_metadata=int(numbers[0] % 2 == 0), good=1), [end]

@@ -9,7 +9,7 @@ import io
 import struct
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -59,11 +59,15 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, and how far the view is from the nearest of the images: mean and maximum, in levels."""
+    """A verdict, and how far the view is from the nearest of the images: mean and maximum, in levels.
+
+    `turned_by` is the orientation, if any, that a garbled view has and must not have.
+    """
 
     verdict: Verdict
     mean_levels: float = 0.0
     max_levels: float = 0.0
+    turned_by: int | None = None
 
 
 def opinion_of(data: bytes) -> Opinion:
@@ -103,7 +107,7 @@ def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift
             if nearest is None or mean < nearest.mean_levels:
                 nearest = Judged(Verdict.WRONG_MATRIX if near else Verdict.GARBLED, mean, most)
     if nearest is not None and (len(opinion.images) < 2 or _alike(*opinion.images)):
-        return nearest
+        return replace(nearest, turned_by=_wrong_turn(opinion, view, box_px, shift_frac))
     fits = any(
         _matrix_fits(size_px[:: -1 if orientation >= 5 else 1], matrix_px, box_px, shift_frac, len(view))
         for size_px in opinion.sizes_px
@@ -111,6 +115,16 @@ def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift
     )
     verdict = Verdict.UNJUDGED if fits or not opinion.sizes_px else Verdict.WRONG_MATRIX
     return Judged(verdict) if nearest is None else Judged(verdict, nearest.mean_levels, nearest.max_levels)
+
+
+def _wrong_turn(opinion: Opinion, view: Pixels, box_px: Array, shift_frac: Array) -> int | None:
+    """Which other orientation explains the view."""
+    for orientation in set(range(1, 9)) - set(opinion.orientations):
+        for image in opinion.images:
+            expected, inside = expected_view(turned(image, orientation), box_px, shift_frac, len(view))
+            if inside.any() and np.abs(view - expected)[inside].mean() <= MEAN_LEVELS:
+                return orientation
+    return None
 
 
 def _alike(one: Pixels, other: Pixels) -> bool:
