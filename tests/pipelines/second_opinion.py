@@ -87,6 +87,7 @@ def opinion_of(data: bytes) -> Opinion:
             images.append(image)
         if size_px is not None:
             sizes.append(size_px)
+    images += _unmarked_cmyk(data)
     own = orientation_of(data)
     ambiguous = own != _orientation_by_pillow(data) or len(set(_orientations(data))) > 1
     return Opinion(tuple(images), tuple(sizes), tuple(range(1, 9)) if ambiguous else (own,))
@@ -115,7 +116,7 @@ def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift
                 return Judged(Verdict.SAME, mean, most)
             if nearest is None or mean < nearest.mean_levels:
                 nearest = Judged(Verdict.WRONG_MATRIX if near else Verdict.GARBLED, mean, most)
-    if nearest is not None and (len(opinion.images) < 2 or _alike(*opinion.images)):
+    if nearest is not None and all(_alike(opinion.images[0], other) for other in opinion.images[1:]):
         return replace(nearest, turned_by=_wrong_turn(opinion, view, box_px, shift_frac))
     fits = any(
         _matrix_fits(size_px[:: -1 if orientation >= 5 else 1], matrix_px, box_px, shift_frac, len(view))
@@ -205,6 +206,18 @@ def _by_pillow(data: bytes) -> tuple[Pixels | None, tuple[int, int] | None]:
                 return np.asarray(image.convert("RGB")), size_px
         except Exception:  # whatever a decoder raises, it refuses
             return None, size_px
+
+
+def _unmarked_cmyk(data: bytes) -> list[Pixels]:
+    """The other reading of a JPEG of four inks without Adobe's segment: as the standard has it, not inverted."""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                if image.mode == "CMYK" and "adobe" not in image.info:
+                    return [np.asarray(Image.fromarray(255 - np.asarray(image), "CMYK").convert("RGB"))]
+        except Exception:  # whatever it raises, it refuses
+            return []
+    return []
 
 
 def _by_opencv(data: bytes) -> tuple[Pixels | None, tuple[int, int] | None]:

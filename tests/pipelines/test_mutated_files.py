@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Record
 from tests.pipelines import loader_fuzz
-from tests.pipelines.image_parts import put_together, take_apart
+from tests.pipelines.image_parts import Part, put_together, take_apart
 from tests.pipelines.loader_fuzz import FAULTS, RUNS, row_of, run, run_part
 from tests.pipelines.mutations import JPEG_OPTIONS, PNG_KINDS, WEBP_OPTIONS, good_file, mutated_file, original, picture
 from tests.pipelines.second_opinion import Opinion, Verdict, expected_view, judge, opinion_of, orientation_of, turned
@@ -158,3 +158,19 @@ def test_files_that_end_the_process_are_named(monkeypatch: pytest.MonkeyPatch, t
     row = json.loads(json.dumps(row_of(counts, findings, 0, 1.0)))
     assert (row["files"], row["crash"], row["error"], row["hang"], row["faulty_files"]) == (12, 1, 1, 0, 2)
     assert row["largest_max_levels"] == 1.0
+
+
+def test_what_is_refused_for_its_metadata_is_judged_by_its_pixels() -> None:
+    chunks, _ = take_apart(original("png", "2 8 rows", (53, 71), 0))
+    data = chunks[1].body
+    chunks[1:2] = [Part(b"IDAT", data[:99]), Part(b"tEXt", b"a\0b"), Part(b"IDAT", data[99:])]
+    for image in opinion_of(put_together("png", chunks)).images:
+        np.testing.assert_array_equal(image, picture(53, 71, 0))
+    assert len(opinion_of(put_together("png", chunks)).images) == 2
+
+
+def test_four_inks_without_adobe_s_segment_have_two_readings() -> None:
+    segments, rest = take_apart(original("jpeg", "CMYK", (53, 71), 0))
+    assert len(opinion_of(put_together("jpeg", segments, rest)).images) == 2
+    plain = [part for part in segments if part.name != b"\xee"]
+    assert len(opinion_of(put_together("jpeg", plain, rest)).images) == 3
