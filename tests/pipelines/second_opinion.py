@@ -213,7 +213,7 @@ def _unmarked_cmyk(data: bytes) -> list[Pixels]:
     with warnings.catch_warnings(action="ignore"):
         try:
             with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-                if image.mode == "CMYK" and "adobe" not in image.info:
+                if image.mode == "CMYK" and "adobe_transform" not in image.info:
                     return [np.asarray(Image.fromarray(255 - np.asarray(image), "CMYK").convert("RGB"))]
         except Exception:  # whatever it raises, it refuses
             return []
