@@ -16,12 +16,12 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from nvidia.dali import fn
-from nvidia.dali.pipeline import Pipeline
-from nvidia.dali.types import DALIDataType, DALIImageType
 from PIL import Image
 
 from pipelines.files import BadImage, check_image
+from pipelines.plan import Plan
+from pipelines.runner import DecodeError, Runner
+from pipelines.views import GraphConfig, Request, decode_pipeline
 
 BATCH = 64
 
@@ -142,15 +142,14 @@ def damaged_files(count: int, seed: int) -> Iterator[bytes]:
 
 
 def decode(batch: list[bytes]) -> bool:
-    """Whether DALI decodes all of a batch; False is its clean error."""
-    arrays = [np.frombuffer(data, np.uint8) for data in batch]
-    pipeline = Pipeline(batch_size=len(batch), num_threads=2, device_id=None, prefetch_queue_depth=1)
-    with pipeline:
-        files = fn.external_source(source=lambda: arrays, batch=True, dtype=DALIDataType.UINT8)
-        pipeline.set_outputs(fn.decoders.image(files, device="cpu", output_type=DALIImageType.RGB))
+    """Whether DALI decodes all of a batch of files that pass the check; False is its clean error."""
+    files = [check_image(data) for data in batch]
+    graph = GraphConfig("cpu", None, batch=len(files), threads=2, prefetch=1, views=0)
+    sizes_px = np.array([file.size_px for file in files])
+    request = Request([file.encoded for file in files], Plan(np.zeros_like(sizes_px), sizes_px, ()))
     try:
-        pipeline.run()
-    except RuntimeError:
+        next(Runner(lambda source: decode_pipeline(graph, source), iter([request]).__next__))
+    except DecodeError:
         return False
     return True
 

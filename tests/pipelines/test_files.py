@@ -138,7 +138,7 @@ def test_what_passes_never_ends_the_process() -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr[-500:]
     assert "_parser]" not in result.stderr, "what DALI cannot parse ends some processes, not all"
