@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from errors import UserError
+from pipelines.cores import available_cores
 from pipelines.index import Index
-from pipelines.loader import Loader, available_cores
+from pipelines.loader import Loader
 from train.config import Config, to_dict
 from train.distributed.together import Together, together
 from train.distributed.world import World

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from bench.hardware import describe_machine
+from pipelines.config import PipelinesConfig
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder
 from tests.pipelines.decoder_fuzz import encoded, good_files, mutated, smooth_picture

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image as PillowImage
 
 from pipelines.batch import Batch, View
+from pipelines.config import PipelinesConfig
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.matrices import compose
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.regions import Regions, find_regions, jpeg_size_px
