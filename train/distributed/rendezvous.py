@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import sys
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
@@ -17,7 +22,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from errors import UserError
 
+T = TypeVar("T")
+
 _POLL_S = 0.05
+_PROBE_S = 2.0
+_FOREVER = timedelta(days=1)
+"""For a call inside `within`, so that it never returns while the process leaves: torch would abort it."""
 
 
 def connect(rank: int, world_size: int, timeout_s: float) -> Store:
@@ -32,21 +42,90 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
             f"WORLD_SIZE = {world_size} in the environment, but the ranks cannot meet ({missing} missing): "
             "start them with torchrun, or unset WORLD_SIZE for a run of one process."
         )
-    host, port, timeout = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timedelta(seconds=timeout_s)
-    address = f"{host}:{port}"
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT = {port!r} in the environment: expected a port from 1 to 65535, or use torchrun.")
-    try:
+
+    def open_store() -> Store:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
-        else:  # without waiting for the others in here, where nobody would be named
-            store = TCPStore(host, int(port), None, rank == 0, timeout, wait_for_workers=False)
-    except dist.DistError as error:
+            theirs: Store = next(rendezvous("env://", rank, world_size, timeout=_FOREVER))[0]
+            return theirs
+        # Without waiting for the others in here, where nobody would be named.
+        return TCPStore(host, int(port), None, rank == 0, _FOREVER, wait_for_workers=False)
+
+    try:
+        with _silent_torch():
+            store = within(timeout_s, open_store)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return store
+    except (dist.DistError, TimeoutError) as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(
+                f"MASTER_PORT = {port} on {platform.node()} is in use, by another program or another run: "
+                f"set another port, the same on all ranks"
+            ) from error
         raise UserError(
-            f"no contact with the host where the ranks meet, {address}, within {timeout_s:g} s "
-            f"(run.rank_timeout_s): is it up, and does the network let this host ({platform.node()}) through?"
+            f"no contact with the host where the ranks meet, {host}:{port}, within {timeout_s:g} s "
+            f"(run.rank_timeout_s): {_why_no_contact(host, int(port))}"
         ) from error
-    return store
+
+
+def within(timeout_s: float, action: Callable[[], T]) -> T:
+    """What `action()` returns or raises.
+
+    It runs on a thread of its own, which is left behind when the time is over: torch's store waits without limit for
+    some answers, and is deaf to Ctrl-C meanwhile.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(action())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="rendezvous", daemon=True).start()
+    return outcome.result(timeout_s)
+
+
+@contextmanager
+def _silent_torch() -> Iterator[None]:
+    """Drops what torch's C++ code writes to the terminal: a page of stack frames for each attempt to connect.
+
+    After an exception it stays so, since the thread that `within` leaves behind goes on trying; Python's own
+    `sys.stderr` still reaches the terminal.
+    """
+    terminal = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    except BaseException:
+        sys.stderr = os.fdopen(terminal, "w", buffering=1)
+        raise
+    os.dup2(terminal, 2)
+    os.close(terminal)
+
+
+def _why_no_contact(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
+    except socket.gaierror:
+        return f"this host ({platform.node()}) knows no address of {host}; look at MASTER_ADDR"
+    except ConnectionResetError:
+        pass
+    except ConnectionRefusedError:
+        return "nothing listens there; is rank 0 up, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
+    except OSError:
+        return f"is it up, and does the network let this host ({platform.node()}) through?"
+    return (
+        "something listens there, but does not answer as the ranks' store: another program, or a run that hangs. "
+        "Set another MASTER_PORT, the same on all ranks"
+    )
 
 
 def interface_to(address: str) -> str | None:
