@@ -30,7 +30,7 @@ def cpu_quota(system: Path = Path("/")) -> float:
 
 def _groups(system: Path) -> Iterator[Path]:
     """Folders of the groups that may limit this process."""
-    for line in _words(system / "proc/self/cgroup", "\n"):
+    for line in _read(system / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             mounts = [system / "sys/fs/cgroup", system / "sys/fs/cgroup/unified"]
@@ -44,15 +44,15 @@ def _groups(system: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float:
-    quota, period = (_words(group / "cpu.max") or ["max", "max"])[:2]
+    quota, period = (_read(group / "cpu.max") or "max max").split()
     if quota == "max":
-        quota, period = ((_words(group / f"cpu.cfs_{name}_us") or ["-1"])[0] for name in ("quota", "period"))
+        quota, period = (_read(group / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period"))
     return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else math.inf
 
 
-def _words(file: Path, separator: str | None = None) -> list[str]:
+def _read(file: Path) -> str:
     """What stands in a file; nothing if it cannot be read."""
     try:
-        return file.read_text(encoding="ascii", errors="replace").strip().split(separator)
+        return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
-        return []
+        return ""
