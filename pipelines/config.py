@@ -5,10 +5,16 @@ Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from errors import UserError
+
+D = TypeVar("D", bound="DataConfig")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -83,3 +89,27 @@ class PipelinesConfig:
     ahead: Annotated[int, Field(ge=1)] = 2
     hw_decoder_load: Annotated[float, Field(ge=0, le=1)] = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
+
+
+def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
+    """One source, or several, as several."""
+    return (config,) if isinstance(config, DataConfig) else tuple(config)
+
+
+def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
+    """Look for the folders of all sources, before anything heavy is imported and ranks meet; `load_index` says more.
+
+    Raises:
+        UserError: one does not exist.
+    """
+    for one in each_source(config):
+        try:
+            Path(one.root).stat()
+        except FileNotFoundError:
+            stand_in = f", or make a stand-in with 'python cli.py make-data {one.root}'"
+            raise UserError(
+                f"{one.root}: does not exist; expected the folder of the images (data.root, data.source = "
+                f"{one.source!r}). Check the path{stand_in if one.source == 'freihand' else ''}."
+            ) from None
+        except (OSError, ValueError):
+            continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -20,13 +20,6 @@ from pipelines.sources.ho3d import load_ho3d
 from pipelines.sources.shards import load_shards
 from pipelines.sources.subsets import held_out, in_fraction
 from pipelines.sources.youtube3d import load_youtube3d
-
-D = TypeVar("D", bound=DataConfig)
-
-
-def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
-    """One source, or several, as several."""
-    return (config,) if isinstance(config, DataConfig) else tuple(config)
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from errors import UserError
+from errors import RanksLost, UserError
 
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens there.
 
     Raises:
-        UserError: the environment does not say where it is, or it cannot be reached in time.
+        UserError: the environment does not say where it is, or another program listens there.
+        RanksLost: it cannot be reached in time.
     """
     missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
     if missing:
@@ -64,7 +65,7 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
                 f"MASTER_PORT = {port} on {platform.node()} is in use, by another program or another run: "
                 f"set another port, the same on all ranks"
             ) from error
-        raise UserError(
+        raise RanksLost(
             f"no contact with the host where the ranks meet, {host}:{port}, within {timeout_s:g} s "
             f"(run.rank_timeout_s): {_why_no_contact(host, int(port))}"
         ) from error
@@ -159,7 +160,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         The room, a part of the store of this attempt's ranks alone.
 
     Raises:
-        UserError: naming the ranks that did not come in time.
+        RanksLost: naming the ranks that did not come in time.
     """
     mine = uuid.uuid4().hex
     deadline = time.monotonic() + timeout_s
@@ -177,7 +178,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
                     if room.check([f"here/{other}"]):
                         here.add(other)
             if time.monotonic() > deadline:
-                raise UserError(_missing([r for r in range(world_size) if r not in here], world_size, timeout_s))
+                raise RanksLost(_missing([r for r in range(world_size) if r not in here], world_size, timeout_s))
             time.sleep(_POLL_S)
         room.set("begin", "1")
         return room
@@ -189,7 +190,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         room.set(f"here/{rank}", platform.node())
         room.wait(["begin"], left)
     except dist.DistError as error:  # out of time, or rank 0 has left
-        raise UserError(
+        raise RanksLost(
             f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): it, or another rank, has not come; "
             f"rank 0 names who"
         ) from error
@@ -200,7 +201,7 @@ def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float
     """Waits until every rank has come to the barrier of this name, which must not have been used in this room.
 
     Raises:
-        UserError: naming the ranks that did not come in time.
+        RanksLost: naming the ranks that did not come in time.
     """
     room.set(f"{name}/{rank}", "1")
     keys = [f"{name}/{other}" for other in range(world_size)]
@@ -208,7 +209,7 @@ def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float
         room.wait(keys, timedelta(seconds=timeout_s))
     except dist.DistStoreError as error:
         missing = [other for other, key in enumerate(keys) if not room.check([key])]
-        raise UserError(_missing(missing, world_size, timeout_s)) from error
+        raise RanksLost(_missing(missing, world_size, timeout_s)) from error
 
 
 def _missing(ranks: Sequence[int], world_size: int, timeout_s: float) -> str:
