@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
-from errors import ToldByAnother, UserError
+from errors import RanksLost, ToldByAnother, UserError
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
-from train.commands.options import is_main_rank
+from train.commands.options import is_first_on_host, is_main_rank
 from train.commands.training import finetune, pretrain
+from train.distributed import restarts
 from train.runs.interrupt import Interrupted
 
 
@@ -26,10 +27,14 @@ class OneLineErrors(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
+        if restarts.refused_before():
+            sys.exit(2)
         try:
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:
-            sys.exit(2)
+            _leave_in_silence()
+        except RanksLost as error:
+            _fail(str(error), restart=True)
         except UserError as error:
             _fail(str(error))
         except Interrupted as stop:
@@ -40,18 +45,30 @@ class OneLineErrors(click.Group):
             click.echo(request.format_message())
         except click.UsageError as error:
             words = error.ctx.command_path.split()[1:] if error.ctx is not None else []
-            _fail(f"{error.format_message()} See '{' '.join(['python cli.py', *words, '--help'])}'.")
+            _fail(
+                f"{error.format_message()} See '{' '.join(['python cli.py', *words, '--help'])}'.", on_every_rank=True
+            )
         except click.ClickException as error:
-            _fail(error.format_message())
+            _fail(error.format_message(), on_every_rank=True)
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
             sys.exit(130)
         sys.exit(0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -> None:
+    if on_every_rank and not is_first_on_host():
+        _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
     click.echo(f"{prefix}: {' '.join(message.split())}", err=True)
+    if not restart:
+        restarts.refuse()
+    sys.exit(2)
+
+
+def _leave_in_silence() -> None:
+    restarts.wait_for_report()
+    restarts.refuse()
     sys.exit(2)
 
 

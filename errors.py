@@ -10,3 +10,7 @@ class UserError(Exception):
 
 class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
     """Another rank of the run met bad input and prints it: this one leaves with the same exit code, in silence."""
+
+
+class RanksLost(UserError):  # noqa: N818  what has happened, not a defect
+    """Other ranks, or the place where they meet, cannot be reached: the input is not to blame, a restart may help."""

@@ -108,19 +108,20 @@ def bench_loader(
       python cli.py bench-loader --record bench/results/loader.jsonl
       python cli.py bench-loader --soak 60 --record bench/results/soak.jsonl
     """
-    from bench import run
-    from pipelines.loader import available_cores
-    from train.runs.log import configure_logging
-
-    configure_logging()
     asked = {"--history": history, "--tune": tune or None, "--soak": soak_minutes, "--first-batch": first_batch or None}
     instead = [name for name, value in asked.items() if value is not None]
     if len(instead) > 1:
         raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
+    config = pretraining_config(files, overrides)
+    from bench import run
+    from pipelines.cores import available_cores
+    from train.runs.log import configure_logging
+
+    configure_logging()
     if history is not None:
         click.echo(run.draw_history(record or Path("bench/results/loader.jsonl"), history))
         return
-    config, on_cores = pretraining_config(files, overrides), cores or available_cores()
+    on_cores = cores or available_cores()
     if tune:
         click.echo(run.tune_loader(config, on_cores, options["batch"]), nl=False)
     elif soak_minutes is not None:
@@ -162,11 +163,11 @@ def bench_train(
       python cli.py bench-train -c configs/demo.toml
       python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
     """
+    config = pretraining_config(files, overrides)
     from bench import run
     from train.runs.log import configure_logging
 
     configure_logging()
-    config = pretraining_config(files, overrides)
     run.bench_train(config, precisions, repeats, seconds, as_json=as_json, record=record)
 
 
@@ -234,12 +235,12 @@ def bench_scale(
 
     Without --cluster the ranks at hand are taken for one node, and the link between them for the one between nodes.
     """
-    from bench import run
-
     if not all(word.strip().isdecimal() and int(word) > 0 for word in nodes.split(",")):
         raise UserError(f"--nodes {nodes}: expected numbers separated by commas, such as 1,2,4")
     config = pretraining_config(files, overrides)
     counts = [int(word) for word in nodes.split(",")]
+    from bench import run
+
     run.bench_scale(config, cluster_file, counts, repeats, as_json=as_json, record=record)
 
 
@@ -270,16 +271,19 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
 
     What was interrupted goes on where it was, down to the step.
     """
+    from bench.experiment_config import load_experiment
+
+    config = load_experiment(file, overrides)
     from rich.console import Console
 
     from bench.experiment_report import as_table
-    from bench.experiments import load_experiment, run_experiment
+    from bench.experiments import run_experiment
     from train.runs.interrupt import Interrupted
     from train.runs.log import configure_logging
 
     configure_logging()
     try:
-        outcomes = run_experiment(load_experiment(file, overrides), record)
+        outcomes = run_experiment(config, record)
     except Interrupted as stop:
         click.echo(f"{stop}, by giving this command again", err=True)
         sys.exit(stop.exit_code)

@@ -10,21 +10,20 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from scipy.stats import t as student
 
+from bench.experiment_config import Arm, Comparison, ExperimentConfig, Metric, Stage
 from bench.hardware import describe_machine
 from bench.report import read_rows
-from errors import UserError
-from models.pose import PoseConfig
+from models.config import PoseConfig
 from pipelines.sources import load_index
 from pipelines.synthetic import make_dataset
 from train.config import Config, as_toml, load_config
@@ -50,80 +49,9 @@ from train.runs.log import progress_bar
 log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
-Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 
 _ALIGNMENTS = 5
 """Rounds of aligning all hands to their mean; it settles after two."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Arm:
-    """One way to train.
-
-    Attributes:
-        set: keys of the run's configuration, as `--set` takes them, after those that all arms share.
-        start: fine-tuning only: the arm of pre-training whose encoder it starts from; None starts as configured.
-    """
-
-    set: tuple[str, ...] = ()
-    start: str | None = None
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Stage:
-    """Pre-training or fine-tuning: what its arms share, and the arms.
-
-    Attributes:
-        config: TOML files, as `-c` takes them.
-        set: keys that all arms share.
-        arms: by name.
-    """
-
-    arms: dict[str, Arm]
-    config: tuple[Path, ...] = ()
-    set: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Comparison:
-    """What is claimed: that one arm of fine-tuning is better than another.
-
-    Attributes:
-        better: the arm that should win.
-        than: the other.
-        metric: by which.
-    """
-
-    better: str
-    than: str
-    metric: Metric = "pa_epe_cm"
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class ExperimentConfig:
-    """An experiment.
-
-    Attributes:
-        out: folder of its runs.
-        data: folder of FreiHAND, or of rendered hands, which are made if the folder is not there.
-        poses: rendered hands to make.
-        scenes: backgrounds that they share.
-        pretrain: the stage of pre-training.
-        finetune: the stage of fine-tuning, each arm of which is measured on the evaluation part.
-        compare: the claims.
-        seeds: of order, augmentation and weights, one experiment each.
-        figures_of: which checkpoint is measured: the "last" or the "best" on validation.
-    """
-
-    pretrain: Stage
-    finetune: Stage
-    compare: tuple[Comparison, ...]
-    out: Path = Path("runs/experiment")
-    data: Path = Path(".data/hands")
-    poses: Annotated[int, Field(ge=10)] = 800
-    scenes: Annotated[int, Field(ge=1)] = 40
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
-    figures_of: Literal["last", "best"] = "last"
 
 
 @dataclass(frozen=True)
@@ -149,23 +77,6 @@ class Outcome:
     low: float
     high: float
     holds: bool
-
-
-def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Read an experiment's TOML file.
-
-    Raises:
-        UserError: it cannot be read, or names an arm that there is not.
-    """
-    config = load_config(ExperimentConfig, [file], overrides)
-    for name, arm in config.finetune.arms.items():
-        if arm.start is not None and arm.start not in config.pretrain.arms:
-            raise UserError(f"{file}: finetune.arms.{name}.start = {arm.start!r}: expected an arm of pretrain.arms")
-    for claim in config.compare:
-        for name in (claim.better, claim.than):
-            if name not in config.finetune.arms:
-                raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
-    return config
 
 
 def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Outcome]:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from rich.console import Console
 
 from errors import UserError
-from pipelines.sources import DataConfig, load_index
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
 
 FRAME_PX: Final = (720, 1280)
 BOX_PX: Final = 250

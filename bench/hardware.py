@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pipelines.cores import available_cores
 from train.runs.folder import versions
 
 
@@ -16,7 +17,7 @@ def describe_machine() -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": available_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }

@@ -21,9 +21,10 @@ from bench.peers import installed_peers
 from bench.stages import stages
 from bench.verdict import PageCache, verdict
 from errors import UserError
+from pipelines.cores import available_cores
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
-from pipelines.loader import Loader, available_cores
+from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import Config

@@ -18,10 +18,11 @@ import torch
 
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import View
+from pipelines.cores import available_cores
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index
-from pipelines.loader import available_cores, decodes_regions
+from pipelines.loader import decodes_regions
 from pipelines.order import build_order
 from pipelines.plan import plan_views
 from pipelines.probe import largest_pixels, samples_at_once

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torchvision
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from errors import UserError
+from models.config import EncoderConfig
 from models.weights import check_state, encoder_state, read_weights
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class EncoderConfig:
-    """Which encoder, and what its weights start from.
-
-    Attributes:
-        name: a torchvision ResNet.
-        weights: "imagenet" (torchvision's IMAGENET1K_V1, what the authors start from), "random", or the path of a file
-            of weights, .safetensors or .pth: of a torchvision ResNet, as published by the authors (pre-trained or
-            fine-tuned), of their pre-training's Lightning checkpoints, or a checkpoint of ours.
-    """
-
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
-    weights: str = "imagenet"
 
 
 class Encoder(nn.Module):

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-Variant = Literal["paper", "upstream", "direct", "none"]
-Range = Literal["axis", "scalar"]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class EquivarianceConfig:
-    """How the augmentation is undone on the projections.
-
-    Attributes:
-        variant: "paper", "upstream" (the authors' code), "direct" (the supplement's ablation) or "none" (SimCLR).
-        range: the latent extent that a translation is scaled with: per "axis", or one "scalar" over all of a
-            projection's numbers. Only for "paper"; the paper leaves it open, and only "axis" is restored exactly.
-        detach_range: no gradient through that extent. Only for "paper".
-    """
-
-    variant: Variant = "paper"
-    range: Range = "axis"
-    detach_range: bool = True
+from models.config import EquivarianceConfig, Extent, Variant
 
 
 def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -59,7 +39,7 @@ def undo_view(
     matrix: Tensor,
     variant: Variant = "paper",
     *,
-    range_: Range = "axis",
+    range_: Extent = "axis",
     detach_range: bool = True,
     output_side_px: float | None = None,
     translation_scale: Tensor | float = 1.0,
@@ -133,7 +113,7 @@ def _as_points(projection: Tensor) -> Tensor:
     return projection.reshape(len(projection), -1, 2)
 
 
-def _range(points: Tensor, kind: Range) -> Tensor:
+def _range(points: Tensor, kind: Extent) -> Tensor:
     dims = (1,) if kind == "axis" else (1, 2)
     return points.amax(dims, keepdim=True) - points.amin(dims, keepdim=True)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FINGERS: Final = ("thumb", "index", "middle", "ring", "little")
 JOINTS: Final = ("mcp", "pip", "dip", "tip")
@@ -42,7 +44,7 @@ FreiHAND; MANO with the five fingertip vertices appended (16 joints of the model
 is MANO's; and the authors' models (PeCLR's code calls it "ait"): all mcp, then all pip, dip and tip.
 """
 
-Keypoints = TypeVar("Keypoints", npt.NDArray[np.float32], npt.NDArray[np.float64], Tensor)
+Keypoints = TypeVar("Keypoints", npt.NDArray[np.float32], npt.NDArray[np.float64], "Tensor")
 
 
 def permutation(source: Order, target: Order) -> list[int]:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class LossConfig:
-    """Settings of NT-Xent.
-
-    Attributes:
-        temperature: divides the cosine; the authors' value, the paper gives none.
-    """
-
-    temperature: Annotated[float, Field(gt=0)] = 0.5
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:

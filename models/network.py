@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.encoders import Encoder, EncoderConfig, build_encoder
-from models.projector import ProjectorConfig, build_projector
+from models.config import EncoderConfig, ProjectorConfig
+from models.encoders import Encoder, build_encoder
+from models.projector import build_projector
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -14,14 +14,13 @@ camera gives, and the network, which is not told K', has to average over it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, field_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from models.encoders import Encoder, EncoderConfig, build_encoder
+from models.config import EncoderConfig, PoseConfig
+from models.encoders import Encoder, build_encoder
 from models.hand import KEYPOINTS, REFERENCE_BONE
 from models.network import Normalize
 
@@ -29,33 +28,6 @@ ROOT_DEPTH_RANGE = (4.0, 50.0)
 """Scale-normalised root depths that the authors' code allows: 12 cm to 1.5 m for a bone of 3 cm."""
 _FLOOR = 1e-8
 """Least a and discriminant in the authors' code."""
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class PoseConfig:
-    """What stands behind the encoder.
-
-    Attributes:
-        head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
-        hidden: width of the hidden layer of "mlp".
-        root: the keypoint that depths are relative to; the paper does not name it.
-        refine: correct the root's depth by an MLP (Spurr et al. 2020).
-        first_keypoint: what the network predicts as keypoint 0: the "wrist", or the "palm", halfway between wrist and
-            middle_mcp, as the authors' published models do. The joints that come out have a wrist in both cases.
-    """
-
-    head: Literal["linear", "mlp"] = "linear"
-    hidden: Annotated[int, Field(ge=1)] = 512
-    root: str = "wrist"
-    refine: bool = True
-    first_keypoint: Literal["wrist", "palm"] = "wrist"
-
-    @field_validator("root")
-    @classmethod
-    def _root_is_a_keypoint(cls, value: str) -> str:
-        if value not in KEYPOINTS:
-            raise ValueError(f"root = {value!r}, expected one of {', '.join(KEYPOINTS)}")
-        return value
 
 
 class PoseOutput(NamedTuple):

@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, field_validator
-from pydantic.dataclasses import dataclass
 from torch import nn
 
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class ProjectorConfig:
-    """Sizes of the projection head; the defaults are the authors'.
-
-    Attributes:
-        hidden: width of the hidden layer.
-        dim: D = 2m, length of a projection.
-    """
-
-    hidden: int = 512
-    dim: int = 128
-
-    @field_validator("hidden")
-    @classmethod
-    def _hidden_is_positive(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError(f"hidden = {value}, expected at least 1")
-        return value
-
-    @field_validator("dim")
-    @classmethod
-    def _dim_holds_points(cls, value: int) -> int:
-        if value < 2 or value % 2:
-            raise ValueError(
-                f"dim = {value}, expected an even number: a projection is read as dim / 2 points (x, y) in latent "
-                f"space, which the inverse transformation moves; {max(2, value + 1)} would do"
-            )
-        return value
+from models.config import ProjectorConfig
 
 
 def build_projector(config: ProjectorConfig, feature_dim: int) -> nn.Sequential:

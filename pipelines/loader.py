@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
@@ -10,16 +9,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import Batch, View
+from pipelines.config import PipelinesConfig
+from pipelines.cores import available_cores
 from pipelines.decoder_memory import keep_decoded_in_cache
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
@@ -30,37 +29,6 @@ from pipelines.probe import largest_pixels, samples_at_once
 from pipelines.regions import LEAST_PIXELS
 from pipelines.runner import DecodeError, Outputs, Runner, decodes
 from pipelines.views import GraphConfig, Request
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class PipelinesConfig:
-    """How views are made; nothing here changes what they are beyond rounding.
-
-    Attributes:
-        backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
-            a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU, else "opencv".
-        batch: samples in one DALI batch, independent of the training batch; None takes 256, or fewer where the images
-            are large.
-        threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
-        prefetch: DALI batches under way at once.
-        ahead: training batches made ahead of the step.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        decode: "whole" images, or only the "region" of large JPEGs that the views reach, whose pixels are the same to
-            the bit; views may differ by rounding. "auto" decodes regions on a CPU where a few of the images are large.
-    """
-
-    backend: Literal["auto", "dali", "opencv"] = "auto"
-    batch: Annotated[int, Field(ge=1)] | None = None
-    threads: Annotated[int, Field(ge=1)] | None = None
-    prefetch: Annotated[int, Field(ge=1)] = 2
-    ahead: Annotated[int, Field(ge=1)] = 2
-    hw_decoder_load: Annotated[float, Field(ge=0, le=1)] = 0.65
-    decode: Literal["auto", "whole", "region"] = "auto"
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def decodes_regions(config: PipelinesConfig, decoder: Literal["cpu", "gpu"], pixels: int) -> bool:

@@ -12,12 +12,13 @@ import torch
 
 from errors import UserError
 from pipelines.bad_list import write_bad_list
+from pipelines.config import DataConfig, PipelinesConfig, each_source
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import Quarantine
 from pipelines.index import Index
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
-from pipelines.sources import DataConfig, each_source, load_index
+from pipelines.sources import load_index
 from pipelines.sources.shards import verified
 
 BATCH = 256

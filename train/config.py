@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 import tomli_w
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from errors import UserError
-from models.encoders import EncoderConfig
-from models.equivariance import EquivarianceConfig
-from models.losses import LossConfig
-from models.projector import ProjectorConfig
+from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.draws import AppearanceConfig, ColourConfig, GeometryConfig
-from pipelines.loader import PipelinesConfig
-from pipelines.sources import DataConfig
-from train.optim import OptimConfig
 
 T = TypeVar("T")
 D = TypeVar("D", bound=DataConfig)
@@ -100,6 +104,36 @@ class TrainConfig(StepsConfig):
 
     sync_batch_norm: bool = False
     recompute: Literal["auto", "always", "never"] = "auto"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class OptimConfig:
+    """The optimiser; the defaults are the paper's (supplement, "Training details"), else the authors' code's.
+
+    Attributes:
+        lr: learning rate at the end of the warm-up; unset, it is lr_per_sqrt_image * sqrt(images per step).
+        lr_per_sqrt_image: see `lr`.
+        weight_decay: of all parameters that `decay_exempt` does not exempt.
+        trust_coefficient: c of LARS.
+        clip: whether LARS only ever lowers the learning rate of a tensor.
+        eps: added to the denominator of LARS.
+        backend: the inner Adam: "torch" (fused), "apex" (NVIDIA apex's FusedAdam), or "auto": apex if it is
+            installed and the parameters are on a GPU.
+        decay_exempt: what has no weight decay: "paper", all biases and norm parameters, or "upstream", what
+            the authors' search for "bias" or "bn" in names finds: there the norm weights of stem, downsampling and
+            projector decay.
+        warmup_epochs: length of the linear warm-up.
+    """
+
+    lr: PositiveFloat | None = None
+    lr_per_sqrt_image: PositiveFloat = 1e-4
+    weight_decay: NonNegativeFloat = 1e-6
+    trust_coefficient: PositiveFloat = 0.02
+    clip: bool = True
+    eps: NonNegativeFloat = 1e-8
+    backend: Literal["auto", "torch", "apex"] = "auto"
+    decay_exempt: Literal["paper", "upstream"] = "paper"
+    warmup_epochs: NonNegativeFloat = 10.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from errors import UserError
+from models.config import PoseConfig
 from models.encoders import Encoder
-from models.pose import PoseConfig, PoseNetwork
+from models.pose import PoseNetwork
 from models.weights import (
     PUBLISHED_SIDE_PX,
     State,

@@ -7,13 +7,10 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 from pydantic.dataclasses import dataclass
 
-from models.encoders import EncoderConfig
-from models.pose import PoseConfig
+from models.config import EncoderConfig, PoseConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.draws import ColourConfig, GeometryConfig, Range
-from pipelines.loader import PipelinesConfig
-from pipelines.sources import DataConfig
 from train.config import OneOrMore, RunConfig, StepsConfig
-from train.pose.step import PoseLossConfig
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -52,6 +49,21 @@ class FinetuneColourConfig(ColourConfig):
     """Colour jitter, attributes as `ColourConfig`: none, since the paper names none for fine-tuning."""
 
     jitter: Literal["hsv", "linear", "none"] = "none"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PoseLossConfig:
+    """Weights of the losses, each a mean over samples, keypoints and coordinates. The paper gives none.
+
+    Attributes:
+        keypoints: of |J2D - target|, in pixels of the view.
+        depth: of |d - target|, root-relative and scale-normalised.
+        root_depth: of the refined root depth's |d_root - target|, scale-normalised; only where the network refines.
+    """
+
+    keypoints: NonNegativeFloat = 1.0
+    depth: NonNegativeFloat = 1.0
+    root_depth: NonNegativeFloat = 1.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from errors import UserError
+from pipelines.cores import available_cores
 from pipelines.index import Index
-from pipelines.loader import Loader, available_cores
+from pipelines.loader import Loader
 from train.config import Config, to_dict
 from train.distributed.together import Together, together
 from train.distributed.world import World
@@ -29,12 +30,13 @@ from train.state import TrainingState
 def set_threads(threads: int | None, world: World) -> None:
     """Torch's CPU threads: as configured, else a share of the cores for each of several processes of a machine.
 
-    torchrun would leave each a single one.
+    torchrun would leave each a single one. A single process keeps torch's choice, which knows no quota of CPU time,
+    up to the cores that it may use.
     """
-    if threads is None and world.local_world_size > 1:
-        threads = max(1, available_cores() // world.local_world_size)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if threads is None:
+        share = max(1, available_cores() // world.local_world_size)
+        threads = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
+    torch.set_num_threads(threads)
 
 
 def steps_per_epoch(index: Index, batch: int) -> int:

@@ -10,42 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import Parameter
 
 from errors import UserError
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class OptimConfig:
-    """The optimiser; the defaults are the paper's (supplement, "Training details"), else the authors' code's.
-
-    Attributes:
-        lr: learning rate at the end of the warm-up; unset, it is lr_per_sqrt_image * sqrt(images per step).
-        lr_per_sqrt_image: see `lr`.
-        weight_decay: of all parameters that `decay_exempt` does not exempt.
-        trust_coefficient: c of LARS.
-        clip: whether LARS only ever lowers the learning rate of a tensor.
-        eps: added to the denominator of LARS.
-        backend: the inner Adam: "torch" (fused), "apex" (NVIDIA apex's FusedAdam), or "auto": apex if it is
-            installed and the parameters are on a GPU.
-        decay_exempt: what has no weight decay: "paper", all biases and norm parameters, or "upstream", what
-            the authors' search for "bias" or "bn" in names finds: there the norm weights of stem, downsampling and
-            projector decay.
-        warmup_epochs: length of the linear warm-up.
-    """
-
-    lr: PositiveFloat | None = None
-    lr_per_sqrt_image: PositiveFloat = 1e-4
-    weight_decay: NonNegativeFloat = 1e-6
-    trust_coefficient: PositiveFloat = 0.02
-    clip: bool = True
-    eps: NonNegativeFloat = 1e-8
-    backend: Literal["auto", "torch", "apex"] = "auto"
-    decay_exempt: Literal["paper", "upstream"] = "paper"
-    warmup_epochs: NonNegativeFloat = 10.0
+from train.config import OptimConfig
 
 
 class Lars(torch.optim.Optimizer):

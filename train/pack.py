@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from errors import UserError
-from pipelines.loader import available_cores
+from pipelines.config import each_source
+from pipelines.cores import available_cores
 from pipelines.pack import Packed, Progress, pack
-from pipelines.sources import each_source, load_index
+from pipelines.sources import load_index
 from train.config import Config
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from models.encoders import EncoderConfig
-from models.pose import PoseConfig, PoseNetwork, build_pose_network
+from models.config import EncoderConfig, PoseConfig
+from models.pose import PoseNetwork, build_pose_network
 from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 ENCODER_PREFIX = "encoder.resnet."

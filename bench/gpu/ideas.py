@@ -13,7 +13,7 @@ from bench.gpu.claims import Claim, Findings, Job, looked_at
 from bench.loader import our_batches
 from bench.measure import measure
 from bench.step import Settings, StepBench
-from pipelines.loader import PipelinesConfig
+from pipelines.config import PipelinesConfig
 from pipelines.sources import load_index
 from train.config import Config
 from train.distributed.world import described_world

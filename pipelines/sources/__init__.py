@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
 
 from errors import UserError
 from pipelines.bad_list import rows_not_listed
+from pipelines.config import DataConfig
 from pipelines.index import Index, join
 from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
@@ -21,62 +20,6 @@ from pipelines.sources.ho3d import load_ho3d
 from pipelines.sources.shards import load_shards
 from pipelines.sources.subsets import held_out, in_fraction
 from pipelines.sources.youtube3d import load_youtube3d
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class DataConfig:
-    """Which images, and which square of each is the canonical view.
-
-    Attributes:
-        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "folder" (any tree of JPEG, PNG
-            and WebP files) or "shards" (what the `pack` command writes).
-        root: the dataset's folder.
-        part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
-        split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
-            parts, "all" being its train part; HO-3D 90/10 by recording; shards 90/10 by what was packed as FreiHAND's
-            pose or the like.
-        versions: FreiHAND's background versions.
-        box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
-            boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
-            the square around the hand's mesh. HO-3D and Dexter+Object: a file of boxes, or else
-            around the keypoints. Shards: always the box that was packed.
-        center_frac: FreiHAND: side of the "center" box over the image's shorter side.
-        box_margin: the canonical square is the box times this. The whole image takes no margin.
-        regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
-            not known.
-        label_fraction: use this share of the samples only, chosen by pose or frame; smaller shares are subsets of
-            larger ones. For fine-tuning with fewer labels.
-        label_seed: another seed, another choice.
-        shuffle_shards: of shards, shuffle within so many at a time, for storage that is slow at random reads; without
-            it, over all of them.
-        bad_list: files to leave out: a list that the `check-data` command wrote.
-        max_bad_share: a run stops when more than this share of what it has drawn cannot be used.
-        weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
-    """
-
-    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "folder", "shards"] = "freihand"
-    root: str = ".data/hands"
-    part: Literal["training", "evaluation"] = "training"
-    split: Literal["all", "train", "val"] = "all"
-    versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
-    box: str = "center"
-    center_frac: Annotated[float, Field(gt=0, le=1)] = 0.6
-    box_margin: Annotated[float, Field(gt=0)] = 1.5
-    regressor: str | None = None
-    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    label_seed: Annotated[int, Field(ge=0)] = 0
-    shuffle_shards: Annotated[int, Field(ge=1)] | None = None
-    bad_list: str | None = None
-    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-
-D = TypeVar("D", bound=DataConfig)
-
-
-def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
-    """One source, or several, as several."""
-    return (config,) if isinstance(config, DataConfig) else tuple(config)
 
 
 def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:

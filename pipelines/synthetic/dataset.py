@@ -17,7 +17,6 @@ shows in the bytes.
 
 import json
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ import cv2
 import numpy as np
 
 from errors import UserError
+from pipelines.cores import available_cores
 from pipelines.synthetic.hand import draw_hand, render_hand
 from pipelines.synthetic.photo import take_photo
 from pipelines.synthetic.scenes import Scene, draw_scene
@@ -116,7 +116,7 @@ def make_dataset(
         if value < least:
             raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
     if workers is None:
-        workers = len(os.sched_getaffinity(0))
+        workers = available_cores()
     if workers < 1:
         raise UserError(f"workers is {workers}, expected at least 1: leave it out for one per core")
     recipe = Recipe(poses, seed, scenes)

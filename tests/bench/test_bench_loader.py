@@ -24,7 +24,8 @@ from bench.measure import Rate
 from bench.peers import installed_peers
 from bench.report import as_json, as_tables, find_row, regression, save_history, save_plot
 from errors import UserError
-from pipelines.sources import DataConfig, load_index
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
 from train.config import Config
 

@@ -13,8 +13,9 @@ from bench import run
 from bench.first_batch import first_batch
 from bench.loader import Settings, bench_loader, require_sound
 from errors import UserError
+from pipelines.config import DataConfig
 from pipelines.pack import pack
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import load_index
 from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
 from train.config import Config

@@ -15,8 +15,9 @@ import pytest
 
 from bench import experiments
 from bench.documentation import write_tables
+from bench.experiment_config import Arm, Comparison, ExperimentConfig, Stage
 from bench.experiment_report import save_comparisons
-from bench.experiments import Arm, Comparison, ExperimentConfig, Stage, compare, constant_errors, run_experiment
+from bench.experiments import compare, constant_errors, run_experiment
 from tests.train import tiny_hands
 from train.runs.interrupt import Interrupted
 

@@ -13,9 +13,9 @@ import pytest
 
 from bench.first_batch import as_json, first_batch
 from bench.loader import Settings
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.index import Index
-from pipelines.loader import PipelinesConfig
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
 from train.config import Config
 

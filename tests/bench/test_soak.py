@@ -12,7 +12,7 @@ import pytest
 
 from bench import soak
 from bench.loader import Settings, our_batches
-from pipelines.sources import DataConfig
+from pipelines.config import DataConfig
 from tests.train.tiny_run import write_images
 from train.config import Config
 

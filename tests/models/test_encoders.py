@@ -8,7 +8,8 @@ import torchvision
 from pydantic import ValidationError
 
 from errors import UserError
-from models.encoders import Encoder, EncoderConfig, build_encoder
+from models.config import EncoderConfig
+from models.encoders import Encoder, build_encoder
 
 
 def save_resnet18(path: Path) -> dict[str, torch.Tensor]:

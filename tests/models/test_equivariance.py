@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.equivariance import EquivarianceConfig, Range, Variant, build_undo, undo_view
+from models.config import EquivarianceConfig, Extent, Variant
+from models.equivariance import build_undo, undo_view
 
 MAPS = 1000
 POINTS = 64
@@ -47,7 +48,7 @@ def scalar_range(moved_points: Tensor, shift: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("range_", ["axis", "scalar"])
-def test_paper_restores_the_canonical_points_exactly(range_: Range) -> None:
+def test_paper_restores_the_canonical_points_exactly(range_: Extent) -> None:
     matrix = random_affine(MAPS)
     points = torch.randn(MAPS, POINTS, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     there = moved(points, matrix)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from models.config import PoseConfig
 from models.encoders import Encoder
 from models.hand import KEYPOINTS, REFERENCE_BONE
 from models.pose import (
     ROOT_DEPTH_RANGE,
-    PoseConfig,
     PoseNetwork,
     back_project,
     build_head,

@@ -3,7 +3,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from models.projector import ProjectorConfig, build_projector
+from models.config import ProjectorConfig
+from models.projector import build_projector
 
 
 def test_is_the_authors_head() -> None:

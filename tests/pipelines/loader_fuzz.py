@@ -34,10 +34,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pipelines.config import PipelinesConfig
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.index import WHOLE_IMAGE
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder
 from tests.pipelines.mutations import Made, good_file, mutated_file

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipelines import reference
+from pipelines.config import PipelinesConfig
 from pipelines.draws import (
     MAX_BLUR_SIGMA_PX,
     AppearanceConfig,
@@ -23,7 +24,7 @@ from pipelines.draws import (
     draw_view,
 )
 from pipelines.index import Index
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.noise import noise_levels, pixel_hashes
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder

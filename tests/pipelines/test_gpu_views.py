@@ -16,10 +16,11 @@ import torch
 from nvidia.dali import Pipeline
 
 from pipelines.batch import Batch
+from pipelines.config import PipelinesConfig
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, draw_view
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.index import Index
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder
 from pipelines.views import GraphConfig, Request, view_pipeline

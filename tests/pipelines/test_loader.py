@@ -16,10 +16,11 @@ from PIL import Image as PillowImage
 
 from errors import UserError
 from pipelines.batch import Batch
+from pipelines.config import PipelinesConfig
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS
 from pipelines.index import WHOLE_IMAGE, Index, join
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice, build_order
 from pipelines.sources.folder import load_folder
 from tests.pipelines.harness import BACKENDS, smooth_image

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.batch import Batch, View
+from pipelines.config import PipelinesConfig
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.plan import Plan, plan_views
 from pipelines.sources.folder import load_folder

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from errors import UserError
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.index import Index
-from pipelines.loader import PipelinesConfig
 from pipelines.pack import pack
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.views import GraphConfig, decode_pipeline
 from tests.pipelines.test_loader import UNDECODABLE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiments import load_experiment
+from bench.experiment_config import load_experiment
 from errors import UserError
 from train.config import Config, first_difference, load_config, to_dict, to_toml
 from train.distributed.world import micro_batch_share

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from errors import UserError
-from models.encoders import Encoder, EncoderConfig, build_encoder
+from models.config import EncoderConfig, PoseConfig, ProjectorConfig
+from models.encoders import Encoder, build_encoder
 from models.hand import FINGERS, JOINTS, KEYPOINTS
 from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
-from models.pose import PoseConfig, PoseNetwork
-from models.projector import ProjectorConfig
+from models.pose import PoseNetwork
 from models.weights import resnet_name
 from train.convert import convert
 from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint

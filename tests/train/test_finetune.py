@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from models.encoders import EncoderConfig, build_encoder
-from models.pose import PoseConfig
+from models.config import EncoderConfig, PoseConfig
+from models.encoders import build_encoder
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
 from train.config import load_config

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from errors import UserError
-from models.encoders import EncoderConfig, build_encoder
-from models.projector import ProjectorConfig, build_projector
-from train.optim import Lars, OptimConfig, build_optimizer, learning_rate_factor
+from models.config import EncoderConfig, ProjectorConfig
+from models.encoders import build_encoder
+from models.projector import build_projector
+from train.config import OptimConfig
+from train.optim import Lars, build_optimizer, learning_rate_factor
 
 SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]
 

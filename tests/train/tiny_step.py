@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.equivariance import EquivarianceConfig, build_undo
+from models.config import EquivarianceConfig
+from models.equivariance import build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
 from train.contrastive_step import ContrastiveStep, StepResult

@@ -35,9 +35,10 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
 @click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
+    config = pretraining_config(files, overrides)
     from train.preview import preview
 
-    preview(pretraining_config(files, overrides), out, samples=samples)
+    preview(config, out, samples=samples)
     click.echo(f"{out}")
 
 
@@ -51,11 +52,11 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
     """
+    config = pretraining_config(files, overrides)
     from train import check_data as check
     from train.distributed.world import described_world
     from train.runs.log import progress_bar
 
-    config = pretraining_config(files, overrides)
     device = described_world(config.train.device).device
     with progress_bar("checking") as progress:
         found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
@@ -85,13 +86,12 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
 
     Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
     """
+    config = pretraining_config(files, overrides)
     from train.pack import pack_data
     from train.runs.log import progress_bar
 
     with progress_bar("packing") as progress:
-        packed = pack_data(
-            pretraining_config(files, overrides), out, per_shard=per_shard, workers=workers, progress=progress
-        )
+        packed = pack_data(config, out, per_shard=per_shard, workers=workers, progress=progress)
     if packed.left_out:
         click.echo(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
     done = "is packed already" if packed.already_there else "written and read back"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from errors import ToldByAnother, UserError
 
 if TYPE_CHECKING:
     from train.config import Config
@@ -52,13 +55,30 @@ def run_options(command: F) -> F:
     )(command)
 
 
+@contextmanager
+def same_on_this_host() -> Iterator[None]:
+    """For what all ranks of a host find alike, such as a mistake in the configuration: the first of them reports it."""
+    try:
+        yield
+    except UserError as error:
+        if not is_first_on_host():
+            raise ToldByAnother(str(error)) from error
+        raise
+
+
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
     """What `config_options` gave, as a configuration of pre-training."""
     from train.config import Config, load_config
 
-    return load_config(Config, files, overrides)
+    with same_on_this_host():
+        return load_config(Config, files, overrides)
 
 
 def is_main_rank() -> bool:
     """Whether this process speaks for all that `torchrun` started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def is_first_on_host() -> bool:
+    """Whether this process speaks for those that `torchrun` started on this host."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from train.commands.options import config_options, is_main_rank, run_options
+from train.commands.options import config_options, is_main_rank, run_options, same_on_this_host
 
 if TYPE_CHECKING:
+    from train.config import Config
+    from train.finetune_config import FinetuneConfig
     from train.runs.folder import Resume, RunFolder
 
-T = TypeVar("T")
+C = TypeVar("C", bound="Config | FinetuneConfig")
 
 
 @click.command()
@@ -94,21 +96,24 @@ def finetune(
 
 
 def _resolve(
-    kind: type[T],
+    kind: type[C],
     files: Sequence[Path],
     overrides: Sequence[str],
     short: Mapping[str, str | None],
     *,
     print_config: bool,
-) -> T:
+) -> C:
     """The configuration of a run, with the options that are short for a key; --print-config prints it and leaves."""
+    from pipelines.config import require_roots
     from train.config import as_toml, load_config, to_toml
 
     settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value]
-    config = load_config(kind, files, [*overrides, *settings])
-    if print_config:
-        click.echo(to_toml(config), nl=False)
-        click.get_current_context().exit()
+    with same_on_this_host():
+        config = load_config(kind, files, [*overrides, *settings])
+        if print_config:
+            click.echo(to_toml(config), nl=False)
+            click.get_current_context().exit()
+        require_roots(config.data)
     return config
 
 

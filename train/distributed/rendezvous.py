@@ -5,26 +5,37 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import sys
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from errors import UserError
+from errors import RanksLost, UserError
+
+T = TypeVar("T")
 
 _POLL_S = 0.05
+_PROBE_S = 2.0
+_FOREVER = timedelta(days=1)
+"""For a call inside `within`, so that it never returns while the process leaves: torch would abort it."""
 
 
 def connect(rank: int, world_size: int, timeout_s: float) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens there.
 
     Raises:
-        UserError: the environment does not say where it is, or it cannot be reached in time.
+        UserError: the environment does not say where it is, or another program listens there.
+        RanksLost: it cannot be reached in time.
     """
     missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
     if missing:
@@ -32,21 +43,90 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
             f"WORLD_SIZE = {world_size} in the environment, but the ranks cannot meet ({missing} missing): "
             "start them with torchrun, or unset WORLD_SIZE for a run of one process."
         )
-    host, port, timeout = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timedelta(seconds=timeout_s)
-    address = f"{host}:{port}"
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT = {port!r} in the environment: expected a port from 1 to 65535, or use torchrun.")
-    try:
+
+    def open_store() -> Store:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
-        else:  # without waiting for the others in here, where nobody would be named
-            store = TCPStore(host, int(port), None, rank == 0, timeout, wait_for_workers=False)
-    except dist.DistError as error:
-        raise UserError(
-            f"no contact with the host where the ranks meet, {address}, within {timeout_s:g} s "
-            f"(run.rank_timeout_s): is it up, and does the network let this host ({platform.node()}) through?"
+            theirs: Store = next(rendezvous("env://", rank, world_size, timeout=_FOREVER))[0]
+            return theirs
+        # Without waiting for the others in here, where nobody would be named.
+        return TCPStore(host, int(port), None, rank == 0, _FOREVER, wait_for_workers=False)
+
+    try:
+        with _silent_torch():
+            store = within(timeout_s, open_store)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return store
+    except (dist.DistError, TimeoutError) as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(
+                f"MASTER_PORT = {port} on {platform.node()} is in use, by another program or another run: "
+                f"set another port, the same on all ranks"
+            ) from error
+        raise RanksLost(
+            f"no contact with the host where the ranks meet, {host}:{port}, within {timeout_s:g} s "
+            f"(run.rank_timeout_s): {_why_no_contact(host, int(port))}"
         ) from error
-    return store
+
+
+def within(timeout_s: float, action: Callable[[], T]) -> T:
+    """What `action()` returns or raises.
+
+    It runs on a thread of its own, which is left behind when the time is over: torch's store waits without limit for
+    some answers, and is deaf to Ctrl-C meanwhile.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(action())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="rendezvous", daemon=True).start()
+    return outcome.result(timeout_s)
+
+
+@contextmanager
+def _silent_torch() -> Iterator[None]:
+    """Drops what torch's C++ code writes to the terminal: a page of stack frames for each attempt to connect.
+
+    After an exception it stays so, since the thread that `within` leaves behind goes on trying; Python's own
+    `sys.stderr` still reaches the terminal.
+    """
+    terminal = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    except BaseException:
+        sys.stderr = os.fdopen(terminal, "w", buffering=1)
+        raise
+    os.dup2(terminal, 2)
+    os.close(terminal)
+
+
+def _why_no_contact(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
+    except socket.gaierror:
+        return f"this host ({platform.node()}) knows no address of {host}; look at MASTER_ADDR"
+    except ConnectionResetError:
+        pass
+    except ConnectionRefusedError:
+        return "nothing listens there; is rank 0 up, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
+    except OSError:
+        return f"is it up, and does the network let this host ({platform.node()}) through?"
+    return (
+        "something listens there, but does not answer as the ranks' store: another program, or a run that hangs. "
+        "Set another MASTER_PORT, the same on all ranks"
+    )
 
 
 def interface_to(address: str) -> str | None:
@@ -80,7 +160,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         The room, a part of the store of this attempt's ranks alone.
 
     Raises:
-        UserError: naming the ranks that did not come in time.
+        RanksLost: naming the ranks that did not come in time.
     """
     mine = uuid.uuid4().hex
     deadline = time.monotonic() + timeout_s
@@ -98,7 +178,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
                     if room.check([f"here/{other}"]):
                         here.add(other)
             if time.monotonic() > deadline:
-                raise UserError(_missing([r for r in range(world_size) if r not in here], world_size, timeout_s))
+                raise RanksLost(_missing([r for r in range(world_size) if r not in here], world_size, timeout_s))
             time.sleep(_POLL_S)
         room.set("begin", "1")
         return room
@@ -110,7 +190,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         room.set(f"here/{rank}", platform.node())
         room.wait(["begin"], left)
     except dist.DistError as error:  # out of time, or rank 0 has left
-        raise UserError(
+        raise RanksLost(
             f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): it, or another rank, has not come; "
             f"rank 0 names who"
         ) from error
@@ -121,7 +201,7 @@ def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float
     """Waits until every rank has come to the barrier of this name, which must not have been used in this room.
 
     Raises:
-        UserError: naming the ranks that did not come in time.
+        RanksLost: naming the ranks that did not come in time.
     """
     room.set(f"{name}/{rank}", "1")
     keys = [f"{name}/{other}" for other in range(world_size)]
@@ -129,7 +209,7 @@ def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float
         room.wait(keys, timedelta(seconds=timeout_s))
     except dist.DistStoreError as error:
         missing = [other for other, key in enumerate(keys) if not room.check([key])]
-        raise UserError(_missing(missing, world_size, timeout_s)) from error
+        raise RanksLost(_missing(missing, world_size, timeout_s)) from error
 
 
 def _missing(ranks: Sequence[int], world_size: int, timeout_s: float) -> str:

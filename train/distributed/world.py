@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
-from errors import UserError
+from errors import RanksLost, UserError
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Progress, Watchdog
 
@@ -54,7 +54,7 @@ class World:
         """One exchange between all ranks.
 
         Raises:
-            UserError: another rank has left.
+            RanksLost: another rank has left.
         """
         try:
             with self.progress.message():
@@ -63,7 +63,7 @@ class World:
             if self.progress.verdict.wait(self.progress.patience_s):
                 time.sleep(60)  # the watchdog ends this process; nothing else is to be said meanwhile
             reason = str(error).strip().splitlines()[0]
-            raise UserError(
+            raise RanksLost(
                 f"another rank has left while this one, which {self.progress.doing}, exchanged with it: killed, or its "
                 f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
             ) from error
@@ -170,7 +170,8 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         rank_timeout_s: how long to wait for a rank that does not come, or that does not get on later.
 
     Raises:
-        UserError: the environment does not say where to meet, or some ranks, which are named, did not come.
+        UserError: the environment does not say where to meet.
+        RanksLost: some ranks, which are named, did not come.
     """
     on_gpu = world.device.type == "cuda"
     if on_gpu:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from models.hand import FINGERS, JOINTS, KEYPOINTS
-from pipelines.sources import each_source
+from pipelines.config import each_source
 from train.evaluation.measure import Evaluation
 from train.evaluation.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
 from train.pictures import Image, draw_hand, save_sheet

@@ -17,9 +17,9 @@ import torch
 
 from errors import UserError
 from models.hand import KEYPOINTS
+from pipelines.config import each_source
 from pipelines.files import MAX_PIXELS, MIN_PIXELS
 from pipelines.index import WHOLE_IMAGE, Index
-from pipelines.sources import each_source
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from pydantic import ConfigDict, NonNegativeFloat
-from pydantic.dataclasses import dataclass as config_dataclass
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -15,22 +13,8 @@ from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
 from train.distributed.world import World, micro_batch_share
+from train.finetune_config import PoseLossConfig
 from train.pose.targets import PoseTargets
-
-
-@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class PoseLossConfig:
-    """Weights of the losses, each a mean over samples, keypoints and coordinates. The paper gives none.
-
-    Attributes:
-        keypoints: of |J2D - target|, in pixels of the view.
-        depth: of |d - target|, root-relative and scale-normalised.
-        root_depth: of the refined root depth's |d_root - target|, scale-normalised; only where the network refines.
-    """
-
-    keypoints: NonNegativeFloat = 1.0
-    depth: NonNegativeFloat = 1.0
-    root_depth: NonNegativeFloat = 1.0
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+from models.config import PoseConfig
 from models.hand import KEYPOINTS, REFERENCE_BONE
-from models.pose import PoseConfig, project, view_intrinsics
+from models.pose import project, view_intrinsics
 from pipelines.batch import View
 from pipelines.index import Index
 

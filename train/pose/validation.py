@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.pose import PoseNetwork
+from pipelines.config import each_source
 from pipelines.index import Index
-from pipelines.sources import each_source, load_index
+from pipelines.sources import load_index
 from train.distributed.world import World
 from train.evaluation.metrics import (
     Floats,

@@ -12,9 +12,9 @@ import numpy as np
 
 from errors import UserError
 from pipelines.batch import Batch
+from pipelines.config import DataConfig, each_source
 from pipelines.feed import Quarantine
 from pipelines.index import Index
-from pipelines.sources import DataConfig, each_source
 from train.distributed.world import World
 from train.state import TrainingState
 

@@ -17,8 +17,9 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 
 from bench.hardware import describe_machine
+from pipelines.config import DataConfig
 from pipelines.order import build_order
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import load_index
 
 PER_SHARD = 8192
 IMAGE_BYTES = 12_000

@@ -9,7 +9,8 @@ import pytest
 
 from errors import UserError
 from models.hand import KEYPOINTS
-from pipelines.sources import DataConfig, load_index
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
 from pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
 from tests.pipelines.sources.layouts import dexter_tips_mm, write_dexter_object
 

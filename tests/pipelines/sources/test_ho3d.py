@@ -11,7 +11,8 @@ import pytest
 
 from errors import UserError
 from models.hand import permutation
-from pipelines.sources import DataConfig, load_index
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
 from pipelines.sources.ho3d import load_ho3d
 from tests.pipelines.sources.layouts import HO3D_K, ho3d_joints, ho3d_meta, python2_pickle, write_ho3d, write_image
 

@@ -10,8 +10,9 @@ from typing import Any
 import cv2
 import numpy as np
 
+from pipelines.config import DataConfig
 from pipelines.index import Index, join
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import load_index
 
 
 def test_the_margin_widens_a_box_about_its_centre_and_leaves_the_whole_image_alone(tmp_path: Path) -> None:

@@ -21,12 +21,13 @@ import webdataset  # type: ignore[import-untyped]
 from errors import UserError
 from pipelines.bad_list import write_bad_list
 from pipelines.batch import Batch
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.index import Index
-from pipelines.loader import Loader, PipelinesConfig
+from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice, build_order
 from pipelines.pack import Packed, pack
-from pipelines.sources import DataConfig, load_index
+from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.sources.shards import ShardStore, load_shards
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture

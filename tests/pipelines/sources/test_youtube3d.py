@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from pipelines.sources import DataConfig, load_index
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
 from pipelines.sources.youtube3d import load_youtube3d
 from tests.pipelines.sources.layouts import mano_mesh, write_image, write_youtube3d, youtube3d_entries
 

@@ -81,7 +81,11 @@ def test_missing_gpu_is_named() -> None:
 def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)  # torch's own choice, which knows no quota
     monkeypatch.setattr("train.loop.available_cores", lambda: 9)
     for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2)):
         set_threads(threads, World(world_size=processes, local_world_size=processes))
-    assert chosen == [4, 1, 3]
+    assert chosen == [9, 4, 1, 3]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    set_threads(None, World())
+    assert chosen[-1] == 6

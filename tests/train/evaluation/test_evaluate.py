@@ -13,7 +13,8 @@ from torch import Tensor
 
 from errors import UserError
 from models.pose import PoseNetwork, PoseOutput
-from pipelines.sources import each_source, load_index
+from pipelines.config import each_source
+from pipelines.sources import load_index
 from tests.train import tiny_hands
 from train.config import load_config, to_dict
 from train.distributed.world import World

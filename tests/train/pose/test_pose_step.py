@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch, View
-from train.pose.step import PoseLossConfig, PoseStep, pose_losses
+from train.finetune_config import PoseLossConfig
+from train.pose.step import PoseStep, pose_losses
 from train.pose.targets import PoseTargets
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+from models.config import PoseConfig
 from models.hand import KEYPOINTS
-from models.pose import PoseConfig, back_project, normalize_keypoints, project
+from models.pose import back_project, normalize_keypoints, project
 from pipelines.batch import View
 from pipelines.draws import ColourConfig, draw_view
 from pipelines.index import Index

@@ -1,0 +1,115 @@
+"""The configuration of the networks and of their loss.
+
+Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a configuration is answered at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
+
+from models.hand import KEYPOINTS
+
+Variant = Literal["paper", "upstream", "direct", "none"]
+Extent = Literal["axis", "scalar"]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class EncoderConfig:
+    """Which encoder, and what its weights start from.
+
+    Attributes:
+        name: a torchvision ResNet.
+        weights: "imagenet" (torchvision's IMAGENET1K_V1, what the authors start from), "random", or the path of a file
+            of weights, .safetensors or .pth: of a torchvision ResNet, as published by the authors (pre-trained or
+            fine-tuned), of their pre-training's Lightning checkpoints, or a checkpoint of ours.
+    """
+
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
+    weights: str = "imagenet"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ProjectorConfig:
+    """Sizes of the projection head; the defaults are the authors'.
+
+    Attributes:
+        hidden: width of the hidden layer.
+        dim: D = 2m, length of a projection.
+    """
+
+    hidden: int = 512
+    dim: int = 128
+
+    @field_validator("hidden")
+    @classmethod
+    def _hidden_is_positive(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError(f"hidden = {value}, expected at least 1")
+        return value
+
+    @field_validator("dim")
+    @classmethod
+    def _dim_holds_points(cls, value: int) -> int:
+        if value < 2 or value % 2:
+            raise ValueError(
+                f"dim = {value}, expected an even number: a projection is read as dim / 2 points (x, y) in latent "
+                f"space, which the inverse transformation moves; {max(2, value + 1)} would do"
+            )
+        return value
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class EquivarianceConfig:
+    """How the augmentation is undone on the projections.
+
+    Attributes:
+        variant: "paper", "upstream" (the authors' code), "direct" (the supplement's ablation) or "none" (SimCLR).
+        range: the latent extent that a translation is scaled with: per "axis", or one "scalar" over all of a
+            projection's numbers. Only for "paper"; the paper leaves it open, and only "axis" is restored exactly.
+        detach_range: no gradient through that extent. Only for "paper".
+    """
+
+    variant: Variant = "paper"
+    range: Extent = "axis"
+    detach_range: bool = True
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LossConfig:
+    """Settings of NT-Xent.
+
+    Attributes:
+        temperature: divides the cosine; the authors' value, the paper gives none.
+    """
+
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PoseConfig:
+    """What stands behind the encoder.
+
+    Attributes:
+        head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
+        hidden: width of the hidden layer of "mlp".
+        root: the keypoint that depths are relative to; the paper does not name it.
+        refine: correct the root's depth by an MLP (Spurr et al. 2020).
+        first_keypoint: what the network predicts as keypoint 0: the "wrist", or the "palm", halfway between wrist and
+            middle_mcp, as the authors' published models do. The joints that come out have a wrist in both cases.
+    """
+
+    head: Literal["linear", "mlp"] = "linear"
+    hidden: Annotated[int, Field(ge=1)] = 512
+    root: str = "wrist"
+    refine: bool = True
+    first_keypoint: Literal["wrist", "palm"] = "wrist"
+
+    @field_validator("root")
+    @classmethod
+    def _root_is_a_keypoint(cls, value: str) -> str:
+        if value not in KEYPOINTS:
+            raise ValueError(f"root = {value!r}, expected one of {', '.join(KEYPOINTS)}")
+        return value

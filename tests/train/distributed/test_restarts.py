@@ -1,0 +1,82 @@
+"""Bad input under torchrun: reported once, before the ranks meet, and not tried again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from errors import RanksLost, UserError
+from tests.command_line import run_cli
+from train.commands import training
+from train.distributed import restarts
+
+ROOT = Path(__file__).parents[3]
+
+
+def launch(*arguments: str, restarts: int) -> list[str]:
+    """What the ranks that torchrun starts print."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    done = subprocess.run(
+        [*torchrun, "cli.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("failed (exitcode: 2)") == restarts + 1, done.stderr  # torchrun's line for each attempt
+    return [line for line in (done.stdout + done.stderr).splitlines() if "error: " in line]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--set", "data.root={here}/no"], "error: {here}/no: does not exist; expected the folder of the images"),
+        (["--set", "data.source=folder", "--set", "data.root={here}"], "error: {here}: no .jpg"),  # found later
+        (["--speed=high"], "error: No such option '--speed'"),
+    ],
+    ids=["no folder", "no images", "no such option"],
+)
+def test_torchrun_reports_bad_input_once(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    filled = [argument.replace("{here}", str(tmp_path)) for argument in arguments]
+    steps = ["--set", "train.batch=8", "--set", "train.micro_batch=4", "--set", "train.device=cpu"]
+    (line,) = launch("pretrain", "--out", str(tmp_path / "out"), *steps, *filled, restarts=2)
+    assert expected.replace("{here}", str(tmp_path)) in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A launch of torchrun's, as its workers see it."""
+    error_file = tmp_path / "launch" / "attempt_0" / "0" / "error.json"
+    error_file.parent.mkdir(parents=True)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error_file))
+    return tmp_path / "launch"
+
+
+@pytest.mark.parametrize(("error", "refused"), [(UserError("a wrong key"), True), (RanksLost("rank 2"), False)])
+def test_a_restart_follows_where_it_may_help(
+    error: UserError, refused: bool, attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(training, "_resolve", fail)
+    assert run_cli("pretrain") == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+    assert restarts.refused_before() == refused
+    assert run_cli("pretrain") == 2
+    assert (capsys.readouterr().err == "") == refused
+
+
+def test_the_first_rank_of_a_host_reports_a_mistake(
+    attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(restarts, "_PATIENCE_S", 0.0)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for words in (["--set", "optim.rate=1"], ["--speed=high"], ["--set", "data.root=/nowhere"]):
+        (attempt / "bad_input").unlink(missing_ok=True)
+        assert run_cli("pretrain", *words) == 2
+        assert capsys.readouterr().err == ""
