@@ -23,6 +23,7 @@ from scipy.stats import t as student
 
 from bench.hardware import describe_machine
 from bench.report import read_rows
+from bounds import Count, Seed
 from errors import UserError
 from models.pose import PoseConfig
 from pipelines.sources import load_index
@@ -120,9 +121,9 @@ class ExperimentConfig:
     compare: tuple[Comparison, ...]
     out: Path = Path("runs/experiment")
     data: Path = Path(".data/hands")
-    poses: Annotated[int, Field(ge=10)] = 800
-    scenes: Annotated[int, Field(ge=1)] = 40
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+    poses: Annotated[Count, Field(ge=10)] = 800
+    scenes: Count = 40
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     figures_of: Literal["last", "best"] = "last"
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from bounds import Positive
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -20,7 +22,7 @@ class LossConfig:
         temperature: divides the cosine; the authors' value, the paper gives none.
     """
 
-    temperature: Annotated[float, Field(gt=0)] = 0.5
+    temperature: Positive = 0.5
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:

@@ -14,13 +14,14 @@ camera gives, and the network, which is not told K', has to average over it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, field_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from bounds import Count
 from models.encoders import Encoder, EncoderConfig, build_encoder
 from models.hand import KEYPOINTS, REFERENCE_BONE
 from models.network import Normalize
@@ -45,7 +46,7 @@ class PoseConfig:
     """
 
     head: Literal["linear", "mlp"] = "linear"
-    hidden: Annotated[int, Field(ge=1)] = 512
+    hidden: Count = 512
     root: str = "wrist"
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from bounds import Count, Fraction, Queue, Threads
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import Batch, View
 from pipelines.decoder_memory import keep_decoded_in_cache
@@ -39,9 +40,9 @@ class PipelinesConfig:
     Attributes:
         backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
             a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU, else "opencv".
-        batch: samples in one DALI batch, independent of the training batch; None takes 256, or fewer where the images
-            are large.
-        threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
+        batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer where the images are
+            large.
+        threads: CPU threads of the decoder and as many of the fast path; unset, this process's share of the cores.
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
@@ -50,11 +51,11 @@ class PipelinesConfig:
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
-    batch: Annotated[int, Field(ge=1)] | None = None
-    threads: Annotated[int, Field(ge=1)] | None = None
-    prefetch: Annotated[int, Field(ge=1)] = 2
-    ahead: Annotated[int, Field(ge=1)] = 2
-    hw_decoder_load: Annotated[float, Field(ge=0, le=1)] = 0.65
+    batch: Annotated[Count, Field(le=65536)] | None = None
+    threads: Threads | None = None
+    prefetch: Queue = 2
+    ahead: Queue = 2
+    hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import Parameter
 
+from bounds import Epochs, NotNegative, Positive
 from errors import UserError
 
 
@@ -37,15 +38,15 @@ class OptimConfig:
         warmup_epochs: length of the linear warm-up.
     """
 
-    lr: PositiveFloat | None = None
-    lr_per_sqrt_image: PositiveFloat = 1e-4
-    weight_decay: NonNegativeFloat = 1e-6
-    trust_coefficient: PositiveFloat = 0.02
+    lr: Positive | None = None
+    lr_per_sqrt_image: Positive = 1e-4
+    weight_decay: NotNegative = 1e-6
+    trust_coefficient: Positive = 0.02
     clip: bool = True
-    eps: NonNegativeFloat = 1e-8
+    eps: NotNegative = 1e-8
     backend: Literal["auto", "torch", "apex"] = "auto"
     decay_exempt: Literal["paper", "upstream"] = "paper"
-    warmup_epochs: NonNegativeFloat = 10.0
+    warmup_epochs: Epochs = 10.0
 
 
 class Lars(torch.optim.Optimizer):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from bounds import Count, Factor, Fraction, Positive, PositiveFraction, Seed
 from errors import UserError
 from pipelines.bad_list import rows_not_listed
 from pipelines.index import Index, join
@@ -60,15 +61,15 @@ class DataConfig:
     split: Literal["all", "train", "val"] = "all"
     versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
     box: str = "center"
-    center_frac: Annotated[float, Field(gt=0, le=1)] = 0.6
-    box_margin: Annotated[float, Field(gt=0)] = 1.5
+    center_frac: PositiveFraction = 0.6
+    box_margin: Factor = 1.5
     regressor: str | None = None
-    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    label_seed: Annotated[int, Field(ge=0)] = 0
-    shuffle_shards: Annotated[int, Field(ge=1)] | None = None
+    label_fraction: PositiveFraction = 1.0
+    label_seed: Seed = 0
+    shuffle_shards: Count | None = None
     bad_list: str | None = None
-    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    max_bad_share: Fraction = 0.01
+    weight: Positive = 1.0
 
 
 D = TypeVar("D", bound=DataConfig)

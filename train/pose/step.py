@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from pydantic import ConfigDict, NonNegativeFloat
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as config_dataclass
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from bounds import NotNegative
 from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
@@ -28,9 +29,9 @@ class PoseLossConfig:
         root_depth: of the refined root depth's |d_root - target|, scale-normalised; only where the network refines.
     """
 
-    keypoints: NonNegativeFloat = 1.0
-    depth: NonNegativeFloat = 1.0
-    root_depth: NonNegativeFloat = 1.0
+    keypoints: NotNegative = 1.0
+    depth: NotNegative = 1.0
+    root_depth: NotNegative = 1.0
 
 
 @dataclass(frozen=True)
