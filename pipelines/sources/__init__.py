@@ -17,7 +17,7 @@ from pipelines.bad_list import rows_not_listed
 from pipelines.index import Index, join
 from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
-from pipelines.sources.freihand import load_freihand
+from pipelines.sources.freihand import CENTER_FRAC, load_freihand
 from pipelines.sources.ho3d import load_ho3d
 from pipelines.sources.shards import load_shards
 from pipelines.sources.subsets import held_out, in_fraction
@@ -61,7 +61,7 @@ class DataConfig:
     split: Literal["all", "train", "val"] = "all"
     versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
     box: str = "center"
-    center_frac: PositiveFraction = 0.6
+    center_frac: PositiveFraction = CENTER_FRAC
     box_margin: Factor = 1.5
     regressor: str | None = None
     label_fraction: PositiveFraction = 1.0

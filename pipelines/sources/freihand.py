@@ -32,6 +32,10 @@ _LABELS: Final = {"K": (3, 3), "xyz": (KEYPOINTS, 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
 
+CENTER_FRAC: Final = 0.6
+"""Side of the "center" box over the image's shorter side, by default."""
+
+
 def load_freihand(
     root: Path,
     *,
@@ -39,7 +43,7 @@ def load_freihand(
     split: Literal["all", "train", "val"] = "all",
     versions: tuple[str, ...] = VERSIONS,
     box: str = "center",
-    center_frac: float = 0.5,
+    center_frac: float = CENTER_FRAC,
 ) -> Index:
     """FreiHAND, or a smaller set in its layout.
 
