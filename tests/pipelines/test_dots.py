@@ -51,7 +51,7 @@ def errors_of_dots_px(
     draws[:, Draw.ANGLE_DEG] = rng.uniform(-45, 45, images)
     draws[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]] = rng.uniform(-0.1, 0.1, (images, 2))
     sources, centers = [], []
-    for source_px in np.exp(rng.uniform(*np.log(minification), images)):
+    for source_px in np.exp(rng.uniform(np.log(minification[0]), np.log(minification[1]), images)):
         source_side = round(source_px * side_px)
         source_px = source_side / side_px
         places = (
