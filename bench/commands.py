@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any, TypeVar
 
 import click
 
+from bounds import LARGEST_COUNT
 from errors import UserError
-from train.commands.options import config_options, pretraining_config
+from train.commands.options import COUNT, WORKERS, FiniteRange, config_options, pretraining_config
 
 F = TypeVar("F", bound=Callable[..., Any])
+ROUNDS = click.IntRange(2, LARGEST_COUNT)
+SECONDS = FiniteRange(0.1, 1e5)
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -51,10 +55,16 @@ def output_options(command: F) -> F:
 
 @click.command("bench-loader")
 @config_options
-@click.option("--cores", default=None, type=click.IntRange(1), help="Cores for every loader.  [default: all]")
-@click.option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Images in a batch.")
-@click.option("--repeats", default=7, show_default=True, type=click.IntRange(2), help="Rounds; each times all once.")
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
+@click.option("--cores", default=None, type=WORKERS, help="Cores for every loader.  [default: all]")
+@click.option("--batch", default=256, show_default=True, type=click.IntRange(1, 65536), help="Images in a batch.")
+@click.option(
+    "--repeats",
+    default=7,
+    show_default=True,
+    type=ROUNDS,
+    help="Rounds; each times all once.",
+)
+@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help="Least length of a repeat.")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
 @click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
@@ -75,7 +85,7 @@ def output_options(command: F) -> F:
 @click.option(
     "--soak",
     "soak_minutes",
-    type=click.FloatRange(0.1),
+    type=FiniteRange(0.1, 1e5),
     metavar="MINUTES",
     help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
 )
@@ -145,8 +155,14 @@ def bench_loader(
     type=click.Choice(["fp64", "fp32", "bf16", "fp16"]),
     help="Repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
 )
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(2), help="Rounds; each times all once.")
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Least length of a repeat.")
+@click.option(
+    "--repeats",
+    default=5,
+    show_default=True,
+    type=ROUNDS,
+    help="Rounds; each times all once.",
+)
+@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help="Least length of a repeat.")
 @output_options
 def bench_train(
     files: Sequence[Path],
@@ -216,7 +232,7 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
     "--cluster", "cluster_file", type=click.Path(path_type=Path), help="A TOML file that describes a cluster."
 )
 @click.option("--nodes", default="1,2,4,8,16,32", show_default=True, help="To project to, separated by commas.")
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1), help="Timed steps of each size.")
+@click.option("--repeats", default=5, show_default=True, type=COUNT, help="Timed steps of each size.")
 @output_options
 def bench_scale(
     files: Sequence[Path],
@@ -235,8 +251,8 @@ def bench_scale(
 
     Without --cluster the ranks at hand are taken for one node, and the link between them for the one between nodes.
     """
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in nodes.split(",")):
-        raise UserError(f"--nodes {nodes}: expected numbers separated by commas, such as 1,2,4")
+    if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", word) for word in nodes.split(",")):
+        raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")
     config = pretraining_config(files, overrides)
     counts = [int(word) for word in nodes.split(",")]
     from bench import run

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from bounds import Count, Seed
 from errors import UserError
 from train.config import load_config
 
@@ -79,9 +80,9 @@ class ExperimentConfig:
     compare: tuple[Comparison, ...]
     out: Path = Path("runs/experiment")
     data: Path = Path(".data/hands")
-    poses: Annotated[int, Field(ge=10)] = 800
-    scenes: Annotated[int, Field(ge=1)] = 40
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+    poses: Annotated[Count, Field(ge=10)] = 800
+    scenes: Count = 40
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     figures_of: Literal["last", "best"] = "last"
 
 

@@ -13,14 +13,15 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from rich.table import Table
 
 from bench.hardware import describe_machine
+from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
 from train.config import Config
@@ -29,7 +30,6 @@ from train.distributed.world import World, described_world, joined, micro_batch_
 from train.loop import set_threads
 from train.state import PretrainingState
 
-Positive = Annotated[float, Field(gt=0)]
 _SUM_SIZES = tuple(4**power for power in range(2, 13))  # 16 B to 16 MiB
 
 
@@ -60,13 +60,13 @@ class Cluster:
         storage_bytes_per_s: that the storage gives to all nodes together; 0 leaves it out.
     """
 
-    gpus_per_node: Annotated[int, Field(ge=1)] = 8
+    gpus_per_node: Count = 8
     inside: Link = Link(1e-5, 2e11)
     between: Link = Link(2e-5, 2.5e10)
     micro_batch_s: Positive = 0.1
-    fixed_s: Annotated[float, Field(ge=0)] = 0.01
+    fixed_s: NotNegative = 0.01
     image_bytes: Positive = 1e4
-    storage_bytes_per_s: Annotated[float, Field(ge=0)] = 0.0
+    storage_bytes_per_s: NotNegative = 0.0
 
 
 @dataclass(frozen=True)

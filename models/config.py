@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
+from bounds import Count, Positive
 from models.hand import KEYPOINTS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -40,23 +41,16 @@ class ProjectorConfig:
         dim: D = 2m, length of a projection.
     """
 
-    hidden: int = 512
-    dim: int = 128
-
-    @field_validator("hidden")
-    @classmethod
-    def _hidden_is_positive(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError(f"hidden = {value}, expected at least 1")
-        return value
+    hidden: Count = 512
+    dim: Count = 128
 
     @field_validator("dim")
     @classmethod
     def _dim_holds_points(cls, value: int) -> int:
-        if value < 2 or value % 2:
+        if value % 2:
             raise ValueError(
                 f"dim = {value}, expected an even number: a projection is read as dim / 2 points (x, y) in latent "
-                f"space, which the inverse transformation moves; {max(2, value + 1)} would do"
+                f"space, which the inverse transformation moves; {value + 1} would do"
             )
         return value
 
@@ -85,7 +79,7 @@ class LossConfig:
         temperature: divides the cosine; the authors' value, the paper gives none.
     """
 
-    temperature: Annotated[float, Field(gt=0)] = 0.5
+    temperature: Positive = 0.5
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -12,7 +12,11 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from bounds import Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads
 from errors import UserError
+
+CENTER_FRAC = 0.6
+"""Side of FreiHAND's label-free box over the image's shorter side."""
 
 D = TypeVar("D", bound="DataConfig")
 
@@ -54,15 +58,15 @@ class DataConfig:
     split: Literal["all", "train", "val"] = "all"
     versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
     box: str = "center"
-    center_frac: Annotated[float, Field(gt=0, le=1)] = 0.6
-    box_margin: Annotated[float, Field(gt=0)] = 1.5
+    center_frac: PositiveFraction = CENTER_FRAC
+    box_margin: Factor = 1.5
     regressor: str | None = None
-    label_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    label_seed: Annotated[int, Field(ge=0)] = 0
-    shuffle_shards: Annotated[int, Field(ge=1)] | None = None
+    label_fraction: PositiveFraction = 1.0
+    label_seed: Seed = 0
+    shuffle_shards: Count | None = None
     bad_list: str | None = None
-    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    max_bad_share: Fraction = 0.01
+    weight: Positive = 1.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -72,22 +76,22 @@ class PipelinesConfig:
     Attributes:
         backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
             a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU, else "opencv".
-        batch: samples in one DALI batch, independent of the training batch; None takes 256, or fewer where the images
-            are large.
-        threads: CPU threads of the decoder and as many of the fast path; None takes this process's share of the cores.
+        batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer where the images are
+            large.
+        threads: CPU threads of the decoder and as many of the fast path; unset, this process's share of the cores.
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        decode: "whole" images, or only the "region" of large JPEGs that the views reach, whose pixels are the same to
-            the bit; views may differ by rounding. "auto" decodes regions on a CPU where a few of the images are large.
+        decode: "whole" images, or only the "region" of large ones that the views reach. The pixels are the same. "auto"
+            decodes regions on a CPU where a few of the images are large, and else whole images.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
-    batch: Annotated[int, Field(ge=1)] | None = None
-    threads: Annotated[int, Field(ge=1)] | None = None
-    prefetch: Annotated[int, Field(ge=1)] = 2
-    ahead: Annotated[int, Field(ge=1)] = 2
-    hw_decoder_load: Annotated[float, Field(ge=0, le=1)] = 0.65
+    batch: Annotated[Count, Field(le=65536)] | None = None
+    threads: Threads | None = None
+    prefetch: Queue = 2
+    ahead: Queue = 2
+    hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
 
 

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-Range: TypeAlias = tuple[float, float]
-Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+from bounds import Factor, Fraction, Number, PositiveFraction
+
+Range: TypeAlias = tuple[Number, Number]
+Probability: TypeAlias = Fraction
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -87,11 +89,11 @@ class GeometryConfig:
 
     side_px: Annotated[int, Field(ge=8, le=4096)] = 128
     rotation_deg: Range = (-45.0, 45.0)
-    translation_frac: Annotated[float, Field(ge=0, le=1)] = 15 / 128
-    scale: Range = (0.6, 2.0)
+    translation_frac: Fraction = 15 / 128
+    scale: tuple[Factor, Factor] = (0.6, 2.0)
     scale_is: Literal["magnification", "margin"] = "magnification"
     crop_probability: Probability = 0.0
-    crop_side_frac: Range = (0.5, 1.0)
+    crop_side_frac: tuple[PositiveFraction, PositiveFraction] = (0.5, 1.0)
     fill: Annotated[int, Field(ge=0, le=255)] | Literal["edge"] = 0
     antialias: bool = True
 
@@ -99,20 +101,6 @@ class GeometryConfig:
     @classmethod
     def _ordered(cls, value: Range) -> Range:
         return _ordered_range(value)
-
-    @field_validator("scale")
-    @classmethod
-    def _positive(cls, value: Range) -> Range:
-        if value[0] <= 0:
-            raise ValueError(f"the scale must be positive, found {value[0]}")
-        return value
-
-    @field_validator("crop_side_frac")
-    @classmethod
-    def _inside(cls, value: Range) -> Range:
-        if value[0] <= 0 or value[1] > 1:
-            raise ValueError(f"the side of a crop lies above 0 and at most at 1, found {list(value)}")
-        return value
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

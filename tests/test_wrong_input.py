@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "unknown option": ([*pretrain(), "--resme=auto"], ["--resme", "--resume", "python cli.py pretrain --help"]),
     "unknown choice": (["pretrain", "--resume", "always"], ["--resume", "'always'", "'never', 'auto'"]),
     "missing argument": (["export"], ["Missing argument 'SOURCE'", "python cli.py export --help"]),
-    "number out of range": (["make-data", "{root}/new", "--poses", "0"], ["--poses", "0", "x>=1"]),
+    "number out of range": (["make-data", "{root}/new", "--poses", "0"], ["--poses", "0", "1<=x"]),
     "--set without =": (["pretrain", "--set", "train.batch"], ["--set train.batch", "expected table.key=value"]),
     "--set without key": (["pretrain", "--set", "=3"], ["--set =3", "expected table.key=value"]),
     # Configurations.
@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "a value for a table": (pretrain("train=5"), ["--set train=5: train = 5", "dictionary"]),
     "a table for a value": (pretrain("optim.eps.x=5"), ["--set optim.eps.x=5: optim.eps", "valid number"]),
     "out of range": (pretrain("geometry.fill=300"), ["geometry.fill = 300", "less than or equal to 255"]),
-    "not finite": (pretrain("geometry.rotation_deg=[nan, nan]"), ["geometry.rotation_deg = [nan, nan]", "finite"]),
+    "not finite": (pretrain("geometry.rotation_deg=[nan, nan]"), ["geometry.rotation_deg = nan", "finite"]),
     "range upside down": (pretrain("geometry.scale=[2, 1]"), ["geometry.scale", "from low to high", "[2.0, 1.0]"]),
     "odd projection": (pretrain("projector.dim=127"), ["projector.dim", "127", "even number", "128 would do"]),
     "unknown word": (pretrain("encoder.name=resnet19"), ["encoder.name = 'resnet19'", "'resnet18'"]),
@@ -238,6 +238,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
     "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
+    "prediction in a box without numbers": (
+        ["predict", "{root}/run", "{root}/images/00.jpg", "--box", "0,0,nan,1e308"],
+        ["--box 0,0,nan,1e308", "40,30"],
+    ),
     "no experiment": (["experiment", "{root}/no.toml"], ["{root}/no.toml: No such file"]),
     "no claim": (["experiment", "{root}/half.toml"], ["{root}/half.toml", "finetune.arms.frozen.start = 'simclr'"]),
     # The other commands.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import inspect
 import math
+import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,14 +19,13 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    NonNegativeFloat,
-    PositiveFloat,
     Tag,
     TypeAdapter,
     ValidationError,
 )
 from pydantic.dataclasses import dataclass
 
+from bounds import LARGEST_SEED, Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
 from errors import UserError
 from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
 from pipelines.config import DataConfig, PipelinesConfig
@@ -54,12 +56,12 @@ class RunConfig:
     """
 
     out: str = "runs/pretrain"
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    log_every: Annotated[int, Field(ge=1)] = 10
-    checkpoint_every: Annotated[int, Field(ge=1)] = 200
-    keep: Annotated[int, Field(ge=1)] = 3
+    seed: Seed = 0
+    log_every: Count = 10
+    checkpoint_every: Count = 200
+    keep: Count = 3
     log_samples: bool = False
-    rank_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    rank_timeout_s: Timeout = 600.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -76,17 +78,17 @@ class StepsConfig:
         device: "auto" takes a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.
-        threads: CPU threads of torch; None leaves torch's choice, and each of several processes its share of the cores.
+        threads: CPU threads of torch; unset, torch's choice, and for each of several processes its share of the cores.
     """
 
-    epochs: Annotated[int, Field(ge=1)] = 100
-    batch: Annotated[int, Field(ge=2)] = 2048
-    micro_batch: Annotated[int, Field(ge=1)] = 128
+    epochs: Count = 100
+    batch: Annotated[Count, Field(ge=2)] = 2048
+    micro_batch: Count = 128
     precision: Literal["auto", "fp64", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: bool = False
     channels_last: bool = True
-    threads: Annotated[int, Field(ge=1)] | None = None
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -125,15 +127,15 @@ class OptimConfig:
         warmup_epochs: length of the linear warm-up.
     """
 
-    lr: PositiveFloat | None = None
-    lr_per_sqrt_image: PositiveFloat = 1e-4
-    weight_decay: NonNegativeFloat = 1e-6
-    trust_coefficient: PositiveFloat = 0.02
+    lr: Positive | None = None
+    lr_per_sqrt_image: Positive = 1e-4
+    weight_decay: NotNegative = 1e-6
+    trust_coefficient: Positive = 0.02
     clip: bool = True
-    eps: NonNegativeFloat = 1e-8
+    eps: NotNegative = 1e-8
     backend: Literal["auto", "torch", "apex"] = "auto"
     decay_exempt: Literal["paper", "upstream"] = "paper"
-    warmup_epochs: NonNegativeFloat = 10.0
+    warmup_epochs: Epochs = 10.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -175,6 +177,18 @@ FREE_ON_RESUME = (
 """Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
 
 
+LARGEST_FILE = 2**20
+"""Bytes of a configuration."""
+
+DEEPEST = 6
+"""Levels of tables and arrays in a configuration; three are in use."""
+
+TOO_DEEP = "is nested too deeply; expected tables of keys, as --print-config shows them"
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""Name and meaning in a docstring's list of attributes."""
+
+
 def load_config(
     kind: type[T], files: Sequence[Path], overrides: Sequence[str], *, base: Mapping[str, Any] | None = None
 ) -> T:
@@ -193,7 +207,8 @@ def load_config(
     values: dict[str, Any] = copy.deepcopy(dict(base or {}))
     origin: dict[str, str] = {}
     for file in files:
-        layer = _read_toml(file)
+        layer = read_toml(file)
+        _check_values(layer, origin=str(file))
         _merge(values, layer, origin=str(file))
         origin.update((key, str(file)) for key, _ in flatten(layer))
     for override in overrides:
@@ -204,13 +219,9 @@ def load_config(
         layer = {leaf: _parse_value(text.strip())}
         for table in reversed(tables):
             layer = {table: layer}
+        _check_values(layer, origin=f"--set {override}")
         _merge(values, layer, origin=f"--set {override}")
         origin.update((name, f"--set {override}") for name in (key.strip(), *dict(flatten(layer))))
-    for key, value in flatten(values):
-        numbers = value if isinstance(value, list) else [value]
-        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
-            where = f"{origin[key]}: " if key in origin else ""
-            raise UserError(f"{where}{key} = {value!r}: expected finite numbers, so give others")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
@@ -223,9 +234,40 @@ def to_dict(config: object) -> dict[str, Any]:
     return tables
 
 
-def to_toml(config: object) -> str:
-    """The config as a TOML file that gives it back."""
-    return tomli_w.dumps(to_dict(config))
+def to_toml(config: Any) -> str:
+    """The config as a TOML file that gives it back; keys that are None are comments, which say what they mean."""
+    parts: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, tuple):
+            parts += [f"[[{field.name}]]\n{_table_as_toml(table)}" for table in value]
+        else:
+            parts.append(f"[{field.name}]\n{_table_as_toml(value)}")
+    return "\n".join(parts)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        UserError: it is no regular file, cannot be read, is too large, or is not TOML.
+    """
+    try:
+        status = file.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise UserError(f"{file}: is a pipe or a device; expected a TOML file, such as configs/demo.toml")
+        if status.st_size > LARGEST_FILE:
+            raise UserError(
+                f"{file}: has {status.st_size} bytes; expected a TOML file of at most {LARGEST_FILE}, such as "
+                "configs/demo.toml"
+            )
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; -c expects a TOML file, such as configs/demo.toml") from error
+    except RecursionError as error:
+        raise UserError(f"{file}: {TOO_DEEP}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not TOML: {_shortened(str(error))}") from error
 
 
 def as_toml(value: Any) -> str:
@@ -263,20 +305,61 @@ def _without_numbers(key: str) -> str:
     return ".".join(part for part in key.split(".") if not part.isdecimal())
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; -c expects a TOML file, such as configs/demo.toml") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not TOML: {error}") from error
+def _table_as_toml(table: Any) -> str:
+    """One line for each key."""
+    values, meanings = to_dict(table), key_meanings(type(table))
+    return "".join(
+        tomli_w.dumps({field.name: values[field.name]})
+        if field.name in values
+        else f"# {field.name} is not set: {meanings[field.name]}\n"
+        for field in dataclasses.fields(table)
+    )
+
+
+def key_meanings(kind: type[object]) -> dict[str, str]:
+    """What each attribute means, in one line, from the docstrings of a class and of those that it extends."""
+    meanings: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        _, _, attributes = (inspect.getdoc(one) or "").partition("Attributes:\n")
+        meanings |= {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
+    return meanings
 
 
 def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
+
+
+def _check_values(layer: Mapping[str, Any], *, origin: str) -> None:
+    """Refuse what no key can have: numbers beyond 64 bits, strings that are no path, deep nests."""
+    level: list[tuple[str, Any]] = [("", layer)]
+    for _ in range(DEEPEST):
+        inner: list[tuple[str, Any]] = []
+        for key, value in level:
+            if isinstance(value, Mapping):
+                inner += [(f"{key}.{name}".lstrip("."), one) for name, one in value.items()]
+            elif isinstance(value, list):
+                inner += [(key, one) for one in value]
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{origin}: {key} = {value!r}: expected finite numbers, so give others")
+            elif isinstance(value, int) and abs(value) > LARGEST_SEED:
+                raise UserError(f"{origin}: {key} has {value.bit_length()} bits: expected a number of 64 bits at most")
+            elif isinstance(value, str) and ("\0" in value or _has_surrogates(value)):
+                raise UserError(f"{origin}: {key} = {value!r}: expected UTF-8 without NUL; rename the file or folder")
+        level = inner
+    if level:
+        raise UserError(f"{origin}: {TOO_DEEP}")
+
+
+def _has_surrogates(text: str) -> bool:
+    """Whether it comes from bytes that are not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _merge(into: dict[str, Any], layer: Mapping[str, Any], *, origin: str) -> None:
@@ -304,8 +387,8 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any], *, origin: str) -> No
 def _numbered(tables: Any, key: str, number: str, origin: str) -> dict[str, Any]:
     """The table of that number; a single table is number 0."""
     array = tables if _is_array_of_tables(tables) else [tables]
-    if int(number) >= len(array) or not isinstance(array[int(number)], dict):
-        raise UserError(f"{origin}: there is no {key}.{number}; expected {key}.0 to {key}.{len(array) - 1}")
+    if len(number) > 9 or int(number) >= len(array) or not isinstance(array[int(number)], dict):
+        raise UserError(f"{origin}: there is no {key}.{_shortened(number)}; expected {key}.0 to {key}.{len(array) - 1}")
     table: dict[str, Any] = array[int(number)]
     return table
 
@@ -329,9 +412,9 @@ def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, st
         table = path[0] if len(path) > 1 and path[0] in known else None
         siblings = sorted(k for k in known if (k.startswith(f"{table}.") if table else "." not in k))
         hint = f"did you mean {matches[0]}?" if matches else f"known are {', '.join(siblings)}"
-        return f"{prefix}unknown key {shown}: {hint}"
+        return f"{prefix}unknown key {_shortened(shown)}: {hint}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{prefix}{shown} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{prefix}{shown} = {_shortened(repr(first['input']))}: {message[0].lower()}{message[1:]}"
 
 
 def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -17,8 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from errors import UserError
+from models.hand import KEYPOINTS
+from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
-from train.pose.run import load_pose_run
+from pipelines.config import each_source
+from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
 
 _PREFIX = "encoder.resnet."
@@ -90,7 +94,8 @@ def export_onnx(source: Path, out: Path) -> str:
 
     Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
     (`models.pose.view_intrinsics`); outputs `keypoints_px` (N, 21, 2) in the view's pixels, corner-based, and `joints`
-    (N, 21, 3) in the camera's frame, in reference bones. N is free, S is the run's.
+    (N, 21, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
+    say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 
     Args:
         source: a fine-tuning run's folder, or a checkpoint.
@@ -123,6 +128,7 @@ def export_onnx(source: Path, out: Path) -> str:
             verbose=False,
         )
     assert program is not None
+    program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
     part = out.with_suffix(".part")
     try:
         program.save(str(part), external_data=False)
@@ -141,6 +147,29 @@ def export_onnx(source: Path, out: Path) -> str:
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
         f"{worst:.1g} px from torch in onnxruntime (batches of {', '.join(map(str, PARITY_BATCHES))})"
     )
+
+
+def preprocessing(run: PoseRun) -> dict[str, Any]:
+    """How a picture becomes the input of an exported network, for who has the file alone."""
+    geometry = run.config.geometry
+    return {
+        "image": "uint8 RGB, 0 to 255, layout NCHW, side_px x side_px; the network itself normalises by mean and std",
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+        "side_px": geometry.side_px,
+        "box_margin": each_source(run.config.data)[0].box_margin,
+        "view": "the square about the centre of the hand's box, its side the longer one of the box times box_margin, "
+        "resized to side_px by one affine map A (2 x 3) of pixel coordinates; not stretched, not rotated",
+        "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
+        "resize": "halve the picture (mean of 2 x 2 pixels) until A magnifies by 0.7 or more, then warp bilinearly"
+        if geometry.antialias
+        else "warp bilinearly",
+        "outside_of_the_picture": geometry.fill,
+        "intrinsics": "float32, A with the last row (0, 0, 1), times the camera matrix K of the picture",
+        "keypoints_px": "pixels of the view, in the same frame; the inverse of A gives those of the picture",
+        "joints": "in the camera's frame, in lengths of the middle finger's first phalanx",
+        "keypoints": KEYPOINTS,
+    }
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
 from models.config import EncoderConfig, PoseConfig
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.draws import ColourConfig, GeometryConfig, Range
@@ -40,8 +41,8 @@ class FinetuneGeometryConfig(GeometryConfig):
     """Random affine map of a view, attributes as `GeometryConfig` (paper, supplement, "Supervised fine-tuning")."""
 
     rotation_deg: Range = (-90.0, 90.0)
-    translation_frac: Annotated[float, Field(ge=0, le=1)] = 20 / 128
-    scale: Range = (0.7, 1.3)
+    translation_frac: Fraction = 20 / 128
+    scale: tuple[Factor, Factor] = (0.7, 1.3)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -61,9 +62,9 @@ class PoseLossConfig:
         root_depth: of the refined root depth's |d_root - target|, scale-normalised; only where the network refines.
     """
 
-    keypoints: NonNegativeFloat = 1.0
-    depth: NonNegativeFloat = 1.0
-    root_depth: NonNegativeFloat = 1.0
+    keypoints: NotNegative = 1.0
+    depth: NotNegative = 1.0
+    root_depth: NotNegative = 1.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -76,9 +77,9 @@ class FinetuneOptimConfig:
         warmup_epochs: length of a linear warm-up.
     """
 
-    lr: PositiveFloat = 5e-4
-    weight_decay: NonNegativeFloat = 0.0
-    warmup_epochs: NonNegativeFloat = 0.0
+    lr: Positive = 5e-4
+    weight_decay: NotNegative = 0.0
+    warmup_epochs: Epochs = 0.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -90,8 +91,8 @@ class FinetuneTrainConfig(StepsConfig):
             `pose.head = "mlp"`.
     """
 
-    batch: Annotated[int, Field(ge=2)] = 128
-    micro_batch: Annotated[int, Field(ge=2)] = 128
+    batch: Annotated[Count, Field(ge=2)] = 128
+    micro_batch: Annotated[Count, Field(ge=2)] = 128
     frozen: bool = False
 
 
@@ -104,8 +105,8 @@ class ValidationConfig:
         batch: images in one step of validation, over all ranks.
     """
 
-    every_epochs: NonNegativeFloat = 1.0
-    batch: Annotated[int, Field(ge=1)] = 128
+    every_epochs: Epochs = 1.0
+    batch: Count = 128
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

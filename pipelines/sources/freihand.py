@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
+from pipelines.config import CENTER_FRAC
 from pipelines.index import Index
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.subsets import held_out
@@ -39,7 +40,7 @@ def load_freihand(
     split: Literal["all", "train", "val"] = "all",
     versions: tuple[str, ...] = VERSIONS,
     box: str = "center",
-    center_frac: float = 0.5,
+    center_frac: float = CENTER_FRAC,
 ) -> Index:
     """FreiHAND, or a smaller set in its layout.
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.experiment_config import load_experiment
 from errors import UserError
-from train.config import Config, first_difference, load_config, to_dict, to_toml
+from tests.command_line import run_cli
+from train.config import Config, first_difference, key_meanings, load_config, to_dict, to_toml
 from train.distributed.world import micro_batch_share
 from train.finetune_config import FinetuneConfig
 
@@ -137,7 +141,10 @@ def test_one_source_may_be_written_either_way(tmp_path: Path) -> None:
         ),
         ("data.2.root=x", "--set data.2.root=x: there is no data.2; expected data.0 to data.1"),
         ("data.1.rot=x", "--set data.1.rot=x: unknown key data.1.rot: did you mean data.root?"),
-        ("data.1.weight=0", "--set data.1.weight=0: data.1.weight = 0: input should be greater than 0"),
+        (
+            "data.1.weight=0",
+            "--set data.1.weight=0: data.1.weight = 0: input should be greater than or equal to 0",
+        ),
         ("data.1=3", "data.1 is a table"),
         ("data=[]", "at least 1 item"),
         ("data=3", "data = 3"),
@@ -154,3 +161,100 @@ def test_the_demo_runs_on_one_process_and_on_two(world_size: int) -> None:
     train = load(files=[ROOT / "configs" / "demo.toml"]).train
     shares = [micro_batch_share(train.batch, train.micro_batch, rank, world_size) for rank in range(world_size)]
     assert sum(len(share) for share in shares) == train.batch
+
+
+@pytest.mark.parametrize("kind", [Config, FinetuneConfig])
+def test_every_key_is_shown_and_unset_ones_say_what_they_mean(
+    kind: type[Config] | type[FinetuneConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("pretrain" if kind is Config else "finetune", "--print-config") == 0
+    text = capsys.readouterr().out
+    tables = dict(zip(*[iter(re.split(r"^\[(\w+)\]\n", text, flags=re.MULTILINE)[1:])] * 2, strict=True))
+    shown = {
+        (table, key) for table, body in tables.items() for key in re.findall(r"^(?:# )?(\w+) ", body, re.MULTILINE)
+    }
+    config = kind()
+    wanted = {
+        (table.name, field.name)
+        for table in dataclasses.fields(config)
+        for field in dataclasses.fields(getattr(config, table.name))
+    }
+    assert shown == wanted
+    unset = re.findall(r"^# (\w+) is not set: (.+)$", text, re.MULTILINE)
+    assert {"regressor", "bad_list", "shuffle_shards", "batch", "threads"} <= {key for key, _ in unset}
+    assert all(len(meaning) > 20 for _, meaning in unset)
+    file = tmp_path / "shown.toml"
+    file.write_text(text)
+    assert load_config(kind, [file], []) == config
+
+
+def test_several_sources_are_shown_with_their_unset_keys(two_sources: Path) -> None:
+    text = to_toml(load(files=[two_sources]))
+    assert text.count("[[data]]") == text.count("# bad_list is not set: files to leave out") == 2
+
+
+def test_every_key_has_a_meaning() -> None:
+    tables = [getattr(kind(), field.name) for kind in (Config, FinetuneConfig) for field in dataclasses.fields(kind)]
+    for table in tables:
+        assert {field.name for field in dataclasses.fields(table)} <= key_meanings(type(table)).keys()
+
+
+DEEP = "x = " + "[" * 300 + "]" * 300
+VERY_DEEP = "x = " + "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x00\x01\x02" * 1000, "odd.toml is not TOML"),
+        (b"\xff\xfe\x00", "odd.toml is not TOML"),
+        (DEEP.encode(), "odd.toml: is nested too deeply"),
+        (VERY_DEEP.encode(), "odd.toml: is nested too deeply"),
+        (("[" + ".".join("a" * 5000) + "]").encode(), "odd.toml: is nested too deeply"),
+        (b"[train]\nbatch = " + b"9" * 5000, "odd.toml is not TOML"),
+        (b"[train]\nbatch = 0x" + b"f" * 5000, "train.batch has 20000 bits"),
+        (b'[train]\nbatch = "' + b"x" * 5000 + b'"', "train.batch = 'xxx"),
+        (b'[run]\nout = "a\\u0000b"', "run.out = 'a\\x00b': expected UTF-8 without NUL"),
+        (b"[data]\n[data." + b"9" * 5000 + b"]\nroot = 'a'", "there is no data.999"),
+        (b"#" * (2**20 + 1), "has 1048577 bytes; expected a TOML file of at most 1048576"),
+    ],
+    ids=["binary", "no UTF-8", "deep", "very deep", "deep tables", "decimals", "hex", "long", "NUL", "number", "huge"],
+)
+def test_an_odd_file_is_one_short_line(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "odd.toml"
+    file.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load(files=[file])
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < len(str(file)) + 500
+
+
+def test_an_empty_file_and_one_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "empty.toml"
+    file.write_bytes(b"")
+    assert load(files=[file]) == Config()
+    file.write_bytes(b"\xef\xbb\xbf[train]\nepochs = 3\n")
+    assert load(files=[file]).train.epochs == 3
+
+
+def test_a_pipe_a_device_and_a_folder_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path, message in {
+        tmp_path / "pipe.toml": "pipe.toml: is a pipe or a device",
+        Path("/dev/zero"): "/dev/zero: is a pipe or a device",
+        tmp_path: "Is a directory",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            load(files=[path])
+
+
+@pytest.mark.parametrize("key", ["run.out", "data.root", "data.box", "data.bad_list", "encoder.weights"])
+def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
+    with pytest.raises(UserError, match=rf"{key} = 'H\\udce4nde': expected UTF-8"):
+        load(f"{key}={os.fsdecode(b'H' + bytes([0xE4]) + b'nde')}")
+
+
+@pytest.mark.parametrize("override", ["x=" + "[" * 5000, "a" + ".a" * 5000 + "=1", "data." + "9" * 5000 + ".root=a"])
+def test_a_deep_or_long_override_is_one_line(override: str) -> None:
+    with pytest.raises(UserError):
+        load(override)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import cv2
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
 from errors import UserError
+from models.hand import KEYPOINTS
 from models.pose import PoseNetwork, PoseOutput
+from pipelines.synthetic import make_dataset
 from tests.train.tiny_hands import untrained_run
 from train import export
 from train.config import to_dict
 from train.export import OPSET, OUTPUTS, export_encoder, export_onnx
+from train.pose.predict import predict
 from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +106,60 @@ def test_a_missing_package_is_told_in_one_line(
 def test_a_folder_that_is_not_there_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no/pose\.onnx cannot be written: No such file"):
         export_onnx(run, tmp_path / "no" / "pose.onnx")
+
+
+EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "onnx.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def sensitive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose untrained network answers strongly to what it sees: keypoints are tens of pixels apart."""
+    folder = untrained_run(tmp_path_factory.mktemp("sensitive"), "geometry.side_px=64", "data.box_margin=1.3")
+    run = load_pose_run(folder)
+    state = {name: tensor * (100 if name == "head.weight" else 1) for name, tensor in run.network.state_dict().items()}
+    Checkpoints(folder / "best", keep=1).save(3, {"config": to_dict(run.config), "network": state})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "PARITY_PX", 1)  # its keypoints are thousands of pixels
+        export_onnx(folder, folder / "pose.onnx")
+    return folder
+
+
+def test_the_file_says_how_a_picture_becomes_its_input(sensitive: Path) -> None:
+    session = onnxruntime.InferenceSession(str(sensitive / "pose.onnx"), providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["preprocessing"])
+    assert (about["side_px"], about["box_margin"], about["outside_of_the_picture"]) == (64, 1.3, 0)
+    assert about["keypoints"] == list(KEYPOINTS)
+    assert about["mean"] == pytest.approx([0.485, 0.456, 0.406])
+
+
+@pytest.mark.parametrize("enlarged", [1, 4], ids=["magnified", "halved"])
+def test_the_example_of_the_docs_predicts_what_predict_does(
+    enlarged: int, sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs nothing of this project; a rendered hand, whose view is magnified or minified."""
+    make_dataset(tmp_path / "hands", poses=2, seed=0, scenes=1, workers=1)
+    hand = cv2.imread(str(tmp_path / "hands" / "training" / "rgb" / "00000000.jpg"))
+    assert hand is not None
+    hand = cv2.resize(hand, None, fx=enlarged, fy=enlarged, interpolation=cv2.INTER_CUBIC)
+    cv2.imwrite(str(tmp_path / "hand.png"), hand)
+    box = (60 * enlarged, 50 * enlarged, 170 * enlarged, 180 * enlarged)
+    assert EXAMPLE is not None
+    code = EXAMPLE[1].replace("hand.jpg", "hand.png").replace("60, 50, 170, 180", ", ".join(map(str, box)))
+    assert str(box[2]) in code
+    modules = {
+        name.split(".")[0] for name in re.findall(r"^import (.*)$", code, re.MULTILINE) for name in name.split(", ")
+    }
+    assert modules == {"json", "cv2", "numpy as np", "onnxruntime"}
+    shutil.copy(sensitive / "pose.onnx", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    wanted = predict(sensitive, [str(tmp_path / "hand.png")], tmp_path / "out", box_px=box)
+    one = wanted.predictions[0]
+    spread = np.ptp(one.keypoints_px)
+    assert spread > 50 * enlarged
+    # Rounding of pixels, once in each halving, moves them by 0.3 % of their spread; a wrong crop by more than 10 %.
+    np.testing.assert_allclose(found["keypoints_px"], one.keypoints_px, atol=0.01 * spread)
+    np.testing.assert_allclose(found["joints"][0], one.joints, atol=0.02 * np.abs(one.joints).max())
+    exec(code.replace('* about["box_margin"]', "").replace("+= warp", "+= 0 * warp"), found)
+    assert np.abs(found["keypoints_px"] - one.keypoints_px).max() > 0.1 * spread

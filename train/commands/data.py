@@ -7,15 +7,15 @@ from pathlib import Path
 
 import click
 
-from train.commands.options import config_options, pretraining_config
+from train.commands.options import COUNT, SEED, WORKERS, config_options, pretraining_config
 
 
 @click.command("make-data")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--poses", default=800, show_default=True, type=click.IntRange(1), help="Hands; each gives four images.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Equal seeds give equal bytes.")
-@click.option("--scenes", default=40, show_default=True, type=click.IntRange(1), help="Backgrounds and lights, shared.")
-@click.option("--workers", default=None, type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option("--poses", default=800, show_default=True, type=COUNT, help="Hands; each gives four images.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal bytes.")
+@click.option("--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds and lights, shared.")
+@click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None) -> None:
     """Render hands in FreiHAND's layout to OUT, to try everything without the dataset.
 
@@ -32,7 +32,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
 @click.command()
 @config_options
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--samples", default=24, show_default=True, type=click.IntRange(1), help="Images; each in two views.")
+@click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
@@ -76,7 +76,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @click.option(
     "--per-shard", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images in one tar file."
 )
-@click.option("--workers", default=None, type=click.IntRange(1), help="Shards at a time.  [default: one per core]")
+@click.option("--workers", default=None, type=WORKERS, help="Shards at a time.  [default: one per core]")
 def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
     """Pack the images of a configuration's data into WebDataset tar shards in OUT.
 

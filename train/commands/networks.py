@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from errors import UserError
-from train.commands.options import config_options
+from train.commands.options import COUNT, FiniteRange, config_options
 
 
 @click.command()
@@ -36,9 +36,7 @@ from train.commands.options import config_options
     "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
 )
 @click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
-@click.option(
-    "--worst", default=24, show_default=True, type=click.IntRange(1), help="Hands in the picture of the worst."
-)
+@click.option("--worst", default=24, show_default=True, type=COUNT, help="Hands in the picture of the worst.")
 def evaluate(
     run: Path,
     files: Sequence[Path],
@@ -109,7 +107,7 @@ def evaluate(
 @click.option(
     "--scale-m",
     default=None,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     help="Length of the middle finger's first phalanx in metres, to get the pose in metres.",
 )
 def predict(
@@ -144,10 +142,13 @@ def predict(
         click.echo(f"left out: {line}", err=True)
 
 
+EDGE_PX = FiniteRange(-1e6, 1e6)
+
+
 def _box_px(text: str) -> tuple[float, float, float, float]:
     try:
-        x0, y0, x1, y1 = (float(edge) for edge in text.split(","))
-    except ValueError:
+        x0, y0, x1, y1 = (EDGE_PX(edge) for edge in text.split(","))
+    except (ValueError, click.BadParameter):
         raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
     return x0, y0, x1, y1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,12 +11,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bounds import LARGEST_COUNT, LARGEST_SEED
 from errors import ToldByAnother, UserError
 
 if TYPE_CHECKING:
     from train.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+COUNT = click.IntRange(1, LARGEST_COUNT)
+SEED = click.IntRange(0, LARGEST_SEED)
+WORKERS = click.IntRange(1, 1024)
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; click's own type takes nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that the text stands for."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 def config_options(command: F) -> F:

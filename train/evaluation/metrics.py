@@ -84,7 +84,7 @@ class PoseErrors:
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with the limits of its confidence interval."""
+    """A figure with the limits of its confidence interval, NaN where none can be given."""
 
     value: float
     low: float
@@ -254,7 +254,8 @@ def confidence_intervals(
 ) -> dict[str, Interval]:
     """Bootstrap intervals (percentiles) of metrics, over which hands happened to be measured.
 
-    They say nothing about the luck of a training run; that takes several seeds.
+    They say nothing about the luck of a training run; that takes several seeds. With one group, every resample is the
+    same, so no interval can be given.
 
     Args:
         tables: (N, J) each, from `score_tables`, or differences of such; NaN where a keypoint does not count.
@@ -281,7 +282,8 @@ def confidence_intervals(
     for name, table in tables.items():
         values = np.concatenate(drawn[name])
         values = values[~np.isnan(values)]
-        low, high = np.percentile(values, [tail, 100 - tail]) if len(values) else (np.nan, np.nan)
+        groups_of_table = len(np.unique(members[~np.isnan(table).all(axis=1)]))
+        low, high = np.percentile(values, [tail, 100 - tail]) if groups_of_table > 1 else (np.nan, np.nan)
         intervals[name] = Interval(mean_over_keypoints(mean_over_hands(table)), float(low), float(high))
     return intervals
 

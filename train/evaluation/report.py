@@ -32,6 +32,8 @@ NAMES = {
     "pa_epe_px": "PA-EPE (px of the source)",
     "epe_px": "2D EPE (px of the source)",
 }
+NO_INTERVAL = "none: one pose only"
+"""Instead of an interval over poses."""
 HAND_PX = 192
 """Side of each picture of a hand in worst.png."""
 CAPTION_PX = 20
@@ -54,7 +56,7 @@ def results(
         "left_out": evaluation.left_out,
         "predicted_as_one_point": int(evaluation.errors.collapsed.sum()),
         "hands": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
-        "metrics": {name: dataclasses.asdict(interval) for name, interval in intervals.items()},
+        "metrics": {name: _interval_for_json(interval) for name, interval in intervals.items()},
         "confidence": 0.95,
         "per_keypoint": {
             name: dict(zip(KEYPOINTS, _for_json(mean_over_hands(table)), strict=True)) for name, table in tables.items()
@@ -70,9 +72,15 @@ def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -
     """A paired difference, for JSON: this run minus the other, of which `theirs` are the results."""
     return {
         "minus": theirs["checkpoint"],
-        "difference": {name: dataclasses.asdict(interval) for name, interval in differences.items()},
+        "difference": {name: _interval_for_json(interval) for name, interval in differences.items()},
         "other": theirs,
     }
+
+
+def _interval_for_json(interval: Interval) -> dict[str, float | None]:
+    """Value, low and high; low and high are None where no interval can be given."""
+    low, high = _for_json(np.array([interval.low, interval.high]))
+    return {"value": interval.value, "low": low, "high": high}
 
 
 def _for_json(values: Floats) -> list[float | None]:
@@ -96,9 +104,8 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     table.add_column("95 % interval", justify="right")
     sign = "+" if signed else ""
     for name, interval in intervals.items():
-        table.add_row(
-            NAMES[name], f"{interval.value:{sign}.3f}", f"{interval.low:{sign}.3f} to {interval.high:{sign}.3f}"
-        )
+        limits = NO_INTERVAL if np.isnan(interval.low) else f"{interval.low:{sign}.3f} to {interval.high:{sign}.3f}"
+        table.add_row(NAMES[name], f"{interval.value:{sign}.3f}", limits)
     return table
 
 

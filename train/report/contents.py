@@ -53,7 +53,7 @@ class Measured:
 
     runs: Sequence[Run]
     results: Sequence[Mapping[str, Any]]
-    difference: Mapping[str, Mapping[str, float]] | None
+    difference: Mapping[str, Mapping[str, float | None]] | None
     elsewhere: Sequence[Run]
 
 
@@ -67,7 +67,9 @@ def read_run(root: Path) -> Run:
     try:
         text = folder.config_file.read_text()
         config = tomllib.loads(text)
-    except (OSError, ValueError) as error:
+        if not config:
+            raise ValueError("it is empty")
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{root} is no run's folder: config.toml cannot be read ({error}); expected a folder that pretrain or "
             "finetune wrote. Name one"

@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 from train.report.contents import Measured
 
+NO_INTERVAL: Final = "no interval: all hands are of one pose"
+
 Mark = Literal["", "better", "worse", "open"]
 
 
@@ -47,13 +49,14 @@ class Cell:
     Attributes:
         value: as it was read.
         text: as it is shown.
-        interval: the same of its confidence interval, from and to.
-        mark: of a difference: whether it is for the better, for the worse, or the interval contains zero.
+        interval: the same of its confidence interval, from and to; None where none can be given.
+        mark: of a difference: whether it is for the better, for the worse, or open: the interval contains zero, or
+            there is none.
     """
 
     value: float
     text: str
-    interval: str
+    interval: str | None
     mark: Mark = ""
 
 
@@ -71,13 +74,18 @@ def as_text(value: float, metric: Metric, *, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{metric.decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _cell(interval: Mapping[str, float], metric: Metric, *, signed: bool = False) -> Cell:
-    low, high = (as_text(interval[end], metric, signed=signed) for end in ("low", "high"))
+def _cell(interval: Mapping[str, float | None], metric: Metric, *, signed: bool = False) -> Cell:
+    value, low, high = (interval[name] for name in ("value", "low", "high"))
+    assert value is not None
+    text = as_text(value, metric, signed=signed)
+    if low is None or high is None:
+        return Cell(value, text, None, "open" if signed else "")
     mark: Mark = ""
     if signed:
-        above, below = interval["low"] > 0, interval["high"] < 0
+        above, below = low > 0, high < 0
         mark = "open" if not (above or below) else "better" if above == metric.higher_is_better else "worse"
-    return Cell(interval["value"], as_text(interval["value"], metric, signed=signed), f"{low} to {high}", mark)
+    limits = (as_text(end, metric, signed=signed) for end in (low, high))
+    return Cell(value, text, " to ".join(limits), mark)
 
 
 def table(found: Measured) -> list[Row]:
@@ -109,7 +117,8 @@ def verdict(found: Measured) -> str:
         "open": f"{ours} and {theirs} cannot be told apart",
     }[cell.mark]
     unit = f" {metric.unit}" if metric.unit else ""
-    words = f"By {metric.title}, {said}: {cell.text}{unit}, 95\N{NO-BREAK SPACE}% interval {cell.interval}."
+    limits = NO_INTERVAL if cell.interval is None else f"95\N{NO-BREAK SPACE}% interval {cell.interval}"
+    words = f"By {metric.title}, {said}: {cell.text}{unit}, {limits}."
     rest = [
         f"{mark}: {', '.join(titles)}"
         for mark in ("better", "worse", "open")

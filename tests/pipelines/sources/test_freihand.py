@@ -53,7 +53,7 @@ def test_training_part(root: Path) -> None:
     index = load_freihand(root)
     assert index.paths == [f"training/rgb/{image:08d}.jpg" for image in range(4 * POSES)]
     assert index.path(7).is_file()
-    assert index.box_px.tolist() == [[20, 15, 15]] * (4 * POSES)
+    assert index.box_px.tolist() == [[20, 15, 18]] * (4 * POSES)
     shapes = {name: rows.shape for name, rows in index.targets.items()}
     assert shapes == {"K": (80, 3, 3), "xyz_m": (80, 21, 3), "scale_m": (80,)}
     assert all(rows.dtype == np.float32 for rows in index.targets.values())

@@ -13,6 +13,7 @@ import numpy as np
 from pipelines.config import DataConfig
 from pipelines.index import Index, join
 from pipelines.sources import load_index
+from pipelines.sources.freihand import load_freihand
 
 
 def test_the_margin_widens_a_box_about_its_centre_and_leaves_the_whole_image_alone(tmp_path: Path) -> None:
@@ -117,3 +118,13 @@ def test_a_store_is_read_through_a_joined_index(tmp_path: Path) -> None:
     assert both.paths[2:5] == ["letters/c", "./file.jpg", "letters/a"]
     assert both.store is not None
     assert letters.select(np.array([2, 0])).read(0) == b"c"
+
+
+def test_the_center_box_has_one_default(tmp_path: Path) -> None:
+    for number in range(4):
+        file = tmp_path / "training" / "rgb" / f"{number:08}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(file), np.zeros((40, 60, 3), np.uint8))
+    by_config = load_index(DataConfig(root=str(tmp_path), box_margin=1.0))
+    np.testing.assert_array_equal(load_freihand(tmp_path).box_px, by_config.box_px)
+    assert by_config.box_px[0].tolist() == [30, 20, 24]

@@ -355,3 +355,17 @@ def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
         found = np.array([(xs * view).sum(), (ys * view).sum()]) / view.sum() + origin_px
         expected = crop[:, :2] @ (np.array([64.5, 44.5]) + origin_px) + crop[:, 2]
         np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def test_one_held_out_pose_gives_figures_without_intervals(tmp_path: Path) -> None:
+    """In the table, the JSON and the comparison: twelve poses hold one out."""
+    tiny_hands.write_hands(tmp_path / "hands", 12)
+    root = f"data.root={tmp_path / 'hands'}"
+    run, other = (tiny_hands.untrained_run(tmp_path / f"run{seed}", root, seed=seed) for seed in (0, 1))
+    done = call(run, tmp_path / "out", compare=other)
+    content = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    figures = [*content["metrics"].values(), *content["comparison"]["difference"].values()]
+    assert len(figures) > 8
+    assert all(figure["low"] is None and figure["high"] is None for figure in figures)
+    for table in done.tables:
+        assert set(table.columns[2].cells) == {"none: one pose only"}

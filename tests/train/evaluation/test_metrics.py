@@ -270,3 +270,22 @@ def test_ten_thousand_hands_take_seconds_at_most() -> None:
     start = time.process_time()
     pose_metrics(predicted_m, true_m)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(("hands", "groups"), [(1, None), (4, [7, 7, 7, 7])])
+def test_one_pose_gives_no_interval(hands: int, groups: list[int] | None) -> None:
+    table = np.random.default_rng(0).uniform(size=(hands, 21))
+    for found in (
+        confidence_intervals({"m": table}, groups=groups)["m"],
+        paired_difference({"m": table}, {"m": table / 2}, groups=groups)["m"],
+    ):
+        assert found.value > 0
+        assert np.isnan([found.low, found.high]).all()
+
+
+def test_poses_without_a_value_do_not_make_an_interval() -> None:
+    table = np.full((3, 21), np.nan)
+    table[1] = 1
+    assert np.isnan(confidence_intervals({"m": table})["m"].low)
+    table[2] = 2
+    assert confidence_intervals({"m": table})["m"].low == 1

@@ -131,7 +131,7 @@ def test_figures_are_those_of_the_files(folder: Path) -> None:
         assert caption in page.words["figcaption"]
 
 
-def differing(folder: Path, **differences: tuple[float, float, float]) -> Measured:
+def differing(folder: Path, **differences: tuple[float, float | None, float | None]) -> Measured:
     """The evaluation of the fixture with other differences; those that are not given contain zero."""
     found = measured(read_runs([folder / "tuned", folder / "scratch"]))
     assert found is not None
@@ -151,6 +151,28 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
     assert "cannot be told apart" in verdict(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
     marks = {row.metric.title: row.difference.mark for row in table(better) if row.difference is not None}
     assert (marks["PA-EPE"], marks["PA-AUC"], marks["2D EPE"]) == ("better", "better", "worse")
+
+
+def test_without_an_interval_the_verdict_is_open(folder: Path) -> None:
+    one_pose = differing(folder, pa_epe_cm=(-0.2, None, None))
+    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: all hands are of one pose." in verdict(one_pose)
+    cell = next(row.difference for row in table(one_pose) if row.metric.title == "PA-EPE")
+    assert cell is not None
+    assert (cell.interval, cell.mark) == (None, "open")
+
+
+def test_the_page_shows_where_there_is_no_interval(folder: Path, tmp_path: Path) -> None:
+    file = folder / "tuned" / "evaluation" / "metrics.json"
+    before = file.read_text()
+    content = json.loads(before)
+    for figure in content["metrics"].values():
+        figure.update(low=None, high=None)
+    file.write_text(json.dumps(content))
+    try:
+        write_report([folder / "tuned"], tmp_path / "page.html")
+    finally:
+        file.write_text(before)
+    assert (tmp_path / "page.html").read_text().count("no interval: one pose only") == len(content["metrics"])
 
 
 def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:

@@ -1,0 +1,33 @@
+"""Bounds of the configuration's numbers: beyond any sensible value, and within what the code can compute with."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from annotated_types import Interval
+
+LARGEST_COUNT = 2**31 - 1
+"""Products of two counts fit into 64 bits."""
+
+LARGEST_SEED = 2**63 - 1
+"""TOML's integers have 64 bits with a sign."""
+
+LARGEST_NUMBER = 1e18
+"""Its square is finite in float32."""
+
+Count: TypeAlias = Annotated[int, Interval(ge=1, le=LARGEST_COUNT)]
+Seed: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_SEED)]
+Threads: TypeAlias = Annotated[int, Interval(ge=1, le=1024)]
+"""CPU threads of one process."""
+Queue: TypeAlias = Annotated[int, Interval(ge=1, le=1024)]
+"""Batches held in memory at once."""
+Timeout: TypeAlias = Annotated[float, Interval(ge=0.1, le=1e7)]
+"""Seconds; at most 115 days."""
+Epochs: TypeAlias = Annotated[float, Interval(ge=0, le=1e6)]
+Positive: TypeAlias = Annotated[float, Interval(ge=1e-12, le=LARGEST_NUMBER)]
+NotNegative: TypeAlias = Annotated[float, Interval(ge=0, le=LARGEST_NUMBER)]
+Fraction: TypeAlias = Annotated[float, Interval(ge=0, le=1)]
+PositiveFraction: TypeAlias = Annotated[float, Interval(ge=1e-12, le=1)]
+Factor: TypeAlias = Annotated[float, Interval(ge=0.001, le=1000)]
+"""Of a length in an image."""
+Number: TypeAlias = Annotated[float, Interval(ge=-1e6, le=1e6)]
