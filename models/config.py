@@ -5,9 +5,9 @@ Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, field_validator
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Positive
@@ -96,7 +96,7 @@ class PoseConfig:
     """
 
     head: Literal["linear", "mlp"] = "linear"
-    hidden: Annotated[int, Field(ge=1)] = 512
+    hidden: Count = 512
     root: str = "wrist"
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"
