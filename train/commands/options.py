@@ -99,3 +99,8 @@ def is_main_rank() -> bool:
 def is_first_on_host() -> bool:
     """Whether this process speaks for those that `torchrun` started on this host."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def is_one_host() -> bool:
+    """Whether all processes that `torchrun` started run on this host."""
+    return os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from train.commands.options import config_options, is_main_rank, run_options, same_on_this_host
+from train.commands.options import config_options, is_main_rank, is_one_host, run_options, same_on_this_host
 
 if TYPE_CHECKING:
     from train.config import Config
@@ -113,7 +113,8 @@ def _resolve(
         if print_config:
             click.echo(to_toml(config), nl=False)
             click.get_current_context().exit()
-        require_roots(config.data)
+        if is_one_host():  # else a host that lacks it must tell the others, once they have met
+            require_roots(config.data)
     return config
 
 

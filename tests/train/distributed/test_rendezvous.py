@@ -49,13 +49,15 @@ def listener(answer: bytes) -> Iterator[int]:
         connection.close()
 
 
-def try_to_connect(rank: int, port: int, *, address: str = "127.0.0.1", agent: bool = False) -> str:
+def try_to_connect(
+    rank: int, port: int, *, address: str = "127.0.0.1", agent: bool = False, limit_s: float = 2.0
+) -> str:
     """What a rank prints that cannot meet the others."""
     environment = {
         **os.environ, "MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2",
         "TORCHELASTIC_USE_AGENT_STORE": str(agent),
     }  # fmt: skip
-    program = "import sys" + CONNECT.format(rank=rank, limit_s=2.0)
+    program = "import sys" + CONNECT.format(rank=rank, limit_s=limit_s)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
@@ -78,7 +80,7 @@ def test_another_program_where_the_ranks_meet(answer: bytes, agent: bool) -> Non
 
 def test_a_port_that_another_program_holds() -> None:
     with listener(b"") as port:
-        assert f"error: MASTER_PORT = {port} on " in try_to_connect(0, port)
+        assert f"error: MASTER_PORT = {port} on " in try_to_connect(0, port, limit_s=300.0)
 
 
 def test_nobody_where_the_ranks_meet() -> None:

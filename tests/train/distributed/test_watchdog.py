@@ -20,8 +20,9 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from errors import UserError
 from tests.train import ranks
+from train.distributed import world as distributed_world
 from train.distributed.rendezvous import barrier, interface_to, meet
-from train.distributed.watchdog import EXIT_CODE, Sighting, diagnose
+from train.distributed.watchdog import EXIT_CODE, Progress, Sighting, Watchdog, diagnose
 from train.distributed.world import described_world, joined
 from train.runs.meter import RankTime, Straggler, slowest_rank
 
@@ -40,13 +41,13 @@ def on_threads(count: int, action: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     return results
 
 
 @pytest.fixture
 def store() -> Store:
-    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
+    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=300), wait_for_workers=False)
 
 
 def client(store: Store) -> Store:
@@ -58,7 +59,7 @@ def test_ranks_meet_in_a_room_of_their_own_whatever_an_earlier_attempt_left(stor
     rooms = []
     for _ in range(3):
         store.set("hello/1", "of a process that was killed")
-        found = on_threads(3, lambda rank: meet(client(store), rank, 3, 20))
+        found = on_threads(3, lambda rank: meet(client(store), rank, 3, 200))
         found[0].set("word", "ours")
         assert [room.get("word") for room in found] == [b"ours"] * 3
         rooms.append(found[0])
@@ -67,9 +68,9 @@ def test_ranks_meet_in_a_room_of_their_own_whatever_an_earlier_attempt_left(stor
 
 
 def test_ranks_that_do_not_come_are_named(store: Store) -> None:
-    found = on_threads(3, lambda rank: meet(client(store), rank if rank < 2 else 4, 5, 0.5))
-    assert str(found[0]).startswith("rank 2, 3 of 5 did not come within 0.5 s (run.rank_timeout_s)")
-    assert "rank 0 did not begin within 0.5 s" in str(found[1])
+    found = on_threads(3, lambda rank: meet(client(store), rank if rank < 2 else 4, 5, 15.0))
+    assert str(found[0]).startswith("rank 2, 3 of 5 did not come within 15 s (run.rank_timeout_s)")
+    assert "rank 0 did not begin within 15 s" in str(found[1])
 
 
 def test_the_interface_is_that_of_the_address_towards_a_host() -> None:
@@ -82,9 +83,10 @@ def test_the_interface_is_that_of_the_address_towards_a_host() -> None:
 
 
 def test_barrier_names_who_is_missing(store: Store) -> None:
-    assert on_threads(3, lambda rank: barrier(client(store), "one", rank, 3, 10)) == [None] * 3
-    found = on_threads(2, lambda rank: barrier(client(store), "two", rank, 4, 0.3))
-    assert all(str(error).startswith("rank 2, 3 of 4 did not come within 0.3 s") for error in found)
+    assert on_threads(3, lambda rank: barrier(client(store), "one", rank, 3, 200)) == [None] * 3
+    for rank, missing in ((1, "0, 2, 3"), (0, "2, 3")):  # one after the other
+        with pytest.raises(UserError, match=f"rank {missing} of 4 did not come within 0.3 s"):
+            barrier(client(store), "two", rank, 4, 0.3)
 
 
 def seen(**changes: Any) -> Sighting:
@@ -155,15 +157,24 @@ def test_a_straggler_is_named_with_its_host_and_its_times() -> None:
     )
 
 
-def _steps(limit_s: float, what: str) -> None:
-    """A loop of exchanges in which rank 1 gets into trouble."""
+LIMIT_S = 15.0
+"""Of the watchdog; the ranks of a test that share their cores with others are heard of more often."""
+
+
+def _steps(what: str) -> None:
+    """A loop of exchanges in which rank 1 gets into trouble; the ranks have all the time to meet."""
+
+    def impatient(room: Store, rank: int, world_size: int, progress: Progress, limit_s: float) -> Watchdog:
+        return Watchdog(room, rank, world_size, progress, LIMIT_S)
+
+    distributed_world.Watchdog = impatient  # type: ignore[assignment,attr-defined]  # in this rank's process
     world = described_world("cpu")
-    with joined(world, limit_s):
+    with joined(world, 300.0):
         for step in range(10**6):
             world.progress.moved(f"waits for its data of step {step}")
             if world.rank == 1 and step == 3:
                 if what == "hangs":
-                    time.sleep(100)
+                    time.sleep(1000)
                 os.kill(os.getpid(), {"stops": signal.SIGSTOP, "dies": signal.SIGKILL}[what])
             world.progress.moved(f"computes step {step}")
             world.sum_(torch.ones(1))
@@ -174,27 +185,24 @@ def _steps(limit_s: float, what: str) -> None:
     [
         (
             "hangs",
-            "error: no progress for 1.5 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
+            "error: no progress for 15 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
         ),
-        ("stops", "error: nothing heard for 1.5 s from rank 1 on {host}"),
+        ("stops", "error: nothing heard for 15 s from rank 1 on {host}"),
         ("dies", "another rank has left while this one, which computes step 3"),
     ],
 )
 def test_a_rank_in_trouble_ends_the_others_in_one_line(what: str, named: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    processes = ranks.start_ranks(3, _steps, 1.5, what, log=log)
-    start = time.monotonic()
+    processes = ranks.start_ranks(3, _steps, what, log=log)
     try:
         for rank in (0, 2):
-            processes[rank].join(60)
+            processes[rank].join(300)
             if what == "dies":
                 assert processes[rank].exitcode not in (0, None)
             else:
                 assert processes[rank].exitcode == EXIT_CODE
-        took_s = time.monotonic() - start
     finally:
         ranks.kill(processes)
     assert named.format(host=os.uname().nodename) in log.read_text()
-    assert took_s < 40
     if what != "dies":
         assert log.read_text().count("error") == 1
