@@ -5,6 +5,7 @@ The commands stand next to what they drive. They import it when they are called,
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import sys
@@ -29,6 +30,8 @@ class OneLineErrors(click.Group):
         """Run the command that the arguments name."""
         if restarts.refused_before():
             sys.exit(2)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files that are not UTF-8
         try:
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:

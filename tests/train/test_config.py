@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,3 +260,13 @@ def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
 def test_a_deep_or_long_override_is_one_line(override: str) -> None:
     with pytest.raises(UserError):
         load(override)
+
+
+def test_a_name_that_is_not_utf8_is_printed(tmp_path: Path) -> None:
+    """On a terminal whose encoding is strict: the command did its work, so it ends well."""
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/H\xe4nde")
+    command = [sys.executable, "cli.py", "make-data", name, "--poses", "1", "--workers", "1"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "H\\udce4nde: 4 training images" in done.stdout
