@@ -16,7 +16,7 @@ from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, ben
 from errors import ToldByAnother, UserError
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
-from train.commands.options import is_main_rank
+from train.commands.options import is_main_rank, say
 from train.commands.training import finetune, pretrain
 from train.runs.interrupt import Interrupted
 
@@ -32,9 +32,11 @@ class OneLineErrors(click.Group):
             sys.exit(2)
         except UserError as error:
             _fail(str(error))
+        except OSError as error:  # the machine's, at a place that did not expect it
+            _fail(_of_machine(error))
         except Interrupted as stop:
             if is_main_rank():
-                click.echo(str(stop), err=True)
+                say(str(stop), err=True)
             sys.exit(stop.exit_code)
         except click.exceptions.NoArgsIsHelpError as request:
             click.echo(request.format_message())
@@ -51,8 +53,14 @@ class OneLineErrors(click.Group):
 
 def _fail(message: str) -> None:
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
-    click.echo(f"{prefix}: {' '.join(message.split())}", err=True)
+    say(f"{prefix}: {' '.join(message.split())}", err=True)
     sys.exit(2)
+
+
+def _of_machine(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
+    return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

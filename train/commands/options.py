@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from errors import printable
+
 if TYPE_CHECKING:
     from train.config import Config
 
@@ -62,3 +64,8 @@ def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Confi
 def is_main_rank() -> bool:
     """Whether this process speaks for all that `torchrun` started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line, which may hold names of files: what would change the terminal or begin another line is escaped."""
+    click.echo(printable(line), err=err)
