@@ -112,10 +112,12 @@ def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
 
 
 def log_axis(axis: Axes) -> None:
-    """Make y logarithmic, its ticks plain numbers: 36, not 3.6 x 10^1."""
+    """Make y logarithmic, its ticks plain numbers: 36, not 3.6 x 10^1. To be called when everything is drawn."""
     axis.set_yscale("log")
-    for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-        which(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    low, high = np.log10(axis.get_ylim())
+    shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would lie on each other
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:

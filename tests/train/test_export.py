@@ -46,7 +46,8 @@ def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path
 
 def test_a_checkpoint_is_not_written_over(run: Path, tmp_path: Path) -> None:
     """A converted pose network is a checkpoint whose name ends as an export's."""
-    checkpoint = shutil.copy(next((run / "best").iterdir()), tmp_path / "pose.pth")
+    checkpoint = tmp_path / "pose.pth"
+    shutil.copy(next((run / "best").iterdir()), checkpoint)
     before = checkpoint.read_bytes()
     for write in (export_encoder, lambda source, out: convert(source, out, "published")):
         with pytest.raises(UserError, match=r"pose.pth is what this command reads, and is not written over"):
