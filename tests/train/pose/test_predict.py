@@ -143,6 +143,11 @@ def test_nothing_is_written_over_what_was_there(run: Path, tmp_path: Path) -> No
         assert [result.picture.name for result in results] == ["hand_0.png", "other_0.png", "third_0.png"]
         assert {file: file.read_bytes() for file in before} == before
         assert len(list(tmp_path.iterdir())) == len(before) + 6
+    drawn = tmp_path / "hand_0.png"  # a result is an input like any other
+    was = drawn.read_bytes()
+    (result,) = predict(run, [str(drawn)], tmp_path).predictions
+    assert result.picture.name == "hand_0_0.png"
+    assert drawn.read_bytes() == was
 
 
 @pytest.mark.parametrize(
