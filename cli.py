@@ -17,7 +17,7 @@ from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, ben
 from errors import RanksLost, ToldByAnother, UserError
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
-from train.commands.options import is_first_on_host, is_main_rank
+from train.commands.options import is_first_on_host, is_main_rank, say
 from train.commands.training import finetune, pretrain
 from train.distributed import restarts
 from train.runs.interrupt import Interrupted
@@ -40,9 +40,11 @@ class OneLineErrors(click.Group):
             _fail(str(error), restart=True)
         except UserError as error:
             _fail(str(error))
+        except OSError as error:  # the machine's, at a place that did not expect it
+            _fail(_of_machine(error))
         except Interrupted as stop:
             if is_main_rank():
-                click.echo(str(stop), err=True)
+                say(str(stop), err=True)
             sys.exit(stop.exit_code)
         except click.exceptions.NoArgsIsHelpError as request:
             click.echo(request.format_message())
@@ -63,7 +65,7 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
     if on_every_rank and not is_first_on_host():
         _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
-    click.echo(f"{prefix}: {' '.join(message.split())}", err=True)
+    say(f"{prefix}: {' '.join(message.split())}", err=True)
     if not restart:
         restarts.refuse()
     sys.exit(2)
@@ -73,6 +75,12 @@ def _leave_in_silence() -> None:
     restarts.wait_for_report()
     restarts.refuse()
     sys.exit(2)
+
+
+def _of_machine(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
+    return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -1,4 +1,4 @@
-"""The exception that stands for the user's input rather than for a defect of ours."""
+"""The exception that stands for the user's input rather than for a defect of ours, and how its message is printed."""
 
 
 class UserError(Exception):
@@ -14,3 +14,11 @@ class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
 
 class RanksLost(UserError):  # noqa: N818  what has happened, not a defect
     """Other ranks, or the place where they meet, cannot be reached: the input is not to blame, a restart may help."""
+
+
+def printable(text: str) -> str:
+    """The text as one line without effect on a terminal: what does not print, such as ESC or a newline, is escaped.
+
+    Names of files may hold anything but "/" and NUL.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from bench.experiments import Outcome
+from train.pictures import save_figure
 
 Row = Mapping[str, Any]
 
@@ -62,4 +63,4 @@ def save_comparisons(rows: Sequence[Row], out: Path) -> None:
         axes.set_title(f"{row['better']} minus {row['than']}: {UNITS[row['metric']]}", fontsize=9, loc="left")
     figure.supxlabel("difference; dots: each seed, diamond and bar: mean and 95 % interval", fontsize=8)
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
+    save_figure(out, figure, dpi=120)

@@ -45,6 +45,7 @@ from train.pose.validation import Validation, error_tables
 from train.pretrain import pretrain
 from train.runs.folder import RunFolder
 from train.runs.log import progress_bar
+from writing import write_text
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _clock(folder: Path) -> Iterator[dict[str, float]]:
             before["cpu_seconds"] += time.process_time() - cpu
             before["finished"] = finished
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(before))
+            write_text(file, json.dumps(before))
         took.update({key: round(before[key]) for key in ("seconds", "cpu_seconds")})
 
 

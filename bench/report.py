@@ -21,6 +21,7 @@ from bench.loader import Report, Row, Settings
 from bench.measure import Interval, Rate
 from errors import UserError
 from train.config import Config, to_dict
+from train.pictures import save_figure
 
 _OURS, _PEER, _PART = "#2f6f4f", "#9aa5b1", "#c9a227"
 
@@ -139,7 +140,7 @@ def save_plot(report: Report, out: Path) -> None:
         fontsize=9,
     )
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=120)
+    save_figure(out, figure, dpi=120)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -256,7 +257,7 @@ def save_history(rows: Sequence[Mapping[str, Any]], out: Path) -> int:
     axes.set_title(f"{kind[0]}, {kind[1]} cores, {kind[2]} sources; bars: 95 % interval", fontsize=9)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=120)
+    save_figure(out, figure, dpi=120)
     return len(alike)
 
 

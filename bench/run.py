@@ -21,6 +21,7 @@ from errors import UserError
 from train.config import Config, load_config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
+from writing import write_text
 
 _TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines
 
@@ -169,7 +170,7 @@ def write_docs(results: Path, docs: Path) -> str:
     """Make the pages' tables and the pictures anew; what was done, for people."""
     pages = [docs / name for name in documentation.PAGES]
     for page in pages:
-        page.write_text(documentation.write_tables(page.read_text(), results))
+        write_text(page, documentation.write_tables(page.read_text(), results))
     done = [f"{page}: tables from {results}" for page in pages]
     done.append(draw_history(results / "loader.jsonl", docs / "images" / "loader_history.png"))
     claims = documentation.comparisons(results)

@@ -7,7 +7,6 @@ index has them. The first line tells a whole list from a torn one.
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,25 +16,18 @@ import numpy as np
 from errors import UserError
 from pipelines.draws import IntArray
 from pipelines.index import Index
+from writing import write_text
 
 
 def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> None:
     """Write paths and reasons, whole or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        NotWritten: there is no room, or no right to write.
     """
     rows = [{"checked": checked, "bad": len(reasons)}]
     lines = [json.dumps(row) for row in [*rows, *({"path": path, "reason": why} for path, why in reasons.items())]]
-    part = file.with_name(file.name + ".part")
-    try:
-        with part.open("w") as out:
-            out.write("\n".join(lines) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(file)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
+    write_text(file, "\n".join(lines) + "\n")
 
 
 def rows_not_listed(index: Index, file: Path) -> IntArray:

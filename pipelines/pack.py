@@ -26,6 +26,7 @@ from errors import UserError
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
 from pipelines.sources.shards import BLOCK_BYTES, FORMAT, INDEX_FILE, INDEX_FOLDER, index_tables, load_shards
+from writing import write_bytes, write_text
 
 JOB_FILE: Final = "pack.json"
 LEFT_OUT_FILE: Final = "left_out.jsonl"
@@ -166,12 +167,9 @@ class _Writer:
         self._write_part(number, {**columns, "bytes": np.int64(tar.written), "notes": np.frombuffer(notes, np.uint8)})
 
     def _write_part(self, number: int, arrays: dict[str, Any]) -> None:
-        beside = self.part(number).with_suffix(".part")
-        with beside.open("wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.part(number))
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        write_bytes(self.part(number), buffer.getbuffer())
 
     def _description(self, row: int) -> bytes:
         """What is known about a sample, for other readers of the shards: arrays as lists, NaN as null."""
@@ -237,7 +235,7 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise UserError(f"{out}: exists and holds no shards of this source. Name a new or an empty folder.")
             out.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(job) + "\n")
+            write_text(file, json.dumps(job) + "\n")
     except ValueError as error:
         raise UserError(f"{file}: torn ({error}). Remove the folder and pack again.") from error
     except OSError as error:
@@ -290,23 +288,14 @@ def _write_index(writer: _Writer, out: Path) -> None:
     for name, table in tables.items():
         buffer = io.BytesIO()
         np.save(buffer, table)
-        _write_synced(out / INDEX_FOLDER / f"{name}.npy", buffer.getbuffer())
-    _write_synced(out / SUMS_FILE, "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards).encode())
+        write_bytes(out / INDEX_FOLDER / f"{name}.npy", buffer.getbuffer())
+    write_bytes(out / SUMS_FILE, "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards).encode())
     if left_out:
-        _write_synced(out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out).encode())
+        write_bytes(out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out).encode())
     content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
     content["left_out"] = len(left_out)
-    _write_synced(out / INDEX_FILE, (json.dumps(content, indent=1) + "\n").encode())
+    write_bytes(out / INDEX_FILE, (json.dumps(content, indent=1) + "\n").encode())
     shutil.rmtree(out / _PARTS_FOLDER)
-
-
-def _write_synced(path: Path, data: bytes | memoryview) -> None:
-    beside = path.with_suffix(".part")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _sha256_on_disk(path: Path) -> str:

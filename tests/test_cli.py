@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import run_cli
+from tests.train import tiny_run
 from train.config import Config, load_config
+from train.runs.log import configure_logging
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,3 +91,64 @@ def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, capsys: p
     assert config.train.batch == 64
     assert config.run.out == str(wanted)
     assert not wanted.exists()
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\x1b]0;title\x07", "a\nerror: everything is lost", "a\r\x9b31m", "\u202egnp"])
+def test_names_of_files_do_not_reach_the_terminal_as_they_are(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("pretrain", "--set", f"data.root={tmp_path / name}", "--set", "data.source=folder") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert all(character.isprintable() for character in error[:-1])
+
+
+def test_names_of_files_do_not_reach_the_log_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger()
+    before = logger.level, list(logger.handlers)
+    try:
+        configure_logging()
+        logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m")
+    finally:
+        logger.level, logger.handlers = before[0], before[1]
+    assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
+
+
+def test_what_the_system_refuses_anywhere_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "closed" / "a"))
+
+    monkeypatch.setattr("train.preview.preview", refuse)
+    assert run_cli("views", "out.png") == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/closed/a: Permission denied. Check the path and its rights\n"
+    )
+
+
+def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tiny_run.write_images(tmp_path / "images", count=2)
+    monkeypatch.setattr(os, "fsync", full)
+    words = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
+    assert run_cli("views", *words, str(tmp_path / "views.png")) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/views.png cannot be written: No space left on device. Make room, or name another place\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_views_are_not_written_over_an_image_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_run.write_images(tmp_path / "images", count=2)
+    image = tmp_path / "images" / "00.jpg"
+    before = image.read_bytes()
+    words = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
+    assert run_cli("views", *words, str(image)) == 2
+    assert f"{image} is what this command reads, and is not written over" in capsys.readouterr().err
+    assert image.read_bytes() == before

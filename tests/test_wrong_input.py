@@ -99,8 +99,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
-    """Every path under a folder with the size and the moment of its last change."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*")}
+    """Every path under a folder; with the size and the moment of its last change if it is a file."""
+    paths = {path: path.stat() for path in root.rglob("*")}
+    return {str(path): (stat.st_size, stat.st_mtime_ns) if path.is_file() else (0, 0) for path, stat in paths.items()}
 
 
 WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from errors import UserError
@@ -29,6 +28,7 @@ from models.weights import (
     to_lightning,
 )
 from train.runs.checkpoint import checkpoint_of_run, load_checkpoint, write_checkpoint
+from writing import refuse_inputs, whole_file, write_bytes
 
 Target = Literal["ours", "published", "lightning"]
 
@@ -57,12 +57,13 @@ def convert(source: Path, out: Path, to: Target) -> str:
         What was written, in a line.
 
     Raises:
-        UserError: `source` is none of these or does not fit, or `out` cannot be written.
+        UserError: `source` is none of these or does not fit, or `out` is `source` or cannot be written.
     """
     path = _file_of(source)
     endings = (".pth", ".safetensors") if to == "ours" else (".pth",)
     if out.suffix not in endings:
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
+    refuse_inputs(out, [path])
     state = read_weights(path, key="SOURCE", expected=_EXPECTED)
     if to == "ours":
         return _to_ours(state, path, out)
@@ -81,10 +82,7 @@ def _to_ours(state: State, path: Path, out: Path) -> str:
         if out.suffix != ".pth":
             raise UserError(f"{out}: a pose network comes with its configuration; expected a name that ends in .pth")
         network, config = _published_pose(state, path)
-        try:
-            write_checkpoint(out, 0, {"config": config, "network": network})
-        except OSError as error:
-            raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
+        write_checkpoint(out, 0, {"config": config, "network": network})
         return f"{out}: pose network on a {config['encoder']['name']}, its keypoints in FreiHAND's order"
     encoder, name = _checked_encoder(state, path)
     _save({key: tensor for key, tensor in encoder.items() if not key.startswith("fc.")}, out)
@@ -183,11 +181,9 @@ def _checked_encoder(state: State, path: Path) -> tuple[State, str]:
 
 
 def _save(content: Mapping[str, Any], out: Path) -> None:
-    try:
-        if out.suffix == ".safetensors":
-            tensors: dict[str, Tensor] = {key: value.contiguous() for key, value in content.items()}
-            save_file(tensors, out, metadata={"format": "pt"})
-        else:
-            torch.save(content, out)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{out} cannot be written: {error}") from error
+    if out.suffix == ".safetensors":
+        tensors: dict[str, Tensor] = {key: value.contiguous() for key, value in content.items()}
+        write_bytes(out, save(tensors, metadata={"format": "pt"}))
+    else:
+        with whole_file(out) as file:
+            torch.save(content, file)

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from errors import UserError
@@ -24,6 +23,7 @@ from models.pose import PoseNetwork
 from pipelines.config import each_source
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
+from writing import refuse_inputs, whole_file, write_bytes
 
 _PREFIX = "encoder.resnet."
 
@@ -49,26 +49,25 @@ def export_encoder(source: Path, out: Path) -> str:
         What was written and which checkpoint it is of, in a line.
 
     Raises:
-        UserError: there is no checkpoint, or `out` has another ending or cannot be written.
+        UserError: there is no checkpoint, or `out` is the checkpoint, has another ending or cannot be written.
     """
     if out.suffix not in (".safetensors", ".pth"):
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth")
     path = checkpoint_of_run(source) if source.is_dir() else source
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected the folder of a run, or a checkpoint")
+    refuse_inputs(out, [path])
     saved = load_checkpoint(path)
     state: dict[str, Tensor] = {
         name.removeprefix(_PREFIX): tensor.contiguous().float() if tensor.is_floating_point() else tensor
         for name, tensor in saved["network"].items()
         if name.startswith(_PREFIX)
     }
-    try:
-        if out.suffix == ".safetensors":
-            save_file(state, out, metadata={"format": "pt", "encoder": saved["config"]["encoder"]["name"]})
-        else:
-            torch.save(state, out)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{out} cannot be written: {error}") from error
+    if out.suffix == ".safetensors":
+        write_bytes(out, save(state, metadata={"format": "pt", "encoder": saved["config"]["encoder"]["name"]}))
+    else:
+        with whole_file(out) as file:
+            torch.save(state, file)
     return f"{saved['config']['encoder']['name']} of {path}, torchvision's names, without fc"
 
 
@@ -129,20 +128,14 @@ def export_onnx(source: Path, out: Path) -> str:
         )
     assert program is not None
     program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
-    part = out.with_suffix(".part")
-    try:
-        program.save(str(part), external_data=False)
-        worst = max(_difference(network, part, _views(count, side_px, seed=count)) for count in PARITY_BATCHES)
-        if not worst <= PARITY_PX:
-            raise UserError(
-                f"{out} was not written: in onnxruntime the network's keypoints are up to {worst:.2g} px from torch's, "
-                f"more than {PARITY_PX:g}. Report it with the versions of torch and onnxruntime"
-            )
-        part.replace(out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+    model = program.model_proto.SerializeToString()
+    worst = max(_difference(network, model, _views(count, side_px, seed=count)) for count in PARITY_BATCHES)
+    if not worst <= PARITY_PX:
+        raise UserError(
+            f"{out} was not written: in onnxruntime the network's keypoints are up to {worst:.2g} px from torch's, "
+            f"more than {PARITY_PX:g}. Report it with the versions of torch and onnxruntime"
+        )
+    write_bytes(out, model)
     return (
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
         f"{worst:.1g} px from torch in onnxruntime (batches of {', '.join(map(str, PARITY_BATCHES))})"
@@ -210,11 +203,11 @@ def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
     return image, intrinsics
 
 
-def _difference(network: nn.Module, file: Path, views: tuple[Tensor, Tensor]) -> float:
+def _difference(network: nn.Module, model: bytes, views: tuple[Tensor, Tensor]) -> float:
     """How far onnxruntime's keypoints are from torch's in pixels, or its joints in shares of their size if more."""
     import onnxruntime
 
-    session: Any = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     found = session.run(list(OUTPUTS), {name: view.numpy() for name, view in zip(INPUTS, views, strict=True)})
     with torch.inference_mode():
         keypoints_px, joints = (output.numpy() for output in network(*views))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -13,10 +12,11 @@ from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import to_dict
+from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import together
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.finetune_config import FinetuneConfig
-from train.loop import claim, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
+from train.loop import claim, folder_in_use, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pose.inference import Poses
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.state import FinetuningState
@@ -41,11 +41,16 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
     world = described_world(config.train.device)
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
     # Only now, so that no rank waits for others that the check above has sent away.
-    with joined(world, config.run.rank_timeout_s):
-        return _finetune(config, resume, world, share)
+    with (
+        leaving_with_launcher(),
+        joined(world, config.run.rank_timeout_s),
+        folder_in_use(config, resume, world) as folder,
+    ):
+        _finetune(config, folder, resume, world, share)
+    return folder
 
 
-def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range) -> RunFolder:
+def _finetune(config: FinetuneConfig, folder: RunFolder, resume: Resume, world: World, share: range) -> None:
     set_threads(config.train.threads, world)
     torch.manual_seed(config.run.seed)
 
@@ -57,13 +62,12 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
     validate_every = max(1, round(config.validation.every_epochs * epoch_steps))
     order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
-    folder = RunFolder(Path(config.run.out), keep=config.run.keep)
     checkpoint = where_to_go_on(folder, config, resume, world)
     state = together(world, lambda: FinetuningState(config, world, epoch_steps, labels, fresh=checkpoint is None))
     restore(state, checkpoint, config, world, images=index.counts)
     if state.steps_done >= total_steps:
         log.info("%s has finished its %d steps already", folder.root, total_steps)
-        return folder
+        return
     claim(folder, config, state, world)  # only now: a run that could not start leaves nothing behind
 
     make_loader = partial(
@@ -113,7 +117,6 @@ def _finetune(config: FinetuneConfig, resume: Resume, world: World, share: range
         draw=lambda: _draw_curves(folder),
         after_step=validate_if_due,
     )
-    return folder
 
 
 def _validate(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ def steps_per_epoch(index: Index, batch: int) -> int:
             f"use more images or a smaller batch"
         )
     return steps
+
+
+@contextmanager
+def folder_in_use(config: Config | FinetuneConfig, resume: Resume, world: World) -> Iterator[RunFolder]:
+    """The run's folder, locked by rank 0 against other runs until the block ends.
+
+    Raises:
+        UserError: on every rank, if another process writes there, or the folder cannot be used.
+    """
+    folder = RunFolder(Path(config.run.out), keep=config.run.keep)
+    with ExitStack() as held:
+        together(world, lambda: held.enter_context(folder.lock(config, resume)) if world.is_main else None)
+        yield folder
 
 
 def where_to_go_on(folder: RunFolder, config: object, resume: Resume, world: World) -> Path | None:
@@ -116,7 +130,9 @@ def run_steps(
         UserError: the loss stopped being a number, too many files are bad, or the disk is full.
         Interrupted: SIGTERM or Ctrl-C came; the state is saved.
     """
-    bad_files = BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
+    bad_files = together(
+        world, lambda: BadFiles(index, config.data, folder.quarantine_file, state, world, loader.quarantine)
+    )
     gc.freeze()  # what is here now stays: the collector need not go through it again and again
     with (
         loader,

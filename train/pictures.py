@@ -10,10 +10,14 @@ import cv2
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
+from errors import UserError
 from pipelines.batch import Batch
 from pipelines.index import Index
+from writing import whole_file, write_bytes
 
 FINGERS = {"thumb": range(1, 5), "index": range(5, 9), "middle": range(9, 13), "ring": range(13, 17),
            "little": range(17, 21)}  # fmt: skip
@@ -87,15 +91,33 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
     """Pictures (H, W, 3) RGB, of one size, in rows.
 
     Raises:
-        OSError: the file cannot be written.
+        NotWritten: there is no room, or no right to write.
     """
     height, width, _ = pictures[0].shape
     rows, columns = -(-len(pictures) // columns), min(columns, len(pictures))
     sheet = np.full((rows * (height + _GAP_PX) + _GAP_PX, columns * (width + _GAP_PX) + _GAP_PX, 3), 255, np.uint8)
     for cell, picture in zip(_cells(sheet, height, width), pictures, strict=False):  # the last row may have gaps
         cell[:] = picture
-    if not cv2.imwrite(str(path), sheet[..., ::-1]):
-        raise OSError(f"{path} could not be written")
+    write_bytes(path, _encoded(sheet, path.suffix))
+
+
+def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
+    """A figure as a .png.
+
+    Raises:
+        NotWritten: there is no room, or no right to write.
+    """
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=dpi)
+
+
+def log_axis(axis: Axes) -> None:
+    """Make y logarithmic, its ticks plain numbers: 36, not 3.6 x 10^1. To be called when everything is drawn."""
+    axis.set_yscale("log")
+    low, high = np.log10(axis.get_ylim())
+    shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would lie on each other
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
@@ -111,6 +133,17 @@ def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
     if (sheet.shape[0] - _GAP_PX) % (height + _GAP_PX) or (sheet.shape[1] - _GAP_PX) % (width + _GAP_PX):
         raise OSError(f"{path} holds no pictures of {width} x {height} pixels")
     return [cell for cell in _cells(sheet, height, width) if not (cell == 255).all()]
+
+
+def _encoded(image: Image, ending: str) -> bytes:
+    try:
+        done, encoded = cv2.imencode(ending, image[..., ::-1])
+    except cv2.error:
+        done = False
+    if not done:
+        height, width, _ = image.shape
+        raise UserError(f"a picture of {width} x {height} pixels cannot be written as {ending}: show fewer samples")
+    return encoded.tobytes()
 
 
 def _cells(sheet: Image, height: int, width: int) -> list[Image]:
@@ -135,7 +168,7 @@ def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, start: float) 
         loss.plot(steps, [row["loss"] for row in rows], color="#1f6fb4")
         loss.set_ylabel("NT-Xent loss")
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")
-        rank.set_yscale("log")
+        log_axis(rank)
         rank.set_ylabel("mean rank of the positive")
         rank.set_xlabel("optimiser step")
-        figure.savefig(path, dpi=130)
+        save_figure(path, figure, dpi=130)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -13,9 +12,10 @@ from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config
+from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import together
 from train.distributed.world import World, described_world, joined, micro_batch_share
-from train.loop import claim, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
+from train.loop import claim, folder_in_use, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pictures import save_loss
 from train.runs.folder import Resume, RunFolder
 from train.state import PretrainingState
@@ -36,11 +36,16 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
     world = described_world(config.train.device)
     share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
     # Only now, so that no rank waits for others that the check above has sent away.
-    with joined(world, config.run.rank_timeout_s):
-        return _pretrain(config, resume, world, share)
+    with (
+        leaving_with_launcher(),
+        joined(world, config.run.rank_timeout_s),
+        folder_in_use(config, resume, world) as folder,
+    ):
+        _pretrain(config, folder, resume, world, share)
+    return folder
 
 
-def _pretrain(config: Config, resume: Resume, world: World, share: range) -> RunFolder:
+def _pretrain(config: Config, folder: RunFolder, resume: Resume, world: World, share: range) -> None:
     set_threads(config.train.threads, world)
     torch.manual_seed(config.run.seed)
 
@@ -49,13 +54,12 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
     total_steps = epoch_steps * config.train.epochs
     order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
-    folder = RunFolder(Path(config.run.out), keep=config.run.keep)
     checkpoint = where_to_go_on(folder, config, resume, world)
     state = together(world, lambda: PretrainingState(config, world, epoch_steps, fresh=checkpoint is None))
     restore(state, checkpoint, config, world, images=index.counts)
     if state.steps_done >= total_steps:
         log.info("%s has finished its %d steps already", folder.root, total_steps)
-        return folder
+        return
     claim(folder, config, state, world)  # only now: a run that could not start leaves nothing behind
 
     make_loader = partial(
@@ -101,7 +105,6 @@ def _pretrain(config: Config, resume: Resume, world: World, share: range) -> Run
         title="pre-training",
         draw=lambda: _draw_loss(folder, config),
     )
-    return folder
 
 
 def _draw_loss(folder: RunFolder, config: Config) -> None:

@@ -12,6 +12,7 @@ from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
 from train.config import Config
 from train.pictures import save_views
+from writing import refuse_inputs
 
 
 def preview(config: Config, out: Path, *, samples: int) -> None:
@@ -25,6 +26,9 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is no folder; make it first")
     index = load_index(config.data)
+    if index.store is None:
+        same_name = (row for row, path in enumerate(index.paths) if path.endswith(out.name))
+        refuse_inputs(out, map(index.path, same_name))
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)

@@ -129,6 +129,9 @@ class TrainingState(ABC, Generic[R]):
             UserError: the file is not readable, or of another run, data or model.
         """
         saved = load_checkpoint(path)
+        for key in (*self.state_dict(), "images"):
+            if key not in saved:
+                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}")
         difference = first_difference(saved["config"], to_dict(config))
         if difference is not None:
             raise UserError(f"{path} is of another run: {difference}")
@@ -139,17 +142,35 @@ class TrainingState(ABC, Generic[R]):
                 f"start a new run with --set run.out=..."
             )
         try:
-            self.network.load_state_dict(saved["network"])
-            self.optimizer.load_state_dict(saved["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
+            self._load(saved)
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # torch checks little of what it is given, and has many errors
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"{path} holds another model, or a state that does not fit it: {reason}") from error
+        log.info("going on after step %d, from %s", self.steps_done, path)
+
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(saved["network"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group in self.optimizer.param_groups:
+            if not all(isinstance(group[key], float) for key in ("lr", "initial_lr", "weight_decay")):
+                raise TypeError("a learning rate or weight decay that is no number")
+        for parameter, moments in self.optimizer.state.items():
+            for name, value in moments.items():
+                if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):
+                    raise ValueError(f"{name} of the optimiser does not fit a tensor of {tuple(parameter.shape)}")
         if saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
         self.bad_files = saved["bad_files"]
+        for row, (reason, times) in self.bad_files.get("met", {}).items():
+            if not (isinstance(row, int) and isinstance(reason, str) and isinstance(times, int)):
+                raise TypeError(f"bad file {row!r}: {reason!r}, {times!r}")
         self.scheduler.load_state_dict(saved["scheduler"])
+        if self.steps_done < 0 or self.scheduler.last_epoch != self.steps_done:
+            raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
         self.load_more(saved)
-        log.info("going on after step %d, from %s", self.steps_done, path)
 
 
 class PretrainingState(TrainingState[StepResult]):

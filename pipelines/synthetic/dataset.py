@@ -32,6 +32,7 @@ from pipelines.cores import available_cores
 from pipelines.synthetic.hand import draw_hand, render_hand
 from pipelines.synthetic.photo import take_photo
 from pipelines.synthetic.scenes import Scene, draw_scene
+from writing import write_bytes, write_text
 
 VERSIONS = 4
 """Backgrounds per pose in the training part."""
@@ -135,13 +136,13 @@ def make_dataset(
     for part, entries in zip(parts, annotations, strict=True):
         for key in ("K", "xyz", "scale"):
             values = [entry[key] for entry in entries if entry is not None]
-            _write(out / f"{part.name}_{key}.json", json.dumps(values).encode())
-    _write(out / _FINISHED, _marker(recipe))
+            write_text(out / f"{part.name}_{key}.json", json.dumps(values))
+    write_text(out / _FINISHED, _marker(recipe))
     (out / _BEGUN).unlink()
 
 
-def _marker(recipe: Recipe) -> bytes:
-    return (json.dumps(asdict(recipe), indent=2) + "\n").encode()
+def _marker(recipe: Recipe) -> str:
+    return json.dumps(asdict(recipe), indent=2) + "\n"
 
 
 def _is_finished(out: Path, recipe: Recipe) -> bool:
@@ -174,22 +175,14 @@ def _begin(out: Path, recipe: Recipe) -> None:
     """Note what is being made, so that a later call can finish it, and drop half-written files."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _write(out / _BEGUN, _marker(recipe))
+        write_text(out / _BEGUN, _marker(recipe))
+        for part in parts_of(recipe):
+            folder = out / part.name / "rgb"
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*.part"):
+                leftover.unlink()
     except OSError as error:
         raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
-    for part in parts_of(recipe):
-        folder = out / part.name / "rgb"
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob("*.part"):
-            leftover.unlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    partial = path.with_name(f"{path.name}.part")
-    with partial.open("wb") as file:
-        file.write(data)
-    partial.replace(path)
 
 
 def _made(
@@ -242,7 +235,7 @@ def _make_poses(out: Path, recipe: Recipe, number: int, first: int, stop: int) -
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, number, pose, version])
             scene = _scene(recipe.seed, places[version])
             photo = take_photo(rng, rendering, hand.view.intrinsics, scene)
-            _write(out / part.image(pose, version), photo)
+            write_bytes(out / part.image(pose, version), photo, durable=False)  # thousands: none waits for the disk
     return annotations
 
 

@@ -19,9 +19,11 @@ from errors import UserError
 from models.hand import KEYPOINTS
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.synthetic import make_dataset
+from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
 from train import export
 from train.config import to_dict
+from train.convert import convert
 from train.export import OPSET, OUTPUTS, export_encoder, export_onnx
 from train.pose.predict import predict
 from train.pose.run import load_pose_run
@@ -49,6 +51,26 @@ def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path
         torch.testing.assert_close(torch.load(out, weights_only=True), wanted, rtol=0, atol=0)
     shutil.rmtree(tmp_path / "best")
     assert str(newest) in export_encoder(tmp_path, out)
+
+
+def test_a_checkpoint_is_not_written_over(run: Path, tmp_path: Path) -> None:
+    """A converted pose network is a checkpoint whose name ends as an export's."""
+    checkpoint = tmp_path / "pose.pth"
+    shutil.copy(next((run / "best").iterdir()), checkpoint)
+    before = checkpoint.read_bytes()
+    for write in (export_encoder, lambda source, out: convert(source, out, "published")):
+        with pytest.raises(UserError, match=r"pose.pth is what this command reads, and is not written over"):
+            write(checkpoint, checkpoint)
+    assert checkpoint.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["encoder.pth", "encoder.safetensors", "pose.onnx"])
+def test_a_full_disk_is_named_and_leaves_what_was_there(name: str, run: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("before")
+    write = export_onnx if name.endswith("onnx") else export_encoder
+    with files_of_at_most(2**20), pytest.raises(UserError, match=f"{name} cannot be written: File too large"):
+        write(run, tmp_path / name)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "before"}
 
 
 @pytest.fixture(scope="module")

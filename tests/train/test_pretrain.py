@@ -250,7 +250,7 @@ def test_a_full_disk_stops_all_ranks_and_the_run_goes_on_when_there_is_room(
 
 def _full_after_the_first_checkpoint(settings: list[str], out: str) -> None:
     """/dev/full stands in for a file system without room: the kernel refuses what is written."""
-    part = Path(out, "checkpoints", "step_000000006.part")
+    part = Path(out, "checkpoints", "step_000000006.pt.part")
     real_open = Path.open
 
     def open_(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from train.commands.options import COUNT, SEED, WORKERS, config_options, pretraining_config
+from train.commands.options import COUNT, SEED, WORKERS, config_options, pretraining_config, say
 
 
 @click.command("make-data")
@@ -26,7 +26,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
 
     with progress_bar("rendering") as progress:
         make_dataset(out, poses=poses, seed=seed, scenes=scenes, workers=workers, progress=progress)
-    click.echo(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
+    say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
 
 
 @click.command()
@@ -39,7 +39,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     from train.preview import preview
 
     preview(config, out, samples=samples)
-    click.echo(f"{out}")
+    say(f"{out}")
 
 
 @click.command("check-data")
@@ -61,13 +61,11 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     with progress_bar("checking") as progress:
         found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
     for one in found:
-        click.echo(
-            f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}"
-        )
+        say(f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
-            click.echo(f"  {path}: {reason}")
+            say(f"  {path}: {reason}")
         if one.reasons:
-            click.echo(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+            say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
 
 
 @click.command()
@@ -93,6 +91,6 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     with progress_bar("packing") as progress:
         packed = pack_data(config, out, per_shard=per_shard, workers=workers, progress=progress)
     if packed.left_out:
-        click.echo(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
+        say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
     done = "is packed already" if packed.already_there else "written and read back"
-    click.echo(f"{out}: {packed.samples} images in {packed.shards} shards of {packed.bytes / 2**20:.0f} MiB, {done}")
+    say(f"{out}: {packed.samples} images in {packed.shards} shards of {packed.bytes / 2**20:.0f} MiB, {done}")

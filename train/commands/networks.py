@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from errors import UserError
-from train.commands.options import COUNT, FiniteRange, config_options
+from train.commands.options import COUNT, FiniteRange, config_options, say
 
 
 @click.command()
@@ -90,7 +90,7 @@ def evaluate(
     for table in done.tables:
         Console().print(table)
     for file in done.files:
-        click.echo(f"{file}")
+        say(f"{file}")
 
 
 @click.command()
@@ -131,15 +131,15 @@ def predict(
             run, images, out, box_px=box_px, intrinsics=intrinsics, scale_m=scale_m, progress=progress
         )
     for result in done.predictions:
-        click.echo(f"{result.picture}")
+        say(f"{result.picture}")
         if result.box_needed != "no":
-            click.echo(f"  {result.note}")
+            say(f"  {result.note}")
     if scale_m is None:
-        click.echo("poses are scale-normalised (the middle finger's first phalanx is 1): --scale-m gives metres")
+        say("poses are scale-normalised (the middle finger's first phalanx is 1): --scale-m gives metres")
     if intrinsics is None:
-        click.echo("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
+        say("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
     for line in done.unreadable:
-        click.echo(f"left out: {line}", err=True)
+        say(f"left out: {line}", err=True)
 
 
 EDGE_PX = FiniteRange(-1e6, 1e6)
@@ -173,7 +173,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
     from train.report.write import write_report
 
     write_report(runs, out, predictions=predictions, title=title)
-    click.echo(f"{out}")
+    say(f"{out}")
 
 
 @click.command()
@@ -199,7 +199,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
     """
     from train.convert import convert as run
 
-    click.echo(run(source, out, to))
+    say(run(source, out, to))
 
 
 @click.command()
@@ -227,6 +227,6 @@ def export(source: Path, out: Path | None, onnx: Path | None) -> None:
     if out is None and onnx is None:
         raise UserError("export needs a file to write: OUT for the encoder, or --onnx OUT.onnx for the pose network")
     if out is not None:
-        click.echo(f"{out}: {export_encoder(source, out)}")
+        say(f"{out}: {export_encoder(source, out)}")
     if onnx is not None:
-        click.echo(f"{onnx}: {export_onnx(source, onnx)}")
+        say(f"{onnx}: {export_onnx(source, onnx)}")

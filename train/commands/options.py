@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bounds import LARGEST_COUNT, LARGEST_SEED
-from errors import ToldByAnother, UserError
+from errors import ToldByAnother, UserError, printable
 
 if TYPE_CHECKING:
     from train.config import Config
@@ -104,3 +104,8 @@ def is_first_on_host() -> bool:
 def is_one_host() -> bool:
     """Whether all processes that `torchrun` started run on this host."""
     return os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line, which may hold names of files: what would change the terminal or begin another line is escaped."""
+    click.echo(printable(line), err=err)

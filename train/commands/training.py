@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from train.commands.options import config_options, is_main_rank, is_one_host, run_options, same_on_this_host
+from train.commands.options import config_options, is_main_rank, is_one_host, run_options, same_on_this_host, say
 
 if TYPE_CHECKING:
     from train.config import Config
@@ -43,8 +43,8 @@ def pretrain(
     folder = run(config, resume)
     if is_main_rank():
         _show_loss(folder)
-        click.echo(f"what the network saw: {folder.views_picture}")
-        click.echo(f"how the loss fell:    {folder.loss_picture}")
+        say(f"what the network saw: {folder.views_picture}")
+        say(f"how the loss fell:    {folder.loss_picture}")
 
 
 @click.command()
@@ -87,12 +87,12 @@ def finetune(
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            click.echo(
+            say(
                 f"held out: PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D {best['epe_px']:.1f} px "
                 f"at step {best['step']}, {folder.best.folder}"
             )
-            click.echo(f"what it predicts:  {folder.predictions_picture}")
-        click.echo(f"how the loss fell: {folder.loss_picture}")
+            say(f"what it predicts:  {folder.predictions_picture}")
+        say(f"how the loss fell: {folder.loss_picture}")
 
 
 def _resolve(
@@ -120,4 +120,4 @@ def _resolve(
 
 def _show_loss(folder: RunFolder) -> None:
     rows = folder.read_metrics()
-    click.echo(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")
+    say(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")

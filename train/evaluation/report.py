@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,13 +17,15 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
+from errors import printable
 from models.hand import FINGERS, JOINTS, KEYPOINTS
 from pipelines.config import each_source
 from train.evaluation.measure import Evaluation
 from train.evaluation.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
-from train.pictures import Image, draw_hand, save_sheet
+from train.pictures import Image, draw_hand, save_figure, save_sheet
 from train.pose.inference import Poses
 from train.pose.pictures import side_view
+from writing import write_text
 
 NAMES = {
     "epe_cm": "EPE (cm)",
@@ -98,7 +101,7 @@ def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
 
 def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = False) -> Table:
     """The metrics with their intervals, for the terminal."""
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table = Table(title=escape(printable(title)), title_justify="left", title_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
@@ -123,11 +126,12 @@ def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]
 
 def save_hands(path: Path, evaluation: Evaluation) -> None:
     """`of_hands` of all images as a table, empty where not measured."""
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, ["file", *evaluation.tables()])
-        table.writeheader()
-        for hand in of_hands(evaluation, range(len(evaluation.index))):
-            table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in hand.items()})
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, ["file", *evaluation.tables()])
+    table.writeheader()
+    for hand in of_hands(evaluation, range(len(evaluation.index))):
+        table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in hand.items()})
+    write_text(path, text.getvalue())
 
 
 def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
@@ -165,7 +169,7 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
             bars.set_xticks(np.arange(21) + 0.4, ["wrist", *(f"{f} {j}" for f in FINGERS for j in JOINTS)], rotation=90)
             bars.tick_params(labelsize=7)
         axes[0][0].set_ylabel("share of keypoints")
-        figure.savefig(path, dpi=130)
+        save_figure(path, figure, dpi=130)
 
 
 def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
@@ -206,4 +210,4 @@ def _caption(words: list[str], below: Image) -> Image:
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
     """Indented, ending with a line break."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")

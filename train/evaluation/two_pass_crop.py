@@ -17,6 +17,7 @@ from pipelines.index import Index
 from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.pose.inference import Floats, Poses, Progress
+from writing import whole_file, write_text
 
 Images = npt.NDArray[np.uint8]
 
@@ -166,8 +167,7 @@ def save_submission(folder: Path, evaluation_joints_m: Floats) -> tuple[Path, Pa
     vertices = [[0.0, 0.0, 0.0]] * _VERTICES  # only the mesh's metrics look at them
     content = [evaluation_joints_m.tolist(), [vertices] * len(evaluation_joints_m)]
     as_json, as_zip = folder / "pred.json", folder / "pred.zip"
-    with as_json.open("w") as file:
-        json.dump(content, file)
-    with zipfile.ZipFile(as_zip, "w", zipfile.ZIP_DEFLATED) as archive:
+    write_text(as_json, json.dumps(content))
+    with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(as_json, "pred.json")
     return as_json, as_zip

@@ -11,9 +11,8 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from train.pictures import Image, draw_hand, save_sheet
+from train.pictures import Image, draw_hand, log_axis, save_figure, save_sheet
 from train.pose.inference import Poses
 from train.pose.validation import Validation, best_of
 
@@ -48,11 +47,9 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
             axes[2].set_ylabel("held-out hands [cm]")
             axes[2].legend(frameon=False)
         for axis in axes:
-            axis.set_yscale("log")
-            for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-                which(FuncFormatter(lambda value, _: f"{value:.3g}"))
+            log_axis(axis)
         axes[-1].set_xlabel("optimiser step")
-        figure.savefig(path, dpi=130)
+        save_figure(path, figure, dpi=130)
 
 
 def save_predictions(path: Path, poses: Poses, validation: Validation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses
 from train.pose.prediction_picture import save_prediction
 from train.pose.run import PoseRun, load_pose_run
+from writing import is_among, write_text
 
 Box = tuple[float, float, float, float]
 Image = npt.NDArray[np.uint8]
@@ -48,7 +50,8 @@ class Prediction:
 
     Attributes:
         image: of the file.
-        picture: where the drawing is; the same name with .json holds all of this.
+        picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
+            behind where that would be written over another file.
         keypoints_px: (21, 2) in pixels of the picture as displayed, corner-based.
         joints: (21, 3) in the camera's frame (x right, y down, z forward), in `unit`.
         unit: "m", or "reference_bone": the length of the middle finger's first phalanx is 1.
@@ -119,6 +122,7 @@ def predict(
     given = None if intrinsics is None else read_intrinsics(intrinsics)
     sizes, unreadable = _sizes_px(found)
     files, sizes_px = list(sizes), list(sizes.values())
+    names = result_names(files, out, inputs=[*found, *([] if intrinsics is None else [intrinsics])])
     cameras = [assumed_intrinsics(*size) if given is None else given for size in sizes_px]
     boxes = _boxes(box_px, sizes_px, loaded)
     first = _estimate(loaded, files, boxes, cameras, progress)
@@ -130,7 +134,7 @@ def predict(
             needed, note = _box_needed(loaded, first, second, row, sizes_px[row])
             result = Prediction(
                 image=file,
-                picture=out / f"{_names(files)[row]}.png",
+                picture=out / f"{names[row]}.png",
                 keypoints_px=first.keypoints_px[row],
                 joints=first.joints[row] * (1.0 if scale_m is None else scale_m),
                 unit="reference_bone" if scale_m is None else "m",
@@ -140,8 +144,9 @@ def predict(
                 box_needed=needed,
                 note=note,
             )
+            # First, since it tells a later call whose picture that is.
+            write_text(out / f"{names[row]}.json", json.dumps(as_json(result, loaded), indent=2) + "\n")
             save_prediction(result.picture, read_picture(str(file)), result)
-            result.picture.with_suffix(".json").write_text(json.dumps(as_json(result, loaded), indent=2) + "\n")
             results.append(result)
     except OSError as error:
         raise UserError(f"{out} cannot be written to: {error.strerror or error}; name another with --out") from error
@@ -287,10 +292,40 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _names(files: Sequence[Path]) -> list[str]:
-    """Of the results: the files' own, numbered where two are the same."""
+def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) -> list[str]:
+    """What the results are called, without ending: as the picture, with a number behind where that is taken.
+
+    Taken is what another picture's result is called, and what is in the folder already and is no result, or is read.
+
+    Args:
+        files: the pictures.
+        out: folder of the results.
+        inputs: all files that are read, which may be in that folder, too.
+    """
     stems = [file.stem for file in files]
-    return [stem if stems.count(stem) == 1 else f"{stem}_{row}" for row, stem in enumerate(stems)]
+    alike = Counter(stem.casefold() for stem in stems)
+    alone = [alike[stem.casefold()] == 1 and _may_be_written(out, stem, inputs) for stem in stems]
+    taken = {stem.casefold() for stem, free in zip(stems, alone, strict=True) if free}
+    names = []
+    for stem, free in zip(stems, alone, strict=True):
+        name, number = stem, 0
+        while not free and (name.casefold() in taken or name == stem or not _may_be_written(out, name, inputs)):
+            name, number = f"{stem}_{number}", number + 1
+        taken.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
+    picture, said = out / f"{name}.png", out / f"{name}.json"
+    if not picture.exists() and not said.exists():
+        return True
+    if is_among(picture, inputs) or is_among(said, inputs):
+        return False
+    try:
+        return {"image", "checkpoint", "keypoints_px"} <= set(json.loads(said.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _margin(run: PoseRun) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from train.pictures import FINGER_COLOURS, FINGERS, Image
+from errors import printable
+from train.pictures import FINGER_COLOURS, FINGERS, Image, save_figure
 
 if TYPE_CHECKING:
     from train.pose.predict import Prediction
@@ -29,7 +31,7 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         result: what was predicted in it.
 
     Raises:
-        OSError: the file cannot be written.
+        NotWritten: there is no room, or no right to write.
     """
     height, width, _ = image.shape
     shrink = max(1.0, max(height, width) / _LONGEST_PX)
@@ -48,7 +50,7 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         whole.add_patch(mpl.patches.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="0.5", linestyle=":"))
         whole.set_xlim(0, width)
         whole.set_ylim(height, 0)
-        whole.set_title(result.image.name[-60:], fontsize=9)
+        whole.set_title(printable(result.image.name)[-60:], fontsize=9, parse_math=False)
         crop.set_xlim(x0, x1)
         crop.set_ylim(y1, y0)
         crop.set_aspect("equal")
@@ -57,7 +59,9 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         camera = "assumed: focal length = longer side" if result.intrinsics_assumed else "given"
         box = "" if result.box_needed == "no" else f"   box needed: {result.box_needed}"
         figure.supxlabel(f"camera {camera}{box}", fontsize=8, color="0.35")
-        figure.savefig(path, dpi=110)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # of a name in another script
+            save_figure(path, figure, dpi=110)
 
 
 def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64]) -> None:

@@ -102,4 +102,6 @@ class FinetuningState(TrainingState[PoseStepResult]):
 
     def load_more(self, saved: Mapping[str, Any]) -> None:
         """The best validation."""
+        if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
+            raise TypeError(f"the best validation is {saved['best']!r}")
         self.best = saved["best"]

@@ -7,12 +7,18 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from errors import UserError
 from train.runs.folder import RunFolder
 
 Kind = Literal["pre-training", "fine-tuning"]
+
+_CURVES: Final[Mapping[Kind, Sequence[str]]] = {
+    "pre-training": ("positive_rank",),
+    "fine-tuning": ("keypoints_px", "depth"),
+}
+"""What the rows of metrics.jsonl hold of each kind only."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,31 @@ def read_run(root: Path) -> Run:
             "finetune wrote. Name one"
         ) from error
     kind: Kind = "fine-tuning" if "pose" in config else "pre-training"
-    rows = folder.read_metrics()
+    if not _is_of_run(config):
+        raise UserError(
+            f"{folder.config_file} holds no configuration of a run; expected what pretrain or finetune wrote. Restore "
+            "it, or name another run"
+        )
+    rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in _CURVES[kind])]
     if not rows:
         raise UserError(f"{root} has no rows in metrics.jsonl; expected a run that has begun. Let it train first")
     evaluation_file = root / "evaluation" / "metrics.json"
     evaluation = read_json(evaluation_file) if evaluation_file.exists() else None
     name = _start(config) if kind == "fine-tuning" else root.name
     return Run(folder, kind, name, config, text, rows, folder.read_validations(), evaluation)
+
+
+def _is_of_run(config: Mapping[str, Any]) -> bool:
+    """Whether what a report tells of a configuration is there."""
+    try:
+        sources = config["data"] if isinstance(config["data"], list) else [config["data"]]
+        words = [config["encoder"]["name"], config["encoder"]["weights"]]
+        words += [source[key] for source in sources for key in ("root", "split", "source")]
+        numbers = [config["train"]["batch"], config["geometry"]["side_px"]]
+        numbers += [source["label_fraction"] for source in sources]
+    except (KeyError, TypeError):
+        return False
+    return all(isinstance(word, str) for word in words) and all(type(number) in (int, float) for number in numbers)
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:
@@ -146,8 +170,8 @@ def read_json(file: Path) -> dict[str, Any]:
         UserError: it cannot be read, or is something else.
     """
     try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({error}); expected JSON. Make it anew") from error
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no object; expected what evaluate or predict writes. Make it anew")

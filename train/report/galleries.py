@@ -83,10 +83,10 @@ def predictions(folder: Path | None) -> list[Gallery]:
         said = read_json(file)
         try:
             picture = _prediction(said)
-        except (KeyError, TypeError, ValueError) as error:
+            name = Path(said["image"]).name
+            warning = {"likely": ": needs a box"}.get(str(said["box_needed"]), "")
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, cv2.error) as error:
             raise UserError(f"{file} is no prediction ({error}); expected what predict writes. Make it anew") from error
-        name = Path(said["image"]).name
-        warning = {"likely": ": needs a box"}.get(said["box_needed"], "")
         tiles.append(_tile(picture, f"hand predicted in {name}", f"{name}{warning}"))
     text = "What the network was shown, with the hand that it saw; and that hand from its side, the camera on the left."
     if any("needs a box" in tile.caption for tile in tiles):

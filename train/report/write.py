@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from errors import UserError
 from train.report import curves, galleries, numbers
 from train.report.charts import SERIES
 from train.report.contents import Run, measured, read_runs
+from writing import write_text
 
 
 def write_report(
@@ -32,15 +34,20 @@ def write_report(
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
     read = read_runs(runs)
-    found = measured(read)
+    with _reading_evaluations(read):
+        found = measured(read)
+        of_evaluations = {
+            "measured": found,
+            "table": numbers.table(found) if found else [],
+            "verdict": numbers.verdict(found) if found else "",
+            "facts": numbers.facts(found) if found else [],
+        }
+        error_curves, worst = curves.error_curves(found), galleries.hands(found)
     content = {
+        **of_evaluations,
         "title": title,
-        "measured": found,
-        "table": numbers.table(found) if found else [],
-        "verdict": numbers.verdict(found) if found else "",
-        "facts": numbers.facts(found) if found else [],
-        "curves": [*curves.error_curves(found), *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
-        "galleries": [*galleries.views(read), *galleries.predictions(predictions), *galleries.hands(found)],
+        "curves": [*error_curves, *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
+        "galleries": [*galleries.views(read), *galleries.predictions(predictions), *worst],
         "runs": [(run, _summary(run)) for run in read],
         "rendered": any(_rendered(run.config) for run in read),
         "series": SERIES,
@@ -52,9 +59,21 @@ def write_report(
     page = environment.get_template("page.html").render(content, style=(here / "page.css").read_text())
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page)
+        write_text(out, page)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out") from error
+
+
+@contextmanager
+def _reading_evaluations(runs: Sequence[Run]) -> Iterator[None]:
+    """What stands in metrics.json of an evaluation may have been edited."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        files = [str(run.folder.root / "evaluation" / "metrics.json") for run in runs if run.evaluation is not None]
+        raise UserError(
+            f"{' or '.join(files)} is not what evaluate writes ({type(error).__name__}: {error}). Evaluate again"
+        ) from error
 
 
 def _summary(run: Run) -> dict[str, str]:

@@ -17,6 +17,7 @@ from pipelines.feed import Quarantine
 from pipelines.index import Index
 from train.distributed.world import World
 from train.state import TrainingState
+from writing import write_text
 
 
 class BadFiles:
@@ -132,6 +133,4 @@ class BadFiles:
             json.dumps({"path": str(self._index.path(row)), "reason": reason, "met": times}) + "\n"
             for row, (reason, times) in met
         ]
-        part = self._file.with_suffix(".part")
-        part.write_text("".join(lines))
-        part.replace(self._file)
+        write_text(self._file, "".join(lines))

@@ -9,8 +9,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
@@ -19,10 +19,16 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+from writing import whole_file
 
 log = logging.getLogger(__name__)
 
 FORMAT = 2
+_PARTS: dict[str, type] = {
+    "step": int, "config": dict, "network": dict, "optimizer": dict, "scheduler": dict, "scaler": dict,
+    "bad_files": dict, "images": list, "best": dict, "norm_ranks": int,
+}  # fmt: skip
+_NEEDED = ("step", "config", "network")
 _NAME = re.compile(r"step_(\d{9})\.pt")
 _SEAL = b"\nsha256 of all before: "  # torch.load, as any reader of zip files, does not mind what follows the archive
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size * 2
@@ -99,20 +105,10 @@ def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
     Raises:
         OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
     """
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            sealed = _Hashing(file)
-            with sealed.own_errors():
-                torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
-            file.write(_SEAL + sealed.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    with whole_file(path) as file:
+        sealed = _Hashing(file)
+        torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
+        file.write(_SEAL + sealed.digest())
 
 
 def step_of(path: Path) -> int:
@@ -253,6 +249,9 @@ def is_whole(path: Path) -> bool:
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
     """Read a checkpoint of ours; only tensors and plain values are unpickled, and the checksum must agree.
 
+    Returns:
+        What was saved: at least its step, the configuration of the run, and the network's tensors by name.
+
     Raises:
         UserError: the file is missing, torn, or not one of ours.
     """
@@ -262,12 +261,33 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
                 f"{path} is no checkpoint, or a torn one: expected a file that training wrote, of which a run's folder "
                 f"holds the last few"
             )
-        state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+        state: Any = torch.load(path, map_location=map_location, weights_only=True)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # torch has many for a file that is not its own; its advice is to run what is in it
+        raise UserError(_foreign(path, "it is no archive of tensors and plain values")) from error
+    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+        raise UserError(_foreign(path, "it has no format"))
     if state["format"] != FORMAT:
         raise UserError(f"{path} is a checkpoint of format {state['format']}; expected {FORMAT}, this version's")
+    for key, kind in _PARTS.items():
+        if key in state and not isinstance(state[key], kind):
+            raise UserError(_foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}"))
+    missing = [key for key in _NEEDED if key not in state]
+    if missing:
+        raise UserError(_foreign(path, f"it has no {missing[0]}"))
+    encoder = state["config"].get("encoder")
+    if not isinstance(encoder, dict) or not isinstance(encoder.get("name"), str):
+        raise UserError(_foreign(path, "its configuration names no encoder"))
+    if not all(isinstance(value, Tensor) for value in state["network"].values()):
+        raise UserError(_foreign(path, "its network holds other things than tensors"))
     return state
+
+
+def _foreign(path: Path, found: str) -> str:
+    return f"{path} holds something else than a checkpoint of ours: {found}. Expected a file that training wrote"
 
 
 def _is_whole_and_readable(path: Path) -> bool:
@@ -282,37 +302,13 @@ class _Hashing(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash = file, hashlib.sha256()
-        self._error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         self._hash.update(data)
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self._error = error
-            raise
-
-    @contextmanager
-    def own_errors(self) -> Iterator[None]:
-        """Errors of writing as they were: torch.save may put its own in their place."""
-        try:
-            yield
-        except RuntimeError:
-            if self._error is not None:
-                raise self._error from None
-            raise
+        return self._file.write(data)
 
     def digest(self) -> bytes:
         return self._hash.hexdigest().encode()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import subprocess
 import sys
@@ -16,6 +17,11 @@ import torch
 from errors import UserError
 from train.config import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints, step_of
+from train.runs.json_lines import cut_rows, read_rows
+from train.runs.lock import LOCK, FolderLock
+from writing import write_text
+
+log = logging.getLogger(__name__)
 
 Resume = Literal["never", "auto"]
 
@@ -42,27 +48,44 @@ class RunFolder:
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
 
+    def lock(self, config: object, resume: Resume) -> FolderLock:
+        """To be held by the one process that writes here, from before `check` until the run has ended.
+
+        Raises:
+            UserError: the folder cannot be used, whoever holds it; then nothing is put into it.
+        """
+        if not (self.root / LOCK).exists():
+            self._require_usable(config, resume)
+        return FolderLock(self.root)
+
     def check(self, config: object, resume: Resume) -> Path | None:
         """Whether the folder can be used for a run: the checkpoint to go on from, or None to start.
 
         Raises:
             UserError: the folder is in use and is not to be resumed, or belongs to another configuration.
         """
+        self._require_usable(config, resume)
+        if self._is_used() and not self._has_saved():
+            log.info("%s holds a run that has saved no checkpoint: begun anew, and its logs are dropped", self.root)
+        return self.checkpoints.latest_whole()
+
+    def _require_usable(self, config: object, resume: Resume) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise UserError(f"run.out = {self.root} is a file; expected a folder, or a path where one can be made")
-        used = self.root.exists() and any(self.root.iterdir())
-        if used and not self.config_file.exists():
+        if not self._is_used():
+            return
+        if not self.config_file.exists():
             raise UserError(
                 f"run.out = {self.root} holds files that are no run's: name another folder with --set run.out=..."
             )
-        if used and resume == "never":
+        if not self._has_saved():
+            return
+        if resume == "never":
             raise UserError(
                 f"run.out = {self.root} holds a run already: go on with it by --resume auto, or name another folder "
                 f"with --set run.out=..."
             )
-        if used:
-            self._check_config(config)
-        return self.checkpoints.latest_whole()
+        self._check_config(config)
 
     def claim(self, config: object, step: int) -> None:
         """Take the folder for a run, new or resumed; what it tells of steps after `step` is forgotten.
@@ -74,15 +97,18 @@ class RunFolder:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self.config_file.write_text(to_toml(config))
-            (self.root / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
+            write_text(self.config_file, to_toml(config))
+            write_text(self.root / "versions.json", json.dumps(versions(), indent=2) + "\n")
             self._cut(step)
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
 
     def _check_config(self, config: object) -> None:
         try:
-            saved = tomllib.loads(self.config_file.read_text())
+            text = self.config_file.read_text()
+            if not text.strip():  # what a full disk leaves; the checkpoint has the configuration, too, and is compared
+                return
+            saved = tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.config_file} cannot be read ({error}): expected the configuration of the run to go on with. "
@@ -97,49 +123,30 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, whole ones only."""
-        return read_jsonl(self.metrics_file)
+        return read_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
 
     def read_validations(self) -> list[dict[str, Any]]:
         """The rows of validation.jsonl, whole ones only."""
-        return read_jsonl(self.validation_file)
+        return read_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
+
+    def _is_used(self) -> bool:
+        return self.root.exists() and any(path.name != LOCK for path in self.root.iterdir())
+
+    def _has_saved(self) -> bool:
+        """Whether there is a checkpoint, whole or torn."""
+        folders = [folder for folder in (self.checkpoints.folder, self.best.folder) if folder.is_dir()]
+        return any(path.suffix in (".pt", ".torn") for folder in folders for path in folder.iterdir())
 
     def _cut(self, step: int) -> None:
         """Forget rows, and a best checkpoint, from after `step`: the steps that they tell of are taken again."""
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
-            cut_jsonl(file, step)
+            cut_rows(file, step)
+        if step == 0:  # a run before this one saved nothing
+            for file in (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture):
+                file.unlink(missing_ok=True)
         for path in self.best.paths():
             if step_of(path) > step:
                 path.unlink()
-
-
-def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file up to one that a kill cut off; none if there is no file."""
-    if not file.exists():
-        return []
-    rows = []
-    for line in file.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-def cut_jsonl(file: Path, step: int) -> None:
-    """Keep the whole lines of a .jsonl file whose "step" is at most `step`."""
-    if not file.exists():
-        return
-    kept = []
-    for line in file.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    part = file.with_suffix(".part")
-    part.write_text("".join(kept))
-    part.replace(file)
 
 
 def versions() -> dict[str, str]:

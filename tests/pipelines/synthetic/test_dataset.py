@@ -10,6 +10,7 @@ from pipelines.synthetic import dataset, make_dataset
 from pipelines.synthetic.camera import project
 from pipelines.synthetic.dataset import Recipe, parts_of, scenes_of
 from pipelines.synthetic.scenes import Scene, draw_scene
+from tests.full_disk import files_of_at_most
 
 # More poses than one task takes, so that two workers share them.
 POSES, SEED, SCENES = 9, 5, 6
@@ -181,3 +182,11 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
     make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Path, tmp_path: Path) -> None:
+    """`made` has compiled everything, so nothing else is written meanwhile. New processes have the limit, too."""
+    with files_of_at_most(3000), pytest.raises(UserError, match=r"0{6}\d\d.jpg cannot be written: File too large"):
+        make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=1, workers=workers)
+    assert [path.name for path in (tmp_path / "hands").rglob("*") if path.is_file()] == ["dataset.unfinished.json"]

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from errors import UserError
 from tests.command_line import run_cli
 from tests.train.tiny_hands import untrained_run
-from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture
+from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture, result_names
 from train.runs.checkpoint import Checkpoints
 
 Pixels = npt.NDArray[np.uint8]
@@ -127,6 +127,55 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) ->
     # The pose projects through the camera to where the keypoints are drawn, whatever the network thinks.
     homogeneous = bare.joints @ np.array([[500, 0, 190], [0, 510, 160], [0, 0, 1]]).T
     np.testing.assert_allclose(homogeneous[:, :2] / homogeneous[:, 2:], bare.keypoints_px, atol=1e-2)
+
+
+def test_nothing_is_written_over_what_was_there(run: Path, tmp_path: Path) -> None:
+    """Neither over a picture that is read, nor over a camera, nor over another file of the user."""
+    for name in ("hand.png", "other.jpg", "third.jpg"):
+        cv2.imwrite(str(tmp_path / name), drawn_hand(60, 50))
+    cv2.imwrite(str(tmp_path / "third.png"), drawn_hand(40, 30))  # not asked for
+    camera = tmp_path / "other.json"
+    camera.write_text(json.dumps({"fx": 500, "fy": 510, "cx": 30, "cy": 25}))
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    words = [str(tmp_path / name) for name in ("hand.png", "other.jpg", "third.jpg")]
+    for _ in range(2):  # the second call finds the results of the first, which are its own
+        results = predict(run, words, tmp_path, intrinsics=camera).predictions
+        assert [result.picture.name for result in results] == ["hand_0.png", "other_0.png", "third_0.png"]
+        assert {file: file.read_bytes() for file in before} == before
+        assert len(list(tmp_path.iterdir())) == len(before) + 6
+    drawn = tmp_path / "hand_0.png"  # a result is an input like any other
+    was = drawn.read_bytes()
+    (result,) = predict(run, [str(drawn)], tmp_path).predictions
+    assert result.picture.name == "hand_0_0.png"
+    assert drawn.read_bytes() == was
+
+
+@pytest.mark.parametrize(
+    ("pictures", "names"),
+    [
+        (["a.jpg", "a.png", "a_0.jpg"], ["a_1", "a_2", "a_0"]),
+        (["a.jpg", "b.png"], ["a", "b"]),
+        (["x/a.jpg", "y/a.jpg", "y/A.png"], ["a_0", "a_1", "A_2"]),  # some file systems know one case
+        (["a.jpg", "a.png", "a_0.jpg", "a_0.png", "a_0_0.jpg"], ["a_0", "a_1", "a_0_1", "a_0_2", "a_0_0"]),
+    ],
+)
+def test_each_picture_has_a_result_of_its_own(pictures: list[str], names: list[str], tmp_path: Path) -> None:
+    files = [tmp_path / name for name in pictures]
+    found = result_names(files, tmp_path / "out", inputs=files)
+    assert found == names
+    assert len({name.casefold() for name in found}) == len(files)
+
+
+@pytest.mark.parametrize("name", ["a$b$.png", r"$\frac{$.png", "\x1b[31mred.png", "line\nerror: no.png", "手.png"])
+def test_any_name_of_a_file_is_drawn(name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photos").mkdir()
+    cv2.imwrite(str(tmp_path / "plain.png"), drawn_hand(60, 50))
+    (tmp_path / "plain.png").rename(tmp_path / "photos" / name)
+    assert run_cli("predict", str(run), str(tmp_path / "photos"), "--out", str(tmp_path / "out")) == 0
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "\nerror" not in captured.out + captured.err
+    assert (tmp_path / "out" / name).exists()
 
 
 def test_unreadable_pictures_are_left_out_and_named_at_the_end(

@@ -207,6 +207,38 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
     assert page.words["h1"] == ["<script>alert(1)</script>"]
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.toml", b"", "config.toml holds no configuration of a run"),
+        ("config.toml", b"data = 3\n", "config.toml holds no configuration of a run"),
+        ("config.toml", b"\xff\xfe", "config.toml cannot be read"),
+        ("metrics.jsonl", b"null\n7\n\xff\n{}\n", "has no rows in metrics.jsonl"),
+        ("evaluation/metrics.json", b"{}", "evaluation/metrics.json is not what evaluate writes"),
+        ("evaluation/metrics.json", b"\xff\xfe", "evaluation/metrics.json cannot be read"),
+        ("evaluation/metrics.json", b"[" * 100_000, "evaluation/metrics.json cannot be read"),
+        ("evaluation/metrics.json", b'{"comparison": 3, "metrics": 5}', "is not what evaluate writes"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_one_line(
+    file: str, content: bytes, words: str, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "tuned", tmp_path / "tuned", ignore=shutil.ignore_patterns("*.pt"))
+    (tmp_path / "tuned" / file).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(words)):
+        write_report([tmp_path / "tuned"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "tuned", tmp_path / "tuned", ignore=shutil.ignore_patterns("*.pt"))
+    for name in ("metrics.jsonl", "validation.jsonl"):
+        with (tmp_path / "tuned" / name).open("ab") as file:
+            file.write(b'null\n\xff\xfe\n{"step": 5}\n{"step": 6, "loss": null}\n')
+    write_report([tmp_path / "tuned"], tmp_path / "report.html")
+    Page((tmp_path / "report.html").read_text())
+
+
 def test_wrong_input_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
     for runs, options, message in (
         ([tmp_path], {}, "is no run's folder: config.toml cannot be read"),

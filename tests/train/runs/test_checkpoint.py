@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import resource
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
+from tests.full_disk import files_of_at_most
 from train.runs.checkpoint import BackgroundWriter, Checkpoints, is_whole, load_checkpoint, snapshot
 
 
 def state(value: float = 1.0, count: int = 5000) -> dict[str, Any]:
-    return {"network": {"weight": torch.full((count,), value)}, "scheduler": {"steps": [1, 2]}}
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The kernel refuses to write more than `size` bytes into a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return {
+        "config": {"encoder": {"name": "resnet18"}},
+        "network": {"weight": torch.full((count,), value)},
+        "scheduler": {"steps": [1, 2]},
+    }
 
 
 def test_what_is_saved_is_loaded_and_the_last_ones_stay(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""What a command writes is whole or absent, whatever the disk does, and never over what it reads."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from errors import UserError
+from tests.full_disk import files_of_at_most
+from tests.test_structure import FILES, ROOT
+from train.pictures import save_figure, save_sheet
+from writing import NotWritten, refuse_inputs, whole_file, write_bytes, write_text
+
+
+def save_by_torch(path: Path) -> None:
+    with whole_file(path) as file:
+        torch.save({"weight": torch.zeros(5000)}, file)
+
+
+def save_by_matplotlib(path: Path) -> None:
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    save_figure(path, figure, dpi=100)
+
+
+def save_by_opencv(path: Path) -> None:
+    save_sheet(path, [np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)], columns=1)
+
+
+def save_by_zipfile(path: Path) -> None:
+    with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a", os.urandom(5000))
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "text.toml": lambda path: write_text(path, "x" * 5000),
+    "torch.pth": save_by_torch,
+    "matplotlib.png": save_by_matplotlib,
+    "opencv.png": save_by_opencv,
+    "opencv.jpg": save_by_opencv,
+    "zipfile.zip": save_by_zipfile,
+}
+
+
+@pytest.mark.parametrize("before", [None, b"what was there"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_without_room_the_old_file_stays_and_nothing_else(name: str, before: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / name
+    if before is not None:
+        file.write_bytes(before)
+    with files_of_at_most(2000), pytest.raises(NotWritten, match=f"{name} cannot be written: File too large. Name ano"):
+        WRITERS[name](file)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == ({} if before is None else {name: before})
+    WRITERS[name](file)
+    assert file.stat().st_size > 2000
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_the_disk_refuses_at_last_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NotWritten) as caught:
+        write_text(tmp_path / "config.toml", "new")
+    message = f"{tmp_path / 'config.toml'} cannot be written: No space left on device. Make room, or name another place"
+    assert str(caught.value) == message
+    assert isinstance(caught.value, UserError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_block_is_not_the_disks(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("before")
+    with pytest.raises(FileNotFoundError, match="elsewhere"):  # noqa: PT012, SIM117
+        with whole_file(tmp_path / "a") as file:
+            file.write(b"half")
+            (tmp_path / "elsewhere").read_bytes()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "before"}
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotWritten, match=r"no/a cannot be written: No such file or directory. Make the folder first"):
+        write_bytes(tmp_path / "no" / "a", b"")
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+
+
+def test_inputs_are_known_under_every_name(tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("")
+    (tmp_path / "link").symlink_to("input")
+    os.link(tmp_path / "input", tmp_path / "other name")
+    for name in ("input", "link", "other name", "../" + tmp_path.name + "/input"):
+        with pytest.raises(UserError, match="is what this command reads, and is not written over: name another file"):
+            refuse_inputs(tmp_path / name, [tmp_path / "missing", tmp_path / "input"])
+    refuse_inputs(tmp_path / "new", [tmp_path / "missing", tmp_path / "input"])
+
+
+WRITE_THEMSELVES = {
+    "writing.py",
+    "pipelines/pack.py",  # a shard is read back before it is renamed
+    "pipelines/sources/remembered.py",  # a cache
+    "bench/frames.py",  # into a folder that is renamed when it is whole
+    "bench/step.py",  # /proc
+}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_is_written_in_another_way(file: Path) -> None:
+    if str(file.relative_to(ROOT)) not in WRITE_THEMSELVES:
+        assert writes(file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["path.write_text('')", "path.write_bytes(b'')", "cv2.imwrite('a.png', x)", "path.open('w')", "open(path, 'wb')",
+     "save_file(tensors, out)", "figure.savefig(out, dpi=120)", "torch.save(x, out)", "os.fdopen(d, mode='x')"],
+)  # fmt: skip
+def test_another_way_is_seen(source: str) -> None:
+    assert len(writes(source)) == 1
+
+
+def writes(source: str) -> list[str]:
+    """Calls that write a whole file by themselves. What is given a stream, called `file` or `buffer`, is none."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        method = isinstance(node.func, ast.Attribute)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        arguments = [ast.unparse(value) for value in [*node.args, *(keyword.value for keyword in node.keywords)]]
+        streams = any(word in ("file", "buffer", "cast(IO[bytes], sealed)") for word in arguments)
+        if (
+            (method and name in ("write_text", "write_bytes", "imwrite"))
+            or name == "save_file"
+            or (name in ("open", "fdopen") and any(word[1:2] in ("w", "x") and word[0] == "'" for word in arguments))
+            or (name == "savefig" and not streams)
+            or (name == "save" and ast.unparse(node.func).startswith(("torch.", "np.")) and not streams)
+        ):
+            found.append(ast.unparse(node))
+    return found

@@ -1,0 +1,135 @@
+"""A checkpoint with a valid seal and wrong content ends in one line, and nothing in it is run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from errors import UserError
+from tests.command_line import run_cli
+from tests.train import tiny_run
+from train.runs.checkpoint import FORMAT, is_whole, load_checkpoint
+
+STEP = "checkpoints/step_000000004.pt"
+
+
+class Evil:
+    """Reading it would run something."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("was_run",)
+
+
+def sealed(path: Path, data: bytes) -> Path:
+    path.write_bytes(data + b"\nsha256 of all before: " + hashlib.sha256(data).hexdigest().encode())
+    assert is_whole(path)
+    return path
+
+
+def saved_by_torch(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+WHOLE: dict[str, Any] = {
+    "format": FORMAT, "step": 1, "config": {"encoder": {"name": "resnet18"}}, "network": {"w": torch.zeros(1)},
+}  # fmt: skip
+WRONG = {
+    "no archive": b"garbage",
+    "empty": b"",
+    "pickle": pickle.dumps({"format": FORMAT}),
+    "code": saved_by_torch(Evil()),
+    "code inside": saved_by_torch({**WHOLE, "best": Evil()}),
+    "half an archive": saved_by_torch(WHOLE)[:-100],
+    "list": saved_by_torch([1, 2]),
+    "nothing in it": saved_by_torch({}),
+    "format of words": saved_by_torch({**WHOLE, "format": "two"}),
+    "no step": saved_by_torch({key: value for key, value in WHOLE.items() if key != "step"}),
+    "step of words": saved_by_torch({**WHOLE, "step": "one"}),
+    "no configuration": saved_by_torch({**WHOLE, "config": None}),
+    "configuration without encoder": saved_by_torch({**WHOLE, "config": {"encoder": 3}}),
+    "network of numbers": saved_by_torch({**WHOLE, "network": {"w": 1}}),
+    "optimizer that is a list": saved_by_torch({**WHOLE, "optimizer": []}),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_content_is_told_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = sealed(tmp_path / "step_000000001.pt", WRONG[kind])
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path)
+    assert str(caught.value).startswith(f"{path} holds something else than a checkpoint of ours: it")
+    assert "weights_only" not in str(caught.value)
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_the_content_that_is_spoilt_above_is_right_otherwise(tmp_path: Path) -> None:
+    assert load_checkpoint(sealed(tmp_path / "a", saved_by_torch(WHOLE)))["step"] == 1
+
+
+def drop(key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda saved: saved.pop(key)
+
+
+def replace(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
+    def change(saved: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            saved = saved[key]
+        assert keys[-1] in saved or isinstance(keys[-1], int)
+        saved[keys[-1]] = value
+
+    return change
+
+
+SPOILT: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "no optimiser": (drop("optimizer"), "it has no optimizer"),
+    "no images": (drop("images"), "it has no images"),
+    "no ranks of batch norm": (drop("norm_ranks"), "it has no norm_ranks"),
+    "empty optimiser": (replace({}, "optimizer"), "a state that does not fit it"),
+    "moments of another size": (replace(torch.zeros(7), "optimizer", "state", 0, "exp_avg"), "exp_avg of the optim"),
+    "moments of words": (replace("x", "optimizer", "state", 0, "exp_avg"), "a state that does not fit it"),
+    "learning rate of words": (replace("x", "optimizer", "param_groups", 0, "lr"), "no number"),
+    "empty schedule": (replace({}, "scheduler"), "a state that does not fit it"),
+    "schedule of another step": (replace(9, "scheduler", "last_epoch"), "step 4, but 9 steps of the learning rate"),
+    "bad files of words": (replace({"used": [1], "met": {"x": 1}}, "bad_files"), "a state that does not fit it"),
+    "tensor of another size": (replace(torch.zeros(7), "network", "projector.0.weight"), "projector.0.weight"),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    tiny_run.write_images(root / "images")
+    assert run_cli(*pretrain(root / "images", root / "run")) == 0
+    return root
+
+
+def pretrain(images: Path, out: Path) -> list[str]:
+    settings = tiny_run.settings(images, out, "train.epochs=1", "run.checkpoint_every=4", "run.keep=1")
+    return ["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))]
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_run_does_not_go_on_from_it(kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil, words = SPOILT[kind]
+    shutil.copytree(run / "run", tmp_path / "run")
+    saved = torch.load(tmp_path / "run" / STEP, weights_only=True)
+    spoil(saved)
+    sealed(tmp_path / "run" / STEP, saved_by_torch(saved))
+    capsys.readouterr()
+    assert run_cli(*pretrain(run / "images", tmp_path / "run")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / 'run' / STEP} ")
+    assert error.count("\n") == 1
+    assert words in error

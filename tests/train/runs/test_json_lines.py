@@ -1,0 +1,44 @@
+"""Damaged rows of a run cost no other row, and end nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train.runs.json_lines import cut_rows, read_rows
+
+DAMAGED = [
+    b"null", b"7", b'"step"', b"[1]", b"{}", b'{"step": null}', b'{"step": "3"}', b'{"step": true}', b'{"step": 1.5}',
+    b'{"step": 3, "loss": "x"}', b'{"step": 3, "loss": null}', b'{"step": 3}', b"\xff\xfe", b'{"step": 3, "\xe4": 1}',
+    b'{"step": 3, "loss"', b"[" * 100_000, b"\x00" * 50, b"", b'{"step": ' + b"9" * 5000 + b', "loss": 1}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=lambda line: repr(line[:12]))
+def test_a_damaged_row_is_left_out_and_counted(
+    damaged: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1, "loss": 2}\n' + damaged + b'\n{"step": 2, "loss": 1.5}\n')
+    assert read_rows(file, numbers=("loss",)) == [{"step": 1, "loss": 2}, {"step": 2, "loss": 1.5}]
+    assert caplog.messages == [f"{file}: 1 rows are damaged and left out, line 2 the first"]
+    cut_rows(file, 1)
+    assert file.read_bytes() == b'{"step": 1, "loss": 2}\n'
+
+
+def test_a_last_row_that_a_kill_cut_off_is_left_out_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n{"step": 2}')
+    assert read_rows(file) == [{"step": 1}]
+    cut_rows(file, 9)
+    assert file.read_bytes() == b'{"step": 1}\n'
+    assert caplog.messages == []
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "no.jsonl") == []
+    cut_rows(tmp_path / "no.jsonl", 1)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,105 @@
+"""One run at a time writes into a folder, and what a kill leaves behind locks nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from errors import UserError
+from train.runs.lock import LOCK, FolderLock
+
+ROOT = Path(__file__).parents[3]
+HOLD = """
+import pathlib, sys, time
+from train.runs.lock import FolderLock
+with FolderLock(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """Another process that holds the folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_told_who_has_it_and_a_kill_frees_it(tmp_path: Path) -> None:
+    with holder(tmp_path / "run") as process:
+        try:
+            words = rf"run.out = {tmp_path}/run is in use by process {process.pid} on {platform.node()} since 20\d\d-"
+            with pytest.raises(UserError, match=words), FolderLock(tmp_path / "run"):
+                pytest.fail("two have it")
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert f'"pid": {process.pid}' in (tmp_path / "run" / LOCK).read_text()  # stale
+    with FolderLock(tmp_path / "run"):
+        assert f'"pid": {os.getpid()}' in (tmp_path / "run" / LOCK).read_text()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), FolderLock(tmp_path / "a" / "b"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with FolderLock(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "file").write_text("")
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["file"]
+
+
+def test_a_file_that_its_holder_removes_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        real(descriptor, operation)
+        calls.append(descriptor)
+        if len(calls) == 1:
+            (tmp_path / LOCK).unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with FolderLock(tmp_path):
+        assert (tmp_path / LOCK).exists()
+    assert len(calls) == 2
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with FolderLock(tmp_path):
+        assert (tmp_path / LOCK).exists()
+    (message,) = caplog.messages
+    assert message.startswith(f"the file system of {tmp_path} has no locks")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_who_may_not_write_needs_no_lock(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with FolderLock(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=r"new cannot be written to: No space left"), FolderLock(tmp_path / "new"):
+        pytest.fail("taken")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,124 @@
+"""Two starts by mistake, a launcher that was killed, and a start that failed: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.command_line import run_cli
+from tests.train import tiny_run
+
+PATIENCE_S = 120.0
+"""Far more than anything here needs, however busy the machine is."""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "images"
+    tiny_run.write_images(root)
+    return root
+
+
+def pretrain(images: Path, out: Path, *overrides: str, resume: str = "never") -> list[str]:
+    settings = tiny_run.settings(images, out, "run.checkpoint_every=1", "run.log_every=1", *overrides)
+    return ["pretrain", "--resume", resume, *(word for setting in settings for word in ("--set", setting))]
+
+
+def rows(out: Path) -> list[int]:
+    file = out / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with tiny_run.start(pretrain(images, out, "train.epochs=100000")) as first:
+        try:
+            wait_for(lambda: len(rows(out)) > 2)
+            second = tiny_run.start(pretrain(images, out, "train.epochs=100000", resume=resume))
+            output, _ = second.communicate(timeout=PATIENCE_S)
+            assert first.poll() is None
+        finally:
+            first.send_signal(signal.SIGTERM)
+            said, _ = first.communicate(timeout=PATIENCE_S)
+    assert second.returncode == 2, output
+    (line,) = output.splitlines()
+    assert line.startswith(f"error: run.out = {out} is in use by process {first.pid} on {platform.node()} since 20")
+    assert first.returncode == 128 + signal.SIGTERM, said
+    assert rows(out) == list(range(1, len(rows(out)) + 1))
+
+
+def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = pretrain(images, out, "train.epochs=100000", resume="auto")
+    with tiny_run.start(arguments, processes=2) as launcher:
+        try:
+            wait_for(lambda: len(rows(out)) > 2)
+            ranks = [child for child in psutil.Process(launcher.pid).children() if "cli.py" in child.cmdline()]
+            assert len(ranks) == 2
+        finally:
+            launcher.kill()
+        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE_S)
+        for rank in alive:
+            rank.kill()
+        output = launcher.stdout.read() if launcher.stdout is not None else ""
+        assert alive == [], output
+    assert f"torchrun (process {launcher.pid}), which started this run, is gone: saving and leaving" in output
+    assert "stopped by SIGTERM after step" in output
+    done = len(rows(out))
+    assert rows(out) == list(range(1, done + 1))
+
+    with tiny_run.start(arguments) as again:
+        try:
+            wait_for(lambda: len(rows(out)) > done)
+        finally:
+            again.send_signal(signal.SIGTERM)
+            said, _ = again.communicate(timeout=PATIENCE_S)
+    assert "going on after step" in said
+    assert rows(out) == list(range(1, len(rows(out)) + 1))
+
+
+def test_a_start_that_saved_nothing_makes_way(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run_cli(*pretrain(images, out, "optim.lr=1e308", "train.epochs=1")) == 2
+    assert "the last good checkpoint is none" in capsys.readouterr().err
+    assert (out / "config.toml").exists()
+    for resume in ("never", "auto"):  # the second finds what the first saved
+        assert run_cli(*pretrain(images, out, "train.epochs=1", resume=resume)) == 0
+        said = capsys.readouterr().err
+        assert (f"{out} holds a run that has saved no checkpoint: begun anew" in said) == (resume == "never")
+    assert rows(out) == [1, 2, 3, 4]
+    assert "lr = 0.001" in (out / "config.toml").read_text()
+    assert run_cli(*pretrain(images, out, "train.epochs=1")) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_an_empty_configuration_does_not_keep_a_whole_checkpoint_from_going_on(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run_cli(*pretrain(images, out, "train.epochs=1")) == 0
+    os.truncate(out / "config.toml", 0)
+    with (out / "metrics.jsonl").open("ab") as file:
+        file.write(b"null\n\xff\xfe\n")
+    (out / "checkpoints" / "step_000000004.pt").unlink()
+    assert run_cli(*pretrain(images, out, "train.epochs=1", "loss.temperature=0.1", resume="auto")) == 2
+    assert "loss.temperature: was 0.5, is now 0.1" in capsys.readouterr().err
+    assert run_cli(*pretrain(images, out, "train.epochs=1", resume="auto")) == 0
+    assert rows(out) == [1, 2, 3, 4]
+    assert "temperature = 0.5" in (out / "config.toml").read_text()

@@ -1,0 +1,58 @@
+"""JSON Lines of a run: a row for each step that is told of. A row that is damaged is left out, and costs no other."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from writing import write_bytes
+
+log = logging.getLogger(__name__)
+
+
+def read_rows(file: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The rows of a file, without those that are damaged, which a warning counts; none if there is no file.
+
+    Args:
+        file: of JSON Lines.
+        numbers: what a row must hold besides its step.
+    """
+    return [row for _, row in _whole(file, numbers)]
+
+
+def cut_rows(file: Path, step: int) -> None:
+    """Keep the rows of a file up to a step, byte for byte; those that are damaged go.
+
+    Raises:
+        OSError: it cannot be read or written; it is as it was.
+    """
+    if file.exists():
+        write_bytes(file, b"".join(line for line, row in _whole(file, ()) if row["step"] <= step))
+
+
+def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line with its row. The last line is torn without a warning if a kill cut it, or it is being written."""
+    if not file.exists():
+        return
+    damaged = []
+    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
+        row = _row(line, numbers)
+        if row is not None and line.endswith(b"\n"):
+            yield line, row
+        elif line.endswith(b"\n"):
+            damaged.append(number)
+    if damaged:
+        log.warning("%s: %d rows are damaged and left out, line %d the first", file, len(damaged), damaged[0])
+
+
+def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # also bytes that are no UTF-8
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return None
+    return row if all(type(row.get(name)) in (int, float) for name in numbers) else None

@@ -1,0 +1,145 @@
+"""Files that are whole or absent: written beside, synced and renamed. What a command leaves is written here."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from errors import UserError
+
+_REMEDY = {
+    errno.ENOSPC: "Make room, or name another place",
+    errno.EDQUOT: "Make room, or name another place",
+    errno.EROFS: "Name a place that can be written to",
+    errno.EACCES: "Set the folder's rights, or name another",
+    errno.EPERM: "Set the folder's rights, or name another",
+    errno.ENOENT: "Make the folder first",
+}
+
+
+class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
+    """A file cannot be written: nothing of the attempt stays, and what was there before is as it was.
+
+    It is an OSError too, so that a run can tell it from wrong input, and all its ranks can stop first.
+
+    Attributes:
+        filename: of the file that was asked for.
+        strerror: the reason.
+    """
+
+    def __str__(self) -> str:
+        remedy = _REMEDY.get(self.errno or 0, "Name another file")
+        return f"{self.filename} cannot be written: {self.strerror}. {remedy}"
+
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its place under `path` when the block ends without an error.
+
+    A link stays a link: the file that it names is replaced.
+
+    Args:
+        path: of the file. Beside it, `path` with ".part" behind is there meanwhile.
+        durable: wait until the disk has it, so that it outlasts a power cut.
+
+    Raises:
+        NotWritten: there is no room, or no right to write.
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f"{target.name}.part")
+    written: _Written | None = None
+    in_block = False
+    try:
+        with part.open("wb") as file:
+            written, in_block = _Written(file), True
+            yield cast(BinaryIO, written)
+            in_block = False
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        part.replace(target)
+        if durable:
+            _sync_folder(target.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink()
+        refused = written.error if written is not None else None
+        if refused is None and isinstance(error, OSError) and not in_block:  # the block may fail at other files
+            refused = error
+        if refused is None:
+            raise
+        raise NotWritten(refused.errno, refused.strerror or str(refused), str(path)) from error
+
+
+def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        NotWritten: there is no room, or no right to write.
+    """
+    with whole_file(path, durable=durable) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8, whole or not at all; names of files that are not UTF-8 keep their bytes.
+
+    Raises:
+        NotWritten: there is no room, or no right to write.
+    """
+    write_bytes(path, text.encode(errors="surrogateescape"))
+
+
+def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
+    """Nothing is written over what a command reads.
+
+    Raises:
+        UserError: `out` is one of the inputs, under this name or another.
+    """
+    if is_among(out, inputs):
+        raise UserError(f"{out} is what this command reads, and is not written over: name another file")
+
+
+def is_among(file: Path, others: Iterable[Path]) -> bool:
+    """Whether a file is one of the others, under the same name or another; one that does not exist never is."""
+    try:
+        here = file.stat()
+    except OSError:
+        return False
+    for other in others:
+        with suppress(OSError):
+            if os.path.samestat(here, other.stat()):
+                return True
+    return False
+
+
+class _Written(io.RawIOBase):
+    """Keeps the error of writing: torch.save and others put their own in its place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
