@@ -76,11 +76,11 @@ def check_data(
     names = ["data"] if len(sources) == 1 else [f"data.{number}" for number in range(len(sources))]
     outs = [out] if len(sources) == 1 else [out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))]
     for file in outs:
-        if file.exists():
-            raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
-        if not file.parent.is_dir():
-            raise UserError(f"{file.parent}: no such folder. Make it first.")
         try:  # before hours of work
+            if file.exists():
+                raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
+            if not file.parent.is_dir():
+                raise UserError(f"{file.parent}: no such folder. Make it first.")
             file.touch()
             file.unlink()
         except OSError as error:
