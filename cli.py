@@ -14,6 +14,7 @@ import click
 
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
 from errors import ToldByAnother, UserError
+from pipelines.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
 from train.commands.options import is_main_rank
@@ -26,6 +27,7 @@ class OneLineErrors(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
+        choose_cache_folder()
         try:
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:
