@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -186,3 +189,17 @@ def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"}, checked=4)
     assert rows_not_listed(index, tmp_path / "bad.jsonl").tolist() == [0, 3]
+
+
+def test_what_the_decoders_print_of_odd_files_does_not_reach_the_terminal(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libpng prints a warning for each colour profile that it does not like."""
+    png = cv2.imencode(".png", smooth_image(np.random.default_rng(0), 40, 48, 3))[1].tobytes()
+    profile = b"iCCP" + b"name\0\0" + zlib.compress(b"no profile" * 20)
+    chunk = struct.pack(">I", len(profile) - 4) + profile + struct.pack(">I", zlib.crc32(profile))
+    (images / "profile.png").write_bytes(png[:33] + chunk + png[33:])
+    (found,) = check(DataConfig(source="folder", root=str(images)), out=tmp_path / "bad.jsonl")
+    assert len(found.index) == 51
+    assert "profile.png" not in found.reasons
+    assert "libpng" not in capfd.readouterr().err
