@@ -5,6 +5,7 @@ The commands stand next to what they drive. They import it when they are called,
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import sys
@@ -28,6 +29,8 @@ class OneLineErrors(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
         choose_cache_folder()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:

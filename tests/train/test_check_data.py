@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -203,3 +206,14 @@ def test_what_the_decoders_print_of_odd_files_does_not_reach_the_terminal(
     assert len(found.index) == 51
     assert "profile.png" not in found.reasons
     assert "libpng" not in capfd.readouterr().err
+
+
+def test_the_command_names_files_that_are_not_utf8(images: Path, tmp_path: Path) -> None:
+    (images / "07.jpg").rename(images / b"h\xe4nd.jpg".decode(errors="surrogateescape"))
+    settings = ["--set", "data.source=folder", "--set", f"data.root={images}", "--set", "train.device=cpu"]
+    done = subprocess.run(
+        [sys.executable, "cli.py", "check-data", *settings, str(tmp_path / "bad.jsonl")], cwd=tiny_run.ROOT,
+        capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert r"  h\udce4nd.jpg: empty file" in done.stdout
