@@ -46,20 +46,22 @@ def check_boxes(index: Index) -> None:
         UserError: a box is no box (not finite, a negative side), or most of them are impossible.
     """
     box_px = index.box_px
-    broken = ~(np.abs(box_px) <= _LARGEST_PX).all(axis=1) | (box_px[:, 2] < 0)  # also what is not finite
-    if broken.any():
+    x_px, y_px, side_px = np.ascontiguousarray(box_px.T)  # three times as fast, of millions
+    sound = (np.abs(x_px) <= _LARGEST_PX) & (np.abs(y_px) <= _LARGEST_PX) & (side_px >= 0) & (side_px <= _LARGEST_PX)
+    if not sound.all():
+        broken = ~sound  # also what is not finite
         row = int(broken.argmax())
         raise UserError(
             f"{index.root}: {broken.sum()} of {len(index)} boxes are no boxes, that of {index.paths[row]} the first: "
             f"centre {box_px[row, 0]:g}, {box_px[row, 1]:g} and side {box_px[row, 2]:g}; expected finite pixels and a "
             "side of 0 or more. Mend the boxes, or the labels that they are made from."
         )
-    boxed = np.flatnonzero(box_px[:, 2] > 0)
+    boxed = np.flatnonzero(side_px > 0)
     if not len(boxed):
         return
-    small = box_px[boxed, 2] < _LEAST_SIDE_PX
-    before = (box_px[boxed, :2] + box_px[boxed, 2:] / 2 <= 0).any(axis=1)  # wholly left of any image, or above it
-    _tell(index, boxed, small | before, small, "boxes")
+    small = side_px < _LEAST_SIDE_PX
+    before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
+    _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]
     longer_px = np.array([_longer_side_px(index, row) for row in rows.tolist()], np.float64)
     known = longer_px > 0
