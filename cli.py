@@ -15,6 +15,7 @@ import click
 
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
 from errors import RanksLost, ToldByAnother, UserError
+from pipelines.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
 from train.commands.options import is_first_on_host, is_main_rank, say
@@ -30,8 +31,9 @@ class OneLineErrors(click.Group):
         """Run the command that the arguments name."""
         if restarts.refused_before():
             sys.exit(2)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # names of files that are not UTF-8
+        choose_cache_folder()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:

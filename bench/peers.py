@@ -58,7 +58,8 @@ def _when_asked(module: str) -> Start:
 PEERS: Final = [
     Peer(
         "decode only (DALI)",
-        "the ceiling: DALI reads and decodes on the CPU, no views; uint8 sources of their own sizes",
+        "the ceiling of loaders that decode whole images: DALI reads and decodes on the CPU, no views; uint8 "
+        "sources of their own sizes",
         0,
         dali_peers.start_decode_only,
     ),

@@ -34,11 +34,19 @@ def as_tables(report: Report) -> Iterator[Table]:
     )
     for row in [report.ours, *report.peers]:
         loaders.add_row(*_cells(row), _times(ours.over(row.rate)) if row is not report.ours else "1")
+    loaders.caption = _what_is_decoded(report.peers)
     yield loaders
     parts = _table("parts of this loader, each alone; this loader with other numbers of threads", "ours is")
     for row in [*report.stages, *report.threads.values()]:
         parts.add_row(*_cells(row), _times(ours.over(row.rate)))
+    parts.caption = _what_is_decoded(report.stages)
     yield parts
+
+
+def _what_is_decoded(rows: Sequence[Row]) -> str | None:
+    """What "decode only" stands for in a table: whole images and regions of them are not comparable."""
+    told = [f"{row.name}: {row.description}" for row in rows if row.name in ("decode only", "decode only (DALI)")]
+    return "\n".join(told) or None
 
 
 def _table(title: str, ratio: str) -> Table:

@@ -32,6 +32,9 @@ from train.config import Config
 
 _VIEWS: Final = 2
 _CHUNKS_KEPT: Final = 8
+_FILES_KEPT: Final = 512
+"""Files that the decoder's stages go round: of mixed sizes, a few chunks of a few images are no fair sample."""
+
 _ENGINE_LOADS: Final = (0.0, 0.5, 0.8, 1.0)
 """Shares of the images for a GPU's JPEG engines: none, some, all."""
 
@@ -59,7 +62,7 @@ def stages(index: Index, config: Config, batch: int, device: torch.device) -> li
     plain = ColourConfig(jitter="none")
     found = [
         Stage("read only", "files read, checked and queued, from the page cache; draws made", parts.read),
-        Stage("decode only", "bytes in memory to decoded images", parts.decode),
+        Stage("decode only", f"bytes in memory to decoded images, {parts.what_is_decoded}", parts.decode),
     ]
     if parts.on_gpu:
         found += [
@@ -120,6 +123,13 @@ class _Parts:
             regions=decodes_regions(config.pipelines, decoder, pixels),
         )
 
+    @property
+    def what_is_decoded(self) -> str:
+        """Regions, or whole images."""
+        if self._graph.regions:
+            return "of large ones only the regions that the views reach, as the loader does here"
+        return "whole, as the loader does here"
+
     def read(self) -> Generator[int]:
         """Requests, as many at once as there are readers."""
         feed = self._feed(self._config.geometry)
@@ -138,14 +148,14 @@ class _Parts:
         """The decoder's pipeline, fed with bytes in memory; by itself with the configured share for the engines."""
         load = self._graph.hw_decoder_load if hw_decoder_load is None else hw_decoder_load
         graph = replace(self._graph, hw_decoder_load=load)
-        requests = [chunk.request for chunk in self._chunks(_CHUNKS_KEPT, self._config.geometry)]
+        requests = [chunk.request for chunk in self.encoded_chunks()]
         runner = Runner(lambda source: decode_pipeline(graph, source), _round_and_round(requests))
         while True:
             yield len(next(runner)[0])
 
     def graph(self, colour: ColourConfig, appearance: AppearanceConfig) -> Generator[int]:
         """The whole graph, fed with bytes in memory."""
-        requests = [chunk.request for chunk in self._chunks(_CHUNKS_KEPT, self._config.geometry)]
+        requests = [chunk.request for chunk in self.encoded_chunks()]
         backend = make_backend(self.backend, self._graph, self._config.geometry, colour, appearance)
         runner = Runner(backend.build, _round_and_round(requests))
         views = self._empty_views(self._graph.batch)
@@ -220,6 +230,11 @@ class _Parts:
                     yield len(chunk.positions)
         finally:
             backend.close()
+
+    def encoded_chunks(self) -> list[Chunk]:
+        """Files in memory, of so many images that they stand for the others."""
+        images = min(len(self._index), _FILES_KEPT)
+        return self._chunks(max(_CHUNKS_KEPT, -(-images // self._graph.batch)), self._config.geometry)
 
     def _chunks(self, count: int, geometry: GeometryConfig) -> list[Chunk]:
         feed = self._feed(geometry)

@@ -16,6 +16,7 @@ import numpy as np
 from errors import UserError
 from pipelines.draws import IntArray
 from pipelines.index import Index
+from pipelines.parsing import parse_json
 from writing import write_text
 
 
@@ -46,9 +47,11 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
 
 def _read_paths(file: Path) -> list[str]:
     try:
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        paths = [str(row["path"]) for row in rows[1:]]
-        expected = int(rows[0]["bad"])
+        rows = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        paths = [row["path"] for row in rows[1:]]
+        expected = rows[0]["bad"]
+        if not all(isinstance(path, str) for path in paths) or not isinstance(expected, int):
+            raise TypeError
     except OSError as error:
         raise UserError(
             f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."

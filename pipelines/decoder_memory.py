@@ -20,6 +20,8 @@ from typing import Any, Final
 import numba
 from numba import types
 
+from pipelines.compiled import cached
+
 LEAST_BYTES: Final = 16384
 """Smaller arrays are no images and are left where malloc puts them."""
 
@@ -37,7 +39,7 @@ _malloc: Any = types.ExternalFunction("malloc", types.intp(types.intp))
 _free: Any = types.ExternalFunction("free", types.void(types.intp))
 
 
-@numba.njit(types.intp(types.intp, types.intp), cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.njit, types.intp(types.intp, types.intp))
 def _odd_step(size: Any, tries: Any) -> Any:
     start = _malloc(size)
     if start % 32 or tries == 1:
@@ -47,7 +49,7 @@ def _odd_step(size: Any, tries: Any) -> Any:
     return other
 
 
-@numba.cfunc(types.intp(types.intp), nopython=True, cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.cfunc, types.intp(types.intp), nopython=True)
 def new_array(size: Any) -> Any:
     """An array of `size` bytes, of malloc; a large one begins at an odd multiple of 16 bytes. `free` takes it back."""
     if size < LEAST_BYTES:

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.compiled import cached
 from pipelines.draws import IntArray
 
 _ENTRY_BYTES = 12
@@ -26,7 +27,7 @@ _UPRIGHT = np.array([
 """For orientations 1 to 8: what turns directions (x, y) of the stored image into those of the upright one."""
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.njit, nogil=True)
 def read_orientation(exif: Any) -> int:
     """The orientation that a block of Exif data asks for (Exif 2.3, tag 0x0112): 1 to 8, where 1 is upright.
 
@@ -57,7 +58,7 @@ def read_orientation(exif: Any) -> int:
     return 1
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.njit, nogil=True)
 def _number(data: Any, at: int, count: int, little: bool) -> Any:
     """The unsigned number in `count` bytes."""
     number: Any = np.int64(0)

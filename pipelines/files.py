@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.compiled import cached
 from pipelines.exif import read_orientation
 
 MAX_PIXELS: Final = 100_000_000
@@ -79,6 +80,11 @@ class ImageFile(NamedTuple):
     """Exif's: 1 is upright, 2 to 8 are turned or mirrored."""
 
     @property
+    def is_on_its_side(self) -> bool:
+        """Whether width and height change places when the image is turned upright."""
+        return self.orientation > 4
+
+    @property
     def is_jpeg(self) -> bool:
         """Whether a region of it can be decoded for less than the whole."""
         return bool(self.encoded[0] == 0xFF)
@@ -129,7 +135,7 @@ class JpegFault(IntEnum):
     NO_END = 14
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.njit, nogil=True)
 def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
     """Follow a JPEG's segments up to its first scan, and look for its end from behind.
 
@@ -196,7 +202,7 @@ def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
     return 14, at, 0, 0
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.njit, nogil=True)
 def _is_exif(data: Any, start: int, end: int) -> bool:
     """Whether a segment's body begins with "Exif", 0, 0."""
     if end - start < 6:

@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from pipelines.compiled import cached
+
 Pixels = npt.NDArray[np.int32]
 """A padded image: (H + 2) * (W + 2) pixels of red + 256 green + 65536 blue, around it a border of fill."""
 
@@ -27,7 +29,7 @@ F, I32, I64 = np.float32, np.int32, np.int64
 
 def compiled(function: Function) -> Function:
     """Compile for this machine, once; the result is cached on disk and runs without Python's lock."""
-    result: Function = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=True)(function)
+    result: Function = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)
     return result
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import tarfile
 import threading
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -25,7 +26,16 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
-from pipelines.sources.shards import BLOCK_BYTES, FORMAT, INDEX_FILE, INDEX_FOLDER, index_tables, load_shards
+from pipelines.parsing import parse_json
+from pipelines.sources.shards import (
+    BLOCK_BYTES,
+    FORMAT,
+    INDEX_FILE,
+    INDEX_FOLDER,
+    index_tables,
+    load_shards,
+    table_checksum,
+)
 from writing import write_bytes, write_text
 
 JOB_FILE: Final = "pack.json"
@@ -82,10 +92,10 @@ def pack(
         UserError: `out` holds something else, cannot be written to, or what was written reads back differently.
     """
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
-    if _claim(out, job):
-        _require_shards(out)
-        return _summary(out, already_there=True)
     with _one_line_of_disk_errors(out):
+        if _claim(out, job):
+            _require_shards(out)
+            return _summary(out, already_there=True)
         writer = _Writer(index, out, per_shard)
         _write_all(writer, workers, progress)
         _write_index(writer, out)
@@ -118,7 +128,7 @@ class _Writer:
             with np.load(self.part(number)) as part:
                 packed: str = json.loads(part["notes"].tobytes())["sha256"]
             return _sha256_on_disk(self.out / self.name(number)) == packed
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return False
 
     def write(self, number: int) -> None:
@@ -230,7 +240,7 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
     """Take the folder, or find that the work has been done in it already."""
     file = out / JOB_FILE
     try:
-        found = json.loads(file.read_bytes()) if file.exists() else None
+        found = parse_json(file.read_bytes()) if file.exists() else None
         if found is None:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise UserError(f"{out}: exists and holds no shards of this source. Name a new or an empty folder.")
@@ -293,6 +303,7 @@ def _write_index(writer: _Writer, out: Path) -> None:
     if left_out:
         write_bytes(out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out).encode())
     content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
+    content["crc32"] = {name: table_checksum(out / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
     content["left_out"] = len(left_out)
     write_bytes(out / INDEX_FILE, (json.dumps(content, indent=1) + "\n").encode())
     shutil.rmtree(out / _PARTS_FOLDER)

@@ -10,6 +10,7 @@ import numba
 import numpy as np
 from numba import types
 
+from pipelines.compiled import cached
 from pipelines.files import MAX_FILE_BYTES, ImageFile, walk_jpeg
 
 # The C library's; the types are those of 64-bit Linux.
@@ -52,7 +53,7 @@ def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
     return read
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached(numba.njit, nogil=True)
 def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
     """Read files into memory, one after the other, until it is full.
 

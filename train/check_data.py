@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from errors import UserError
+from pipelines.backends import resolve_backend
 from pipelines.bad_list import write_bad_list
 from pipelines.config import DataConfig, PipelinesConfig, each_source
-from pipelines.draws import ColourConfig, GeometryConfig
-from pipelines.feed import Quarantine
+from pipelines.cores import available_cores
+from pipelines.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
+from pipelines.files import BadImage, check_image
 from pipelines.index import Index
-from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.probe import largest_pixels, samples_at_once
 from pipelines.sources import load_index
 from pipelines.sources.shards import verified
+from pipelines.views import Encoded, GraphConfig
 
-BATCH = 256
-_TINY = GeometryConfig(side_px=8)
+MakeDecoder = Callable[[GraphConfig], Decoder]
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,12 @@ def check_data(
     *,
     device: torch.device,
     progress: Callable[[int, int], None],
+    make_decoder: MakeDecoder = DaliDecoder,
+    limit_s: float = LIMIT_S,
 ) -> list[Checked]:
     """Decode every image of a configuration's sources, whole, with the decoder that the run will use.
+
+    The decoder works in a process of its own, see `DecoderProcess`: an image that kills it is listed like others.
 
     Args:
         data: one source, or several, which get a list each: `out` with the number before its ending.
@@ -58,6 +66,8 @@ def check_data(
         out: the list of bad files.
         device: of the run.
         progress: called with (images done, images in all).
+        make_decoder: makes the decoder, in its process.
+        limit_s: time for a batch, and a second more for each of its images.
 
     Raises:
         UserError: a list is there already, or the data cannot be used at all.
@@ -66,11 +76,11 @@ def check_data(
     names = ["data"] if len(sources) == 1 else [f"data.{number}" for number in range(len(sources))]
     outs = [out] if len(sources) == 1 else [out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))]
     for file in outs:
-        if file.exists():
-            raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
-        if not file.parent.is_dir():
-            raise UserError(f"{file.parent}: no such folder. Make it first.")
         try:  # before hours of work
+            if file.exists():
+                raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
+            if not file.parent.is_dir():
+                raise UserError(f"{file.parent}: no such folder. Make it first.")
             file.touch()
             file.unlink()
         except OSError as error:
@@ -79,7 +89,9 @@ def check_data(
     indices = [load_index(dataclasses.replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []
     for name, index, file in zip(names, indices, outs, strict=True):
-        reasons = _bad_files(index, pipelines, device, partial(_advance, progress, done, total))
+        graph = _decode_whole(index, pipelines, device)
+        with DecoderProcess(partial(make_decoder, graph), limit_s=limit_s) as decoder:
+            reasons = _bad_files(index, graph, decoder, partial(_advance, progress, done, total))
         write_bad_list(file, reasons, checked=len(index))
         checked.append(Checked(name, index, reasons, file))
         done += len(index)
@@ -90,25 +102,63 @@ def _advance(progress: Callable[[int, int], None], before: int, total: int, done
     progress(before + done, total)
 
 
-def _bad_files(
-    index: Index, pipelines: PipelinesConfig, device: torch.device, progress: Callable[[int], None]
-) -> dict[str, str]:
-    """Path -> reason of what the loader cannot use, in the order of the index."""
-    batch = min(BATCH, len(index))
-    quarantine = Quarantine(quiet=True)
-    with Loader(
-        dataclasses.replace(index, store=verified(index.store)),
-        EpochOrder(len(index), len(index), seed=0, shuffle=False),
-        RankSlice(batch, 0, batch),
-        dataclasses.replace(pipelines, decode="whole"),
-        _TINY,
-        ColourConfig(jitter="none"),
-        seed=0,
-        device=device,
+def _decode_whole(index: Index, pipelines: PipelinesConfig, device: torch.device) -> GraphConfig:
+    """How the run decodes, whole images."""
+    on_gpu = device.type == "cuda" and resolve_backend(pipelines.backend, device) == "dali"
+    return GraphConfig(
+        device="gpu" if on_gpu else "cpu",
+        device_id=device.index or 0 if on_gpu else None,
+        batch=min(pipelines.batch or samples_at_once(largest_pixels(index)), len(index)),
+        threads=pipelines.threads or available_cores(),
+        prefetch=1,
         views=1,
-        last_step=-(-len(index) // batch),  # the last batch begins the next round
-        quarantine=quarantine,
-    ) as loader:
-        for number, made in enumerate(loader, start=1):
-            progress(min(number * len(made), len(index)))
-    return {index.paths[row]: reason for row, reason in sorted(quarantine.reasons.items())}
+        hw_decoder_load=pipelines.hw_decoder_load,
+    )
+
+
+def _bad_files(
+    index: Index, graph: GraphConfig, decoder: DecoderProcess, progress: Callable[[int], None]
+) -> dict[str, str]:
+    """Path -> reason of what cannot be used, in the order of the index."""
+    reasons: dict[int, str] = {}
+    done = 0
+    for found, samples, encoded in _read_ahead(dataclasses.replace(index, store=verified(index.store)), graph):
+        undecodable = decoder.faults(encoded) if encoded else {}
+        reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
+        done += len(found) + len(samples)
+        progress(done)
+    return {index.paths[row]: reason for row, reason in sorted(reasons.items())}
+
+
+_Read = tuple[dict[int, str], list[int], list[Encoded]]
+"""Of some samples: row -> reason of those that the decoder may not see; rows and bytes of the others."""
+
+
+def _read_ahead(index: Index, graph: GraphConfig) -> Iterator[_Read]:
+    """All samples in batches, of which as many are read at once as the decoder has threads."""
+    batches = (range(start, min(start + graph.batch, len(index))) for start in range(0, len(index), graph.batch))
+    with ThreadPoolExecutor(graph.threads, thread_name_prefix="read") as pool:
+        reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, graph.threads))
+        try:
+            while reading:
+                read = reading.popleft().result()
+                reading.extend(pool.submit(_read, index, rows) for rows in islice(batches, 1))
+                yield read
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _read(index: Index, rows: Sequence[int]) -> _Read:
+    reasons: dict[int, str] = {}
+    samples, encoded = [], []
+    for row in rows:
+        try:
+            file = check_image(index.read(row))
+        except OSError as error:
+            reasons[row] = error.strerror or str(error)
+        except BadImage as error:
+            reasons[row] = str(error)
+        else:
+            samples.append(row)
+            encoded.append(file.encoded)
+    return reasons, samples, encoded

@@ -11,8 +11,10 @@ import numpy as np
 
 from errors import UserError
 from pipelines.bad_list import rows_not_listed
+from pipelines.box_check import check_boxes
 from pipelines.config import DataConfig
 from pipelines.index import Index, join
+from pipelines.parsing import paths_in_one_line
 from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
@@ -34,8 +36,10 @@ def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
 
 
 def _load(config: DataConfig) -> Index:
-    index = _load_source(config, Path(config.root))
-    left = None if config.bad_list is None else rows_not_listed(index, Path(config.bad_list))
+    with paths_in_one_line(Path(config.root)):
+        index = _load_source(config, Path(config.root))
+        check_boxes(index)
+        left = None if config.bad_list is None else rows_not_listed(index, Path(config.bad_list))
     if config.label_fraction < 1:
         group = np.arange(len(index)) if index.group is None else index.group
         chosen = np.flatnonzero(in_fraction(group, config.label_fraction, seed=config.label_seed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.index import WHOLE_IMAGE
+from pipelines.parsing import as_numbers, parse_json
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
         row = row_of.get(name.removeprefix("./")) if isinstance(name, str) else None
         if row is None:
             raise UserError(
-                f"{file}, {where}: there is no image {name!r}; names are relative to the source's folder, "
+                f"{file}, {where}: there is no image {_text(name)}; names are relative to the source's folder, "
                 f"such as {names[0]!r}. Mend the name or remove the box."
             )
         if not np.isnan(edges_px[row, 0]):
@@ -85,17 +85,18 @@ def _rows(file: Path) -> Iterator[_Row]:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{file}: no such file of boxes. Give the path of a .csv or .json file.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read as UTF-8 text ({error}). Mend the file of boxes.") from error
     return _csv_rows(file, text) if file.suffix.lower() == ".csv" else _json_rows(file, text)
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
     lines = csv.reader(text.splitlines(), skipinitialspace=True)
-    header = tuple(cell.strip() for cell in next(lines, []))
-    if header != _COLUMNS:
-        raise UserError(f"{file}: line 1 is {','.join(header)!r}; expected the header {','.join(_COLUMNS)!r}. Add it.")
     try:
+        header = tuple(cell.strip() for cell in next(lines, []))
+        if header != _COLUMNS:
+            found = ",".join(header)[:80]
+            raise UserError(f"{file}: line 1 is {found!r}; expected the header {','.join(_COLUMNS)!r}. Add it.")
         for cells in lines:
             if cells:
                 yield f"line {lines.line_num}", cells[0], cells[1:]
@@ -105,18 +106,18 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
 
 def _json_rows(file: Path, text: str) -> Iterator[_Row]:
     try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise UserError(f"{file}: not JSON ({error}). Mend the file of boxes.") from error
     if isinstance(content, dict):
         for number, (name, edges) in enumerate(content.items(), start=1):
-            yield f"entry {number} ({name!r})", name, edges if isinstance(edges, list) else [edges]
+            yield f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges]
     elif isinstance(content, list):
         for number, entry in enumerate(content, start=1):
             if not isinstance(entry, dict) or not entry.keys() >= set(_COLUMNS):
                 raise UserError(
                     f"{file}, entry {number}: expected an object with the keys {', '.join(_COLUMNS)}, "
-                    f"found {json.dumps(entry)[:80]}. Mend this entry."
+                    f"found {_text(entry)}. Mend this entry."
                 )
             yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]]
     else:
@@ -127,13 +128,23 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
 
 
 def _checked_px(edges: Sequence[object], file: Path, where: str) -> npt.NDArray[np.float64]:
-    try:
-        box_px = np.array(edges, dtype=np.float64)
-    except (TypeError, ValueError):
-        box_px = np.empty(0)
-    if box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
+    box_px = as_numbers(edges)
+    if box_px is None or box_px.shape != (4,) or not _is_box(box_px):
         raise UserError(
-            f"{file}, {where}: {list(edges)!r} is no box; expected four numbers x0, y0, x1, y1 in pixels "
+            f"{file}, {where}: {_text(list(edges))} is no box; expected four numbers x0, y0, x1, y1 in pixels "
             "with x0 < x1 and y0 < y1. Mend this box."
         )
     return box_px
+
+
+def _is_box(edges_px: npt.NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(edges_px).all() and (edges_px[2:] > edges_px[:2]).all())
+
+
+def _text(value: object) -> str:
+    """The value as messages show it."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "lists in lists"
+    return text if len(text) <= 80 else f"{text[:80]}..."

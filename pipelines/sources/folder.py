@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,13 +14,23 @@ from errors import UserError
 from pipelines.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
-_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
+_NOT_READ: Final = {
+    ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
+    ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
+}  # fmt: skip
+"""Kinds of images that no decoder of the data path takes."""
+
+_ENDINGS_TOLD: Final = 5
+
+log = logging.getLogger(__name__)
 
 
 def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
     """All JPEG, PNG and WebP files under a folder, in the order of their names.
 
-    Hidden files and folders are left out. Links to folders are followed, each real folder being read once.
+    Hidden files and folders are left out. Links to folders are followed, each real folder being read once. Links that
+    lead nowhere, and images of kinds that are not read, are left out and counted in one warning.
 
     Args:
         root: the folder; paths of the index, and names in `boxes`, are relative to it.
@@ -27,18 +40,54 @@ def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
         UserError: the folder is missing, unreadable or has no images, or `boxes` does not fit it.
     """
     if not root.is_dir():
-        found = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{root}: {found}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
-    paths = sorted(_images_under(root))
-    if not paths:
-        raise UserError(f"{root}: no {', '.join(_ENDINGS)} files in it or below it. Check the path, or add images.")
+        is_there = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
+    found = _files_under(root)
+    if not found.images:
+        raise UserError(
+            f"{root}: no {', '.join(_ENDINGS)} files in it or below it; found {found.told()}. "
+            f"{found.remedy() or 'Check the path, or add images.'}"
+        )
+    if found.remedy():
+        left_out = found.told(images_alone=True)
+        log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
+    paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     box_px = whole if boxes is None else read_boxes(boxes, paths)
     return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
 
 
-def _images_under(root: Path) -> list[str]:
-    paths: list[str] = []
+class _Found(NamedTuple):
+    """What is in a folder and below it: names of images, endings of other files, links that lead nowhere."""
+
+    images: list[str]
+    others: Counter[str]
+    lost_links: list[str]
+
+    def told(self, *, images_alone: bool = False) -> str:
+        """What is not used, counted; all of it, or images of kinds that are not read and lost links alone."""
+        others = [(-count, ending) for ending, count in self.others.items() if ending in _NOT_READ or not images_alone]
+        parts = [f"{-count} {ending or 'without an ending'}" for count, ending in sorted(others)[:_ENDINGS_TOLD]]
+        if len(others) > _ENDINGS_TOLD:
+            parts.append(f"{-sum(count for count, _ in sorted(others)[_ENDINGS_TOLD:])} others")
+        if self.lost_links:
+            parts.append(f"{len(self.lost_links)} links that lead nowhere ({self.lost_links[0]} the first)")
+        return ", ".join(parts) or "nothing"
+
+    def remedy(self) -> str:
+        """What to do about images that cannot be used."""
+        kinds = sorted({_NOT_READ[ending] for ending in self.others if ending in _NOT_READ})
+        parts = []
+        if kinds:
+            what = "is" if len(kinds) == 1 else "are"
+            parts.append(f"{' and '.join(kinds)} {what} not read: convert them to JPEG or PNG.")
+        if self.lost_links:
+            parts.append("Mend or remove the links.")
+        return " ".join(parts)
+
+
+def _files_under(root: Path) -> _Found:
+    found = _Found([], Counter(), [])
     folders, links = [""], list[str]()  # linked folders come last, so that files keep the shortest names
     seen: set[tuple[int, int]] = set()
     while folders or links:
@@ -52,12 +101,25 @@ def _images_under(root: Path) -> list[str]:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
                         continue
-                    if entry.name.lower().endswith(_ENDINGS) and entry.is_file():
-                        paths.append(inside + entry.name)
+                    if entry.is_symlink() and not _leads_somewhere(entry):
+                        found.lost_links.append(inside + entry.name)
                     elif entry.is_dir():
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
+                    elif entry.name.lower().endswith(_ENDINGS) and entry.is_file():
+                        found.images.append(inside + entry.name)
+                    else:
+                        found.others[os.path.splitext(entry.name)[1].lower()] += 1  # noqa: PTH122  a suffix of any name
         except OSError as error:
             raise UserError(
                 f"{root / inside}: cannot be listed ({error.strerror}). Make it readable, or move it elsewhere."
             ) from error
-    return paths
+    return found
+
+
+def _leads_somewhere(link: os.DirEntry[str]) -> bool:
+    """Whether there is a file or folder behind a link; not so if links lead in a circle."""
+    try:
+        link.stat()
+    except OSError:
+        return False
+    return True

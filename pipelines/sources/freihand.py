@@ -5,21 +5,21 @@ Zimmermann et al., "FreiHAND: A Dataset for Markerless Capture of Hand Pose and 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
 from pathlib import Path
 from typing import Final, Literal
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
 from pipelines.config import CENTER_FRAC
 from pipelines.index import Index
+from pipelines.parsing import as_numbers, parse_json
 from pipelines.sources.boxes import read_boxes, squares_around
+from pipelines.sources.image_size import displayed_size_px
 from pipelines.sources.subsets import held_out
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
@@ -165,8 +165,8 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
             text = file.read_bytes()
             content = _read_arrays(text, shape)
             if content is None:
-                content = json.loads(text)
-        except (OSError, ValueError, RecursionError) as error:
+                content = parse_json(text)
+        except (OSError, ValueError) as error:
             raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
         entries = len(content) if isinstance(content, list | np.ndarray) else 0
         if entries * backgrounds != images:
@@ -174,13 +174,10 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
                 f"{file}: labels for {entries} poses, but {root / part / 'rgb'} has {images} images; expected "
                 f"{backgrounds} for each pose, {entries * backgrounds} in all. Use labels and images of one set."
             )
-        try:
-            rows = np.array(content, dtype=np.float64)
-        except (TypeError, ValueError):
-            rows = np.empty(0)
-        if rows.shape == (entries, 1) and not shape:
+        rows = as_numbers(content)
+        if rows is not None and rows.shape == (entries, 1) and not shape:
             rows = rows[:, 0]
-        if rows.shape != (entries, *shape) or not np.isfinite(rows).all():
+        if rows is None or rows.shape != (entries, *shape) or not np.isfinite(rows).all():
             expected = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
             raise UserError(f"{file}: expected {expected} for each pose. Unpack the dataset again.")
         labels[name] = rows
@@ -225,10 +222,10 @@ def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float
 
 
 def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.float32]:
-    pixels = cv2.imread(str(first_image))
-    if pixels is None:
+    size_px = displayed_size_px(first_image)
+    if size_px is None:
         raise UserError(
             f"{first_image}: not a readable image, and box 'center' takes the size of all images from it. Replace it."
         )
-    height_px, width_px = pixels.shape[:2]
+    width_px, height_px = size_px
     return np.array([width_px / 2, height_px / 2, center_frac * min(width_px, height_px)], np.float32)

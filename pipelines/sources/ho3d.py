@@ -7,7 +7,6 @@ authors' public scripts.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from rich.progress import track
 
 from errors import UserError
 from pipelines.index import Index
+from pipelines.parsing import as_numbers, parse_json
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.numpy_pickle import read_numpy_pickle
@@ -244,9 +244,8 @@ def _numbers(
     value = content.get(key)
     if value is None:
         return None
-    try:
-        array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    array = as_numbers(value)
+    if array is None:
         array = np.full(1, np.nan)
     if array.shape not in shapes or not np.isfinite(array).all():
         wanted = " or ".join(" x ".join(map(str, shape)) for shape in shapes)
@@ -259,19 +258,16 @@ def _numbers(
 
 def _evaluation_xyz(file: Path, listed: int) -> npt.NDArray[np.float64]:
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"{file}: not a readable JSON file ({error}). Download it again.") from error
     entries = len(content) if isinstance(content, list) else 0
     if entries != listed:
         raise UserError(
             f"{file}: keypoints of {entries} frames, but evaluation.txt lists {listed}. Use both of one version."
         )
-    try:
-        joints = np.array(content, dtype=np.float64)
-    except (TypeError, ValueError):
-        joints = np.empty(0)
-    if joints.shape != (listed, KEYPOINTS, 3) or not np.isfinite(joints).all():
+    joints = as_numbers(content)
+    if joints is None or joints.shape != (listed, KEYPOINTS, 3) or not np.isfinite(joints).all():
         raise UserError(f"{file}: expected {KEYPOINTS} x 3 finite numbers for each frame. Download it again.")
     return _in_our_frame(joints)
 

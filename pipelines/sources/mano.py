@@ -46,7 +46,7 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
                 matrix = stored[name]
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; {expected}. Give the path as data.regressor.") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
         raise UserError(f"{file}: {error}; {expected}. Save it again with numpy.save.") from error
     if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
         found = f"{' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}"

@@ -32,7 +32,8 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     """
     stamps = [(str(file.resolve()), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
     key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "peclr-dali"
+    # expanduser never raises, Path.home does for a user whom the system does not know.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "peclr-dali"  # noqa: PTH111
     entry = cache / f"{name}-{key}.npz"
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:

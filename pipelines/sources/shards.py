@@ -3,18 +3,18 @@
 A folder of shards holds
 
     shard-000000.tar ...   a sample's image as it was, 000000012.jpg, then 000000012.json: its path, box and labels
-    index.json             what there is, and each shard's size; written last
+    index.json             what there is, each shard's size, the tables' checksums; written last
     index/*.npy            where the images are, their sizes and checksums, boxes and labels: a row per sample
     SHA256SUMS             of the shards, for `sha256sum -c`
 
-The tables are memory-mapped, so opening costs the same for ten samples and for ten million. The shards are read at an
+The tables are memory-mapped, and read once as a whole to compare their checksums. The shards are read at an
 offset, not mapped: a read that fails is then an error of one sample, where a page that cannot be had ends the process.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import threading
 import zlib
 from bisect import bisect_right
@@ -27,7 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
+from pipelines.files import MAX_FILE_BYTES
 from pipelines.index import Blocks, Index, NamesOnDemand, Store
+from pipelines.parsing import parse_json
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
@@ -46,6 +48,8 @@ _TABLES: Final = {
     "group": np.dtype(np.int64),
 }
 _TARGET: Final = "target."
+_TARGET_NAME: Final = re.compile(r"target\.\w+")
+_READ_BYTES: Final = 1 << 20
 
 Table = npt.NDArray[Any]
 
@@ -58,7 +62,7 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
         window: shuffle within so many shards at a time, the shards in random order; None shuffles over all.
 
     Returns:
-        The index. Its labels are memory-mapped; nothing but the boxes is read before it is asked for.
+        The index. Its labels are memory-mapped.
 
     Raises:
         UserError: the folder is none of shards, a shard is missing or cut, or the index does not fit.
@@ -67,7 +71,8 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
     shards: list[dict[str, Any]] = content["shards"]
     _check_shards(root, shards)
     count = sum(shard["samples"] for shard in shards)
-    tables = {name: _read_table(root, name, count) for name in content["tables"]}
+    sums: dict[str, int] = content.get("crc32", {})  # packs of earlier versions have none
+    tables = {name: _read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     store = ShardStore(
         [root / shard["file"] for shard in shards], first, tables["offset"], tables["size"], tables["crc32"], window
@@ -137,6 +142,8 @@ class ShardStore:
 
     def _bytes(self, sample: int, offset: int, size: int) -> bytes:
         shard = self._shard(sample)
+        if offset >= 2**63 or size > MAX_FILE_BYTES:
+            raise OSError(f"the index has it at byte {offset} of {self._shards[shard].name}, {size} bytes long")
         descriptor = self._open.get(shard) or self._opened(shard)
         data = os.pread(descriptor.number, size, offset)
         if len(data) < size:  # a signal, or a file system that gives less than was asked for
@@ -202,12 +209,10 @@ def index_tables(index: Index) -> dict[str, Table]:
 def _read_index_file(root: Path) -> dict[str, Any]:
     file = root / INDEX_FILE
     try:
-        content = json.loads(file.read_bytes())
+        content = parse_json(file.read_bytes())
         if content["format"] != FORMAT:
             raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
-        shards = [(shard["file"], shard["samples"] + 0, shard["bytes"] + 0) for shard in content["shards"]]
-        if not shards or not {*_PLACES, "box_px"} <= {*content["tables"]} or not isinstance(content["name"], str):
-            raise ValueError("something is missing")
+        _check_index_file(content)
     except FileNotFoundError:
         hint = "run the same 'python cli.py pack' again: it goes on where it stopped"
         if not (root / "pack.json").exists():
@@ -216,6 +221,35 @@ def _read_index_file(root: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not a readable index of shards ({error!r}). Restore it, or pack again.") from error
     return dict(content)
+
+
+def _check_index_file(content: dict[str, Any]) -> None:
+    """Raise a `ValueError` where a value is not what `pack` writes."""
+    shards, tables = content["shards"], content["tables"]
+    if not isinstance(content["name"], str) or not isinstance(shards, list) or not isinstance(tables, list):
+        raise ValueError("name, shards or tables are of another kind")
+    for shard in shards:
+        name = shard["file"]
+        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"the shard {str(name)[:80]!r} is no file of this folder")
+        if any(type(shard[key]) is not int or shard[key] < 0 for key in ("samples", "bytes")):
+            raise ValueError(f"samples and bytes of {name!r} are whole numbers")
+    for name in tables:
+        if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
+            raise ValueError(f"{str(name)[:80]!r} is no table of an index")
+    if not shards or not {*_PLACES, "box_px"} <= {*tables}:
+        raise ValueError("something is missing")
+    if not isinstance(content.get("crc32", {}), dict):
+        raise ValueError("crc32 is of another kind")
+
+
+def table_checksum(file: Path) -> int:
+    """CRC-32 of a file."""
+    checksum = 0
+    with file.open("rb") as content:
+        while block := content.read(_READ_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _check_shards(root: Path, shards: list[dict[str, Any]]) -> None:
@@ -233,19 +267,25 @@ def _check_shards(root: Path, shards: list[dict[str, Any]]) -> None:
             )
 
 
-def _read_table(root: Path, name: str, count: int) -> Table:
+def _read_table(root: Path, name: str, count: int, checksum: int | None) -> Table:
     file = root / INDEX_FOLDER / f"{name}.npy"
     try:
-        table: Table = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        found = None if checksum is None else table_checksum(file)
+        table: Table = np.lib.format.open_memmap(file, mode="r")
+    except (OSError, ValueError, EOFError, OverflowError) as error:
         raise UserError(
             f"{file}: not a readable table of the index ({error}). Copy it again, or pack again."
         ) from error
     dtype = _PLACES.get(name) or _TABLES.get(name, np.dtype(np.float32))
-    shape = {"box_px": (3,)}.get(name, () if name in _PLACES else table.shape[1:])
+    if name == "keypoints_px" and table.ndim == 3:
+        shape: tuple[int, ...] = (table.shape[1], 2)
+    else:
+        shape = {"box_px": (3,)}.get(name, table.shape[1:] if name.startswith(_TARGET) else ())
     if table.dtype != dtype or table.shape != (count, *shape):
         raise UserError(
             f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: of other shards. "
             "Copy the whole folder again, or pack again."
         )
+    if found != checksum:
+        raise UserError(f"{file}: not the bytes that were packed (wrong checksum). Copy it again, or pack again.")
     return table

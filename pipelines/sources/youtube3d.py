@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
 from pipelines.index import Index
+from pipelines.parsing import as_numbers
 from pipelines.sources.boxes import squares_around
+from pipelines.sources.image_size import displayed_size_px
 from pipelines.sources.json_stream import elements
 from pipelines.sources.mano import VERTICES, keypoint_regressor, read_regressor
 from pipelines.sources.remembered import Tables, remembered
@@ -26,6 +27,7 @@ from pipelines.sources.remembered import Tables, remembered
 PARTS: Final = ("train", "val", "test")
 
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
+_MOST_PX: Final = 2**31
 _SAME_SHAPE: Final = 0.01
 """So far may two aspect ratios differ: a video of 854 x 480 was annotated at 1280 x 720."""
 
@@ -140,8 +142,9 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
             row_of[_field(file, where, entry, "id", int)] = len(names)
             names.append(_safe_name(file, where, _field(file, where, entry, "name", str)))
             width, height = (_field(file, where, entry, side, int) for side in ("width", "height"))
-            if min(width, height) <= 0:
-                raise UserError(f"{file}, {where}: its size is {width} x {height}; expected pixels. Unpack it again.")
+            size = f"{width} x {height}"
+            if not 0 < min(width, height) <= max(width, height) <= _MOST_PX:
+                raise UserError(f"{file}, {where}: its size is {size[:40]}; expected pixels. Unpack it again.")
             sizes_px.append((width, height))
         elif key == "annotations":
             where = f"annotation {len(image_ids)}"
@@ -200,12 +203,9 @@ def _safe_name(file: Path, where: str, name: str) -> str:
 def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:
     """(778, 3), checked."""
     content = entry.get("vertices") if isinstance(entry, dict) else None
-    try:
-        vertices = np.array(content, dtype=np.float64)
-    except (TypeError, ValueError):
-        vertices = np.empty(0)
-    if vertices.shape != (VERTICES, 3) or not np.isfinite(vertices).all():
-        found = " x ".join(map(str, vertices.shape)) if vertices.size > 1 else "none"
+    vertices = as_numbers(content)
+    if vertices is None or vertices.shape != (VERTICES, 3) or not np.isfinite(vertices).all():
+        found = " x ".join(map(str, vertices.shape)) if vertices is not None and vertices.size > 1 else "none"
         raise UserError(
             f"{file}, {where}: its vertices are {found}; expected {VERTICES} x 3 finite numbers. "
             "Unpack the dataset again."
@@ -245,10 +245,10 @@ def _scales(
             continue
         video = (path.rpartition("/")[0], *size_px[row].tolist())
         if video not in of_video:
-            pixels = cv2.imread(str(root / path))
-            if pixels is None:  # the loader will say so
+            stored_px = displayed_size_px(root / path)
+            if stored_px is None:  # the loader will say so
                 continue
-            scale = np.array(pixels.shape[1::-1]) / size_px[row]
+            scale = np.array(stored_px) / size_px[row]
             of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= _SAME_SHAPE else np.full(2, np.nan)
         scales[row] = of_video[video]
     return scales

@@ -9,6 +9,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.compiled import cached
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -38,5 +40,5 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     that it caches under carries a fingerprint of the whole package.
     """
     function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
-    compiled = numba.njit(cache=True, nogil=True, fastmath=True, error_model="numpy")(function)
+    compiled = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)
     return cast(Callable[P, R], compiled)

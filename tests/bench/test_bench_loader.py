@@ -19,12 +19,13 @@ from rich.console import Console
 
 from bench import tune
 from bench.frames import make_frames
-from bench.loader import Settings, bench_loader, drop_from_page_cache, thread_counts
+from bench.loader import Report, Row, Settings, bench_loader, drop_from_page_cache, thread_counts
 from bench.measure import Rate
-from bench.peers import installed_peers
+from bench.peers import PEERS, installed_peers
 from bench.report import as_json, as_tables, find_row, regression, save_history, save_plot
+from bench.stages import _Parts, stages
 from errors import UserError
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
 from train.config import Config
@@ -63,6 +64,35 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     assert cv2.imread(str(tmp_path / "loader.png")) is not None
     assert save_history([row, row, {**row, "sources": "large"}], tmp_path / "history.png") == 2
     assert cv2.imread(str(tmp_path / "history.png")) is not None
+
+
+@pytest.mark.parametrize("decode", ["region", "whole"])
+def test_a_table_says_what_decode_only_decodes(tmp_path: Path, decode: Any) -> None:
+    """Regions of large images against whole ones: rates that differ by a factor, of different work."""
+    write_images(tmp_path / "images", count=48)
+    data = DataConfig(source="folder", root=str(tmp_path / "images"))
+    config = Config(data=data, pipelines=PipelinesConfig(decode=decode))
+    rate = Rate((9.0, 9.5), 0.0, 1)
+    rows = [Row(part.name, part.description, 0, rate) for part in stages(load_index(data), config, 16, CPU)]
+    peers = [Row(peer.name, peer.description, 0, rate) for peer in PEERS if peer.name == "decode only (DALI)"]
+    settings = Settings(cores=1, batch=16)
+    report = Report(settings, "cpu", Row("this loader", "", 2, rate), peers, rows, {}, None, None, "")
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in as_tables(report):
+        console.print(table)
+    text = " ".join(console.export_text().split())
+    what = "whole" if decode == "whole" else "of large ones only the regions that the views reach"
+    assert f"decode only: bytes in memory to decoded images, {what}, as the loader does here" in text
+    assert "decode only (DALI): the ceiling of loaders that decode whole images" in text
+
+
+def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:
+    """One large image makes small chunks; eight of them would be a few images, met again and again."""
+    write_images(tmp_path / "images", count=48)
+    data = DataConfig(source="folder", root=str(tmp_path / "images"))
+    config = Config(data=data, pipelines=PipelinesConfig(batch=2))
+    seen = np.concatenate([chunk.samples for chunk in _Parts(load_index(data), config, 16, CPU).encoded_chunks()])
+    assert len(np.unique(seen)) == 48
 
 
 def test_too_few_images_or_cores_are_told(tmp_path: Path) -> None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
 from pathlib import Path
-from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
+from pipelines.decoder_process import LIMIT_S
 from pipelines.index import Index
 from pipelines.pack import pack
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
-from pipelines.views import GraphConfig, decode_pipeline
-from tests.pipelines.test_loader import UNDECODABLE
+from tests.pipelines.harness import smooth_image
+from tests.pipelines.test_loader import UNDECODABLE, jpeg
 from tests.train import tiny_run
+from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder
 from train.check_data import Checked, check_data
 
 
@@ -62,20 +69,69 @@ def test_a_list_that_cannot_be_written_is_told_before_the_work(
         check(DataConfig(source="folder", root=str(images)), out=Path("/proc/bad.jsonl"))
 
 
-def test_images_are_decoded_whole_whatever_the_run_decodes(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[bool] = []
+def test_a_folder_of_bad_files_gets_its_list(tmp_path: Path) -> None:
+    """A run ends where so few files are good; the check of the data does not."""
+    root = tmp_path / "images"
+    root.mkdir()
+    good = jpeg(smooth_image(np.random.default_rng(0), 40, 48, 3))
+    for number in range(1000):
+        data = good if number % 20 == 0 else [b"", b"no image", good[:200], UNDECODABLE][number % 4]
+        (root / f"{number:03}.jpg").write_bytes(data)
+    (found,) = check(DataConfig(source="folder", root=str(root)), out=tmp_path / "bad.jsonl")
+    assert set(found.reasons) == {f"{number:03}.jpg" for number in range(1000) if number % 20}
+    assert read_bad_list(tmp_path / "bad.jsonl") == found.reasons
 
-    def seen(config: GraphConfig, *arguments: Any) -> Any:
-        decoded.append(config.regions)
-        return decode_pipeline(config, *arguments)
 
-    monkeypatch.setattr("pipelines.backends.decode_pipeline", seen)
-    pipelines, data = PipelinesConfig(threads=2, decode="region"), DataConfig(source="folder", root=str(images))
-    check_data(data, pipelines, tmp_path / "bad", device=torch.device("cpu"), progress=lambda done, total: None)
-    assert decoded
-    assert not any(decoded)
+def write_killers(root: Path, killers: dict[int, bytes], count: int) -> DataConfig:
+    """Good images, those in `killers` with such an end."""
+    root.mkdir()
+    good = jpeg(smooth_image(np.random.default_rng(0), 40, 48, 3))
+    for number in range(count):
+        (root / f"{number:02}.jpg").write_bytes(good + killers.get(number, b"fine").rjust(8, b"\0"))
+    return DataConfig(source="folder", root=str(root))
+
+
+def check_mortally(data: DataConfig, out: Path, *, batch: int, limit_s: float = LIMIT_S) -> dict[str, str]:
+    pipelines = PipelinesConfig(threads=2, batch=batch)
+    (found,) = check_data(
+        data, pipelines, out, device=torch.device("cpu"), progress=lambda done, total: None,
+        make_decoder=MortalDecoder, limit_s=limit_s,
+    )  # fmt: skip
+    assert read_bad_list(out) == found.reasons
+    return found.reasons
+
+
+def read_bad_list(file: Path) -> dict[str, str]:
+    head, *rows = (json.loads(line) for line in file.read_text().splitlines())
+    assert head["bad"] == len(rows)
+    return {row["path"]: row["reason"] for row in rows}
+
+
+def test_files_that_kill_the_decoder_are_named_and_the_check_goes_on(tmp_path: Path) -> None:
+    data = write_killers(tmp_path / "images", {3: KILL, 9: ABORT}, 16)
+    (tmp_path / "images" / "05.jpg").write_bytes(UNDECODABLE)
+    (tmp_path / "images" / "12.jpg").write_bytes(b"")
+    assert check_mortally(data, tmp_path / "bad.jsonl", batch=8) == {
+        "03.jpg": "killed the decoder's process (SIGSEGV)",
+        "05.jpg": "its compressed data does not decode",
+        "09.jpg": "killed the decoder's process (SIGABRT)",
+        "12.jpg": "empty file",
+    }
+
+
+def test_a_file_that_the_decoder_never_finishes_is_named(tmp_path: Path) -> None:
+    data = write_killers(tmp_path / "images", {0: HANG, 1: EXIT}, 4)
+    assert check_mortally(data, tmp_path / "bad.jsonl", batch=1, limit_s=10) == {
+        "00.jpg": "kept the decoder busy for more than 11 s",
+        "01.jpg": "ended the decoder's process with exit code 3",
+    }
+
+
+def test_images_that_are_too_many_at_once_are_not_bad(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = write_killers(tmp_path / "images", dict.fromkeys((0, 1, 6, 7), COSTLY), 8)
+    assert check_mortally(data, tmp_path / "bad.jsonl", batch=8) == {}
+    assert "8 images killed the decoder's process (SIGKILL" in caplog.text
+    assert "neither half of them did alone" in caplog.text
 
 
 def test_several_sources_get_a_list_each(images: Path, tmp_path: Path) -> None:
@@ -136,3 +192,28 @@ def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"}, checked=4)
     assert rows_not_listed(index, tmp_path / "bad.jsonl").tolist() == [0, 3]
+
+
+def test_what_the_decoders_print_of_odd_files_does_not_reach_the_terminal(
+    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libpng prints a warning for each colour profile that it does not like."""
+    png = cv2.imencode(".png", smooth_image(np.random.default_rng(0), 40, 48, 3))[1].tobytes()
+    profile = b"iCCP" + b"name\0\0" + zlib.compress(b"no profile" * 20)
+    chunk = struct.pack(">I", len(profile) - 4) + profile + struct.pack(">I", zlib.crc32(profile))
+    (images / "profile.png").write_bytes(png[:33] + chunk + png[33:])
+    (found,) = check(DataConfig(source="folder", root=str(images)), out=tmp_path / "bad.jsonl")
+    assert len(found.index) == 51
+    assert "profile.png" not in found.reasons
+    assert "libpng" not in capfd.readouterr().err
+
+
+def test_the_command_names_files_that_are_not_utf8(images: Path, tmp_path: Path) -> None:
+    (images / "07.jpg").rename(images / b"h\xe4nd.jpg".decode(errors="surrogateescape"))
+    settings = ["--set", "data.source=folder", "--set", f"data.root={images}", "--set", "train.device=cpu"]
+    done = subprocess.run(
+        [sys.executable, "cli.py", "check-data", *settings, str(tmp_path / "bad.jsonl")], cwd=tiny_run.ROOT,
+        capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert r"  h\udce4nd.jpg: empty file" in done.stdout

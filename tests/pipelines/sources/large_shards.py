@@ -20,6 +20,7 @@ from bench.hardware import describe_machine
 from pipelines.config import DataConfig
 from pipelines.order import build_order
 from pipelines.sources import load_index
+from pipelines.sources.shards import table_checksum
 
 PER_SHARD = 8192
 IMAGE_BYTES = 12_000
@@ -45,7 +46,10 @@ def write_index(root: Path, samples: int) -> None:
         with file.open("wb") as out:
             out.truncate(count * STRIDE + 1024)
         shards.append({"file": file.name, "samples": count, "bytes": file.stat().st_size, "sha256": ""})
-    content = {"format": 1, "name": "synthetic", "tables": sorted(tables), "shards": shards, "left_out": 0}
+    content = {
+        "format": 1, "name": "synthetic", "tables": sorted(tables), "shards": shards, "left_out": 0,
+        "crc32": {name: table_checksum(root / f"index/{name}.npy") for name in tables},
+    }  # fmt: skip
     (root / "index.json").write_text(json.dumps(content))
 
 

@@ -95,6 +95,12 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.txt", "", "come from a .csv or .json file"),
         ("missing/b.csv", None, "no such file of boxes"),
         ("b.csv", b"\xff\xfe\x00", "cannot be read as UTF-8"),
+        ("b.csv", "x" * 200_000, "line 1: not CSV"),
+        ("b.csv", HEADER + "c.jpg,0,0,9,9\n" + "x" * 200_000, "not CSV"),
+        ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 400}]}}', "is no box"),
+        ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 5000}]}}', "not JSON"),
+        ("b.json", f'{{"c.jpg": {"[" * 200}{"]" * 200}}}', "is no box"),
+        ("b.json", f'{{"{"x" * 10_000}": [0, 0, 9, 9]}}', "there is no image"),
     ],
 )
 def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | None, message: str) -> None:
@@ -105,6 +111,7 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
         load_folder(root, boxes=boxes)
     assert "\n" not in str(caught.value)
     assert str(boxes) in str(caught.value)
+    assert len(str(caught.value)) < len(str(boxes)) + 500
 
 
 def test_missing_and_empty_folders_end_in_one_line(tmp_path: Path) -> None:
@@ -117,3 +124,42 @@ def test_missing_and_empty_folders_end_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty" / "notes.txt").write_bytes(b"")
     with pytest.raises(UserError, match=r"empty: no \.jpg, \.jpeg, \.png, \.webp files in it"):
         load_folder(tmp_path / "empty")
+
+
+def test_links_in_a_circle_and_links_to_nowhere_are_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "b" / "loop.jpg").symlink_to("loop.jpg")
+    (root / "there").symlink_to("back")
+    (root / "back").symlink_to("there")
+    (root / "gone.jpg").symlink_to("nowhere.jpg")
+    assert load_folder(root).paths == PATHS
+    (record,) = caplog.records
+    assert "5 images are used" in record.message
+    assert "4 links that lead nowhere" in record.message
+
+
+def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
+    def message() -> str:
+        with pytest.raises(UserError) as caught:
+            load_folder(tmp_path)
+        return str(caught.value)
+
+    assert "found nothing. Check the path" in message()
+    for name in ("a.HEIC", "b.heic", "c.heic", "notes.txt", "README", "x.tif"):
+        (tmp_path / name).write_bytes(b"")
+    assert "found 3 .heic, 1 without an ending, 1 .tif, 1 .txt." in message()
+    assert message().endswith("HEIC and TIFF are not read: convert them to JPEG or PNG.")
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").symlink_to(tmp_path / "moved" / f"{number}.jpg")
+    assert "found 3 links that lead nowhere (0.jpg the first). Mend or remove the links." in message()
+
+
+def test_images_of_other_kinds_are_told_beside_those_that_are_used(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "b" / "new.heic").write_bytes(b"")
+    assert load_folder(root).paths == PATHS
+    assert [record.message for record in caplog.records] == [
+        f"{root}: 5 images are used, left out are 1 .heic. HEIC is not read: convert them to JPEG or PNG."
+    ]

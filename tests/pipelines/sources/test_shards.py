@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,91 @@ def test_damage_is_one_clear_line(copy: Path) -> None:
     shutil.rmtree(copy)
     copy.mkdir()
     assert "give a folder that 'python cli.py pack' made" in message()
+
+
+def change_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads((folder / "index.json").read_text())
+    change(content)
+    (folder / "index.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../shard.tar", "..", "", "a\0.tar", 7, None, ["a"], {"a": 1}])
+def test_shards_name_files_of_their_folder_only(copy: Path, file: Any) -> None:
+    shutil.copy(copy / "shard-000000.tar", copy.parent / "shard.tar")
+    change_index(copy, lambda content: content["shards"][0].update(file=file))
+    with pytest.raises(UserError, match=r"index\.json: not a readable index of shards .* is no file of this folder"):
+        load_shards(copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("samples", 7.0), ("samples", -7), ("samples", "7"), ("samples", True), ("bytes", 1e9), ("bytes", None)],
+)
+def test_shards_have_whole_numbers(copy: Path, key: str, value: Any) -> None:
+    change_index(copy, lambda content: content["shards"][0].update({key: value}))
+    with pytest.raises(UserError, match=r"not a readable index of shards .* are whole numbers"):
+        load_shards(copy)
+
+
+@pytest.mark.parametrize("name", ["../box_px", "/tmp/x", "target.", "target.a/b", 3, None, ["a"]])
+def test_an_index_has_known_tables(copy: Path, name: Any) -> None:
+    change_index(copy, lambda content: content["tables"].append(name))
+    with pytest.raises(UserError, match=r"not a readable index of shards .* is no table"):
+        load_shards(copy)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"format": 1}', "[]", "\xff", "null", '{"format": NaN}'])
+def test_an_index_that_is_no_index_is_one_line(copy: Path, text: str) -> None:
+    (copy / "index.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(UserError, match=r"index\.json: "):
+        load_shards(copy)
+
+
+def test_an_archive_in_place_of_a_table_is_one_line(copy: Path) -> None:
+    table = copy / "index/box_px.npy"
+    with table.open("wb") as file:
+        np.savez(file, box_px=np.zeros((50, 3), np.float32))
+    change_index(copy, lambda content: content.pop("crc32"))
+    with pytest.raises(UserError, match=r"box_px\.npy: not a readable table of the index \(the magic string"):
+        load_shards(copy)
+    table.write_bytes(table.read_bytes()[:60])
+    with pytest.raises(UserError, match=r"box_px\.npy: not a readable table of the index"):
+        load_shards(copy)
+
+
+@pytest.mark.parametrize("name", ["box_px", "offset", "target.K"])
+def test_a_flipped_bit_in_the_index_is_found(copy: Path, name: str) -> None:
+    table = copy / f"index/{name}.npy"
+    content = bytearray(table.read_bytes())
+    content[-6] ^= 1
+    table.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}\.npy: not the bytes that were packed \(wrong checksum\)"):
+        load_shards(copy)
+    change_index(copy, lambda content: content.pop("crc32"))
+    load_shards(copy)  # packed by an earlier version, which wrote no checksums
+
+
+@pytest.mark.parametrize(("name", "value"), [("offset", 2**63), ("offset", 2**64 - 1), ("size", 2**32 - 1)])
+def test_a_place_beyond_any_file_costs_its_sample_only(copy: Path, source: Index, name: str, value: int) -> None:
+    table = np.load(copy / f"index/{name}.npy")
+    table[3] = value
+    np.save(copy / f"index/{name}.npy", table)
+    change_index(copy, lambda content: content.pop("crc32", None))
+    index = load_shards(copy)
+    with pytest.raises(OSError, match=r"the index has it at byte \d+ of shard-000000\.tar"):
+        index.read(3)
+    assert index.paths[3].startswith("shard-000000.tar/")
+    assert index.read(4) == source.read(4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0, 1e9])
+def test_a_packed_box_that_is_no_box_is_refused(copy: Path, value: float) -> None:
+    table = np.load(copy / "index/box_px.npy")
+    table[30, 2] = value
+    np.save(copy / "index/box_px.npy", table)
+    change_index(copy, lambda content: content.pop("crc32", None))
+    with pytest.raises(UserError, match=r"copy: 1 of 50 boxes are no boxes, that of shard-000004\.tar/000000030\.jpg"):
+        load_index(DataConfig(source="shards", root=str(copy)))
 
 
 def test_a_shard_cut_while_it_is_read_loses_its_samples_only(copy: Path) -> None:

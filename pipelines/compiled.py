@@ -1,0 +1,70 @@
+"""Where Numba keeps compiled functions, if there is any place.
+
+Numba writes beside the source or into the user's cache. A container that runs as another user may have neither.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_VARIABLE = "NUMBA_CACHE_DIR"
+
+
+def choose_cache_folder() -> None:
+    """Have Numba keep compiled functions in a temporary folder of this user, where it can write nowhere else.
+
+    Changes the environment. For commands: to be called before anything imports Numba.
+    """
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111  never raises
+    chosen = os.environ.get(_VARIABLE)
+    folders = [Path(chosen)] if chosen else [Path(__file__).parent / "__pycache__", user_cache / "numba"]
+    if any(_can_be_written(folder) for folder in folders):
+        return
+    try:
+        os.environ[_VARIABLE] = str(_temporary_folder())
+    except OSError:  # nothing can be written at all: every process compiles for itself
+        os.environ.pop(_VARIABLE, None)
+
+
+def cached(compile_: Callable[..., Any], *signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator that compiles and keeps the result on disk, or only compiles where there is no place to keep it.
+
+    Args:
+        compile_: `numba.njit` or `numba.cfunc`.
+        signature: its arguments.
+        options: its further ones, without `cache`.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return compile_(*signature, cache=True, **options)(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            return compile_(*signature, **options)(function)
+
+    return compiled
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _temporary_folder() -> Path:
+    """The same for all processes of a user, and nobody else's: what lies in it is run."""
+    folder = Path(tempfile.gettempdir()) / f"peclr-dali-numba-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        return Path(tempfile.mkdtemp(prefix="peclr-dali-numba-"))
+    return folder

@@ -1,0 +1,18 @@
+"""The size of an image file, for sources that need it before a decoder does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.files import BadImage, check_image
+from pipelines.index import read_file
+
+
+def displayed_size_px(file: Path) -> tuple[int, int] | None:
+    """Width and height of an image, EXIF orientation applied; None if the file is no image that can be read."""
+    try:
+        found = check_image(read_file(str(file)))
+    except (OSError, BadImage):
+        return None
+    height, width = found.size_px
+    return (height, width) if found.is_on_its_side else (width, height)

@@ -1,0 +1,140 @@
+"""Paths that may not be searched, and odd content that several sources could meet: one line each, of one kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.bad_list import write_bad_list
+from pipelines.config import DataConfig
+from pipelines.pack import pack
+from pipelines.sources import load_index
+from pipelines.sources.folder import load_folder
+from tests.pipelines.sources import layouts
+from tests.pipelines.sources.test_freihand import write_part
+
+
+@contextmanager
+def may_not_be_searched(folder: Path) -> Iterator[None]:
+    """A folder as it is for somebody who may not look behind it; root may always, so it is somebody else then."""
+    folder.chmod(0)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder with every kind of data in it, where everybody may look: pytest's own is closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield write_data(Path(name))
+
+
+def write_data(home: Path) -> Path:
+    for name in ("a.jpg", "b.jpg"):
+        layouts.write_image(home / "folder" / name, 60, 40)
+    write_bad_list(home / "bad.jsonl", {"a.jpg": "for a test"}, checked=2)
+    (home / "boxes.csv").write_text("file,x0,y0,x1,y1\n")
+    np.save(home / "regressor.npy", np.ones((16, 778)) / 778)
+    write_part(home / "freihand", "training", 2, 8)
+    layouts.write_youtube3d(home / "youtube3d", "train")
+    layouts.write_ho3d(home / "ho3d", "train", {"ABF10": 2})
+    layouts.write_dexter_object(home / "dexter_object", {"Grasp1": 2}, hidden={})
+    pack(load_folder(home / "folder"), home / "shards", per_shard=2, workers=1)
+    return home
+
+
+@pytest.mark.parametrize("source", ["folder", "freihand", "youtube3d", "ho3d", "dexter_object", "shards"])
+def test_a_root_that_may_not_be_reached_is_one_line(home: Path, source: Any) -> None:
+    config = DataConfig(source=source, root=str(home / source))
+    load_index(config)
+    for folder in (home, home / source):
+        with may_not_be_searched(folder), pytest.raises(UserError, match=f"{home / source}.*ermission denied"):
+            load_index(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "file", "source"),
+    [("bad_list", "bad.jsonl", "folder"), ("box", "boxes.csv", "folder"), ("regressor", "regressor.npy", "youtube3d")],
+)
+def test_a_file_that_may_not_be_reached_is_one_line(home: Path, key: str, file: str, source: Any) -> None:
+    hidden = home / "hidden"
+    hidden.mkdir()
+    (home / file).rename(hidden / file)
+    keys: dict[str, Any] = {"source": source, "root": str(home / source), key: str(hidden / file)}
+    config = DataConfig(**keys)
+    load_index(config)
+    with may_not_be_searched(hidden), pytest.raises(UserError, match=f"{hidden / file}.*ermission denied"):
+        load_index(config)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"checked": 1, "bad": Infinity}\n',
+        '{"checked": 1, "bad": 1}\n{"path": Infinity, "reason": ""}\n',
+        '{"checked": 1, "bad": ' + "[" * 100_000,
+        '{"checked": 1, "bad": 1' + "0" * 5000 + "}",
+        "null\n",
+        "7\n",
+        "\udcff\n",
+    ],
+)
+def test_a_bad_list_of_something_else_is_one_line(home: Path, text: str) -> None:
+    (home / "bad.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=r"bad\.jsonl: torn, or no list of bad files"):
+        load_index(DataConfig(source="folder", root=str(home / "folder"), bad_list=str(home / "bad.jsonl")))
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1" + "0" * 5000, "[" * 50 + "]" * 50, "[" * 100_000])
+@pytest.mark.parametrize("name", ["K", "xyz", "scale"])
+def test_labels_that_are_no_numbers_are_one_line(home: Path, name: str, number: str) -> None:
+    file = home / "freihand" / f"training_{name}.json"
+    file.write_text(f"[{number}, 2]")
+    with pytest.raises(UserError, match=f"training_{name}.json: "):
+        load_index(DataConfig(source="freihand", root=str(home / "freihand")))
+
+
+@pytest.mark.parametrize("key", ["width", "height", "id"])
+def test_whole_numbers_beyond_all_pixels_are_one_line(home: Path, key: str) -> None:
+    entries = layouts.youtube3d_entries()
+    entries["images"][1][key] = 10**40
+    (home / "youtube3d" / "youtube_train.json").write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=r"youtube_train\.json, (image 1|annotation 1): "):
+        load_index(DataConfig(source="youtube3d", root=str(home / "youtube3d")))
+
+
+def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
+    name = b"h\xe4nde".decode(errors="surrogateescape")
+    root = tmp_path / name
+    for image in (f"{name}.jpg", "b.jpg"):
+        layouts.write_image(tmp_path / "plain.jpg", 60, 40)
+        root.mkdir(exist_ok=True)
+        (tmp_path / "plain.jpg").rename(root / image)
+    index = load_index(DataConfig(source="folder", root=str(root)))
+    assert index.paths == ["b.jpg", f"{name}.jpg"]
+    write_bad_list(tmp_path / "bad.jsonl", {f"{name}.jpg": "for a test"}, checked=2)
+    left = load_index(DataConfig(source="folder", root=str(root), bad_list=str(tmp_path / "bad.jsonl")))
+    assert left.paths == ["b.jpg"]
+    assert pack(index, tmp_path / f"out_{name}", per_shard=1, workers=1).samples == 2
+    shards = load_index(DataConfig(source="shards", root=str(tmp_path / f"out_{name}")))
+    assert shards.read(1) == index.read(1)
+    write_part(tmp_path / "hands", "training", 1, 4)
+    (tmp_path / "hands").rename(root / "hands")
+    assert len(load_index(DataConfig(source="freihand", root=str(root / "hands")))) == 4

@@ -1,0 +1,100 @@
+"""Boxes that show nothing are refused, or counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.config import DataConfig
+from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.sources import load_index
+from tests.pipelines.sources.layouts import write_image
+from tests.pipelines.sources.test_freihand import write_part
+
+WIDTH, HEIGHT, COUNT = 90, 60, 100
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for number in range(COUNT):
+        write_image(root / f"{number:03}.png", WIDTH, HEIGHT)
+    return root
+
+
+def load(root: Path, tmp_path: Path, edges: list[list[float]]) -> Index:
+    """The folder's index with these boxes, in turn."""
+    file = tmp_path / "boxes.json"
+    boxes = {f"{number:03}.png": edges[number % len(edges)] for number in range(COUNT)}
+    file.write_text(json.dumps(boxes))
+    return load_index(DataConfig(source="folder", root=str(root), box=str(file)))
+
+
+GOOD = [20.0, 10, 60, 50]
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ([0.2, 0.1, 0.7, 0.8], "100 of 100 boxes show nothing.*look like fractions of the image; pixels are expected"),
+        ([0, 0, 1, 1], "look like fractions"),
+        ([-500, 10, -400, 50], "100 of 100 boxes show nothing.*000.png the first: x -500 to -400.*Expected pixels"),
+        ([900, 10, 1000, 50], "64 of 64 boxes that were compared with the size.*Are they of images of another size"),
+        ([10, 9_000, 50, 9_900], "64 of 64 boxes that were compared"),
+        ([-5000, -5000, 5000, 5000], "64 of 64 boxes that were compared"),
+        ([0, 0, 1e9, 1e9], "100 of 100 boxes are no boxes"),
+    ],
+)
+def test_boxes_that_show_nothing_are_refused(root: Path, tmp_path: Path, edges: list[float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(root, tmp_path, [edges])
+    with pytest.raises(UserError, match="boxes"):
+        load(root, tmp_path, [edges, edges, GOOD])
+
+
+@pytest.mark.parametrize(
+    ("edges", "counted"),
+    [
+        ([0, 0, 1, 1], "20 of 100 boxes show nothing"),
+        ([10, -90, 50, -20], "20 of 100 boxes show nothing"),
+        ([900, 10, 1000, 50], " of 64 boxes that were compared with the size of their images show nothing"),
+    ],
+)
+def test_some_such_boxes_are_counted(
+    root: Path, tmp_path: Path, edges: list[float], counted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(root, tmp_path, [GOOD, GOOD, GOOD, GOOD, edges])
+    (record,) = caplog.records
+    assert counted in record.message
+    assert "Mend or remove these boxes" in record.message
+
+
+@pytest.mark.parametrize(
+    "edges", [GOOD, [-30, -30, 20, 20], [0, 0, WIDTH, HEIGHT], [80, 50, 400, 400], [-200, -200, 300, 300], [5, 5, 8, 8]]
+)
+def test_boxes_that_show_a_part_are_no_news(
+    root: Path, tmp_path: Path, edges: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    load(root, tmp_path, [edges])
+    assert not caplog.records
+
+
+def test_whole_images_are_not_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Index, "read", lambda index, row: pytest.fail("reads an image"))
+    assert load_index(DataConfig(source="folder", root=str(root))).box_px[0].tolist() == list(WHOLE_IMAGE)
+
+
+def test_boxes_made_from_keypoints_are_looked_at(tmp_path: Path) -> None:
+    """A depth of zero projects to infinity."""
+    write_part(tmp_path, "training", 2, 8)
+    config = DataConfig(source="freihand", root=str(tmp_path), box="joints")
+    labels = tmp_path / "training_xyz.json"
+    xyz = np.array(json.loads(labels.read_text()))
+    load_index(config)
+    labels.write_text(json.dumps((xyz + np.array([9, 0, 0])).tolist()))
+    with pytest.raises(UserError, match="compared with the size of their images show nothing"):
+        load_index(config)

@@ -1,0 +1,88 @@
+"""Commands run where neither the checkout nor the home can be written to."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.compiled import choose_cache_folder
+from tests.train import tiny_run
+
+ROOT = Path(__file__).parents[2]
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # of linux/prctl.h and linux/capability.h
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A checkout that is read-only, images and a folder for output."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, check=True, text=True)
+        for file in listed.stdout.split("\0")[:-1]:
+            copy = place / "checkout" / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / file).read_bytes())
+        tiny_run.write_images(place / "images", 3)
+        (place / "out").mkdir()
+        folders = [path for path in (place / "checkout").rglob("*") if path.is_dir()]
+        for folder in folders:
+            folder.chmod(0o555)
+        yield place
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+def bound_by_permissions() -> None:
+    """What is read-only is so for root too, from the next program on."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+def run_bound(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=place / "checkout", capture_output=True, text=True, timeout=300,
+        env={**kept, "HOME": "/proc/nobody", "TMPDIR": str(place / "out"), "CUDA_VISIBLE_DEVICES": ""},
+        preexec_fn=bound_by_permissions,
+    )  # fmt: skip
+
+
+def test_a_command_keeps_what_it_compiles_in_a_temporary_folder(place: Path) -> None:
+    settings = ["--set", "data.source=folder", "--set", f"data.root={place / 'images'}", "--set", "train.device=cpu"]
+    done = run_bound(place, "cli.py", "check-data", *settings, str(place / "out" / "bad.jsonl"))
+    assert done.returncode == 0, done.stderr
+    assert "0 of 3 images cannot be used" in done.stdout
+    (kept,) = (place / "out").glob("peclr-dali-numba-*")
+    assert list(kept.rglob("*.nbi"))
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_who_imports_a_module_needs_no_folder(place: Path) -> None:
+    program = "import os; from pipelines.decoder_memory import new_array; print('NUMBA_CACHE_DIR' in os.environ)"
+    done = run_bound(place, "-c", program)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "closed"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    planted = tmp_path / f"peclr-dali-numba-{os.getuid()}"
+    planted.mkdir()
+    planted.chmod(0o777)
+    choose_cache_folder()
+    chosen = Path(os.environ["NUMBA_CACHE_DIR"])
+    assert chosen.parent == tmp_path
+    assert chosen != planted
+    planted.chmod(0o700)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "closed"))
+    choose_cache_folder()
+    assert Path(os.environ["NUMBA_CACHE_DIR"]) == planted
+    choose_cache_folder()  # as a rank does, whose launcher has chosen
+    assert Path(os.environ["NUMBA_CACHE_DIR"]) == planted

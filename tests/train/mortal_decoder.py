@@ -1,0 +1,34 @@
+"""A decoder with a defect, in a module that a process loads fast."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from pipelines.decoder_process import DaliDecoder
+from pipelines.views import Encoded, GraphConfig
+
+KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly")
+
+
+class MortalDecoder:
+    """DALI's decoder with a defect that some bytes behind an image's end set off."""
+
+    def __init__(self, graph: GraphConfig) -> None:
+        self._decoder = DaliDecoder(graph)
+
+    def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
+        endings = [bytes(data[-8:]).lstrip(b"\0") for data in encoded]
+        if KILL in endings:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if ABORT in endings:
+            os.abort()
+        if EXIT in endings:
+            os._exit(3)
+        if HANG in endings:
+            time.sleep(3600)
+        if endings.count(COSTLY) > 2:  # than memory has room for at once
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self._decoder(encoded)
