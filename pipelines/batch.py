@@ -16,7 +16,7 @@ class View:
         image: (N, 3, S, S) uint8, RGB, channels-last in memory.
         matrix: (N, 2, 3) float32, the augmentation u -> A u + v from the canonical view (the hand's box resized to the
             output, not augmented) to this view, in units of the output side, origin at the centre, x right, y down.
-        source_to_view_px: (N, 2, 3) float32, from pixels of the decoded source to pixels of this view, both
+        source_to_view_px: (N, 2, 3) float32, from pixels of the source as displayed to pixels of this view, both
             corner-based. It carries keypoints; the pixels were warped with it.
     """
 
