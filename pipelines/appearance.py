@@ -13,9 +13,8 @@ import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import fn
 
-from pipelines.draws import MIN_BLUR_SIGMA_PX, AppearanceConfig, Draw
+from pipelines.draws import GREY, MIN_BLUR_SIGMA_PX, AppearanceConfig, Draw
 from pipelines.noise import FACTORS, QUANTILE_BITS, SHIFTS, noise_levels, pixel_hashes
-from pipelines.reference import GREY
 
 Node = Any  # DALI's DataNode carries no types
 
@@ -48,7 +47,7 @@ def _where(applied: Node, changed: Node, view: Node) -> Node:
 
 def _grey(view: Node) -> Node:
     """(S, S, 1) float, not rounded."""
-    weights = types.Constant(GREY.astype(np.float32), device=view.device)
+    weights = types.Constant(np.array(GREY, np.float32), device=view.device)
     return fn.reductions.sum(view * weights, axes=[2], keep_dims=True)
 
 

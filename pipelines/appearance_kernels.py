@@ -1,6 +1,6 @@
 """The further augmentations on the CPU's fast path, in place, one view after the other; compiled by Numba at first use.
 
-The arithmetic of `pipelines.reference.change_appearance` in float32, in rows that the compiler can vectorise.
+Float32, in rows that the compiler can vectorise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.draws import Draw
+from pipelines.draws import GREY, Draw
 from pipelines.kernels import compiled
 from pipelines.noise import QUANTILE_BITS, mix
 
@@ -20,8 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 F, U32 = np.float32, np.uint32
 
-RED, GREEN, BLUE = F(0.299), F(0.587), F(0.114)
-"""Weights of a grey; `pipelines.reference.GREY` in the kernel's precision."""
+RED, GREEN, BLUE = (F(weight) for weight in GREY)
 
 # Numba takes plain whole numbers from the module.
 _SOBEL, _BLUR, _NOISE, _COLOUR_DROP = int(Draw.SOBEL), int(Draw.BLUR), int(Draw.NOISE), int(Draw.COLOUR_DROP)

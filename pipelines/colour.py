@@ -12,8 +12,7 @@ import nvidia.dali.math as dali_math
 import nvidia.dali.types as types
 from nvidia.dali import fn
 
-from pipelines.draws import ColourConfig, Draw
-from pipelines.reference import LINEAR_HUE_DEG
+from pipelines.draws import LINEAR_HUE_DEG, ColourConfig, Draw
 
 Node = Any  # DALI's DataNode carries no types
 

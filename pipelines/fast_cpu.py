@@ -12,17 +12,25 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.appearance_kernels import change_views
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig
+from pipelines.draws import (
+    LINEAR_HUE_DEG,
+    NO_APPEARANCE,
+    AppearanceConfig,
+    ColourConfig,
+    Draw,
+    FloatArray,
+    GeometryConfig,
+)
 from pipelines.kernels import make_views
 from pipelines.noise import noise_levels, pixel_hashes
 from pipelines.plan import Plan
-from pipelines.reference import linear_colour_matrix
 
 Image = npt.NDArray[np.uint8]
 
 _COLOUR = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
+_RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _REACH_PX = 2**24
-"""Up to here float32 tells neighbouring pixels apart."""
+"""Largest coordinate at which float32 resolves one pixel."""
 
 
 def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
@@ -54,8 +62,11 @@ def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
 
 
 def linear_map(draw: FloatArray) -> FloatArray:
-    """Affine colour map (3, 4) of the linear jitter of one row of draws."""
-    scaled = linear_colour_matrix(draw[Draw.HUE], draw[Draw.SATURATION]) * draw[Draw.VALUE_SCALE]
+    """Affine colour map (3, 4) of the linear jitter of one row of draws, as DALI's `fn.hsv` has it."""
+    angle = math.radians((draw[Draw.HUE] - 1) * LINEAR_HUE_DEG)
+    cos, sin = draw[Draw.SATURATION] * math.cos(angle), draw[Draw.SATURATION] * math.sin(angle)
+    turn = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])
+    scaled = np.linalg.inv(_RGB_TO_YIQ) @ turn @ _RGB_TO_YIQ * draw[Draw.VALUE_SCALE]
     return np.column_stack([scaled, np.full(3, draw[Draw.VALUE_SHIFT])]).astype(np.float32)
 
 

@@ -1,8 +1,8 @@
 """The one kernel of our own on the CPU's fast path: halve, warp and jitter many images without Python in between.
 
-It is the arithmetic of `pipelines.reference`, in rows over small buffers, each loop simple enough for the compiler to
-vectorise. Numba compiles it at first use and keeps the result on disk. Images come as addresses, since a batch of
-images of different sizes is no array.
+It halves as `pipelines.plan` says, samples bilinearly and jitters in HSV, in rows over small buffers, each loop simple
+enough for the compiler to vectorise. Numba compiles it at first use and keeps the result on disk. Images come as
+addresses, since a batch of images of different sizes is no array.
 """
 
 from __future__ import annotations

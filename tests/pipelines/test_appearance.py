@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipelines import reference
 from pipelines.config import PipelinesConfig
 from pipelines.draws import (
     MAX_BLUR_SIGMA_PX,
@@ -28,6 +27,7 @@ from pipelines.loader import Loader
 from pipelines.noise import noise_levels, pixel_hashes
 from pipelines.order import EpochOrder, RankSlice
 from pipelines.sources.folder import load_folder
+from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, Image, make_views, smooth_image
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, PLAIN_DRAW, far_from_fill
 

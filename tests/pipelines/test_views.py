@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from errors import UserError
-from pipelines import reference
 from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, Range, draw_view
 from pipelines.fast_cpu import view_to_source
 from pipelines.plan import count_halvings
+from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
