@@ -16,6 +16,8 @@ LARGEST_NUMBER = 1e18
 """Its square is finite in float32."""
 
 Count: TypeAlias = Annotated[int, Interval(ge=1, le=LARGEST_COUNT)]
+Width: TypeAlias = Annotated[int, Interval(ge=1, le=10**9)]
+"""Of a layer. The bytes of a matrix of two such widths, in float64, fit into 63 bits."""
 Seed: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_SEED)]
 Threads: TypeAlias = Annotated[int, Interval(ge=1, le=1024)]
 """CPU threads of one process."""

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
-from errors import RanksLost, ToldByAnother, UserError
+from errors import RanksLost, ToldByAnother, UserError, of_machine
 from pipelines.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
@@ -42,8 +42,6 @@ class OneLineErrors(click.Group):
             _fail(str(error), restart=True)
         except UserError as error:
             _fail(str(error))
-        except OSError as error:  # the machine's, at a place that did not expect it
-            _fail(_of_machine(error))
         except Interrupted as stop:
             if is_main_rank():
                 say(str(stop), err=True)
@@ -60,6 +58,11 @@ class OneLineErrors(click.Group):
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
             sys.exit(130)
+        except Exception as error:
+            message = of_machine(error)
+            if message is None:  # a defect of ours
+                raise
+            _fail(message)
         sys.exit(0)
 
 
@@ -77,12 +80,6 @@ def _leave_in_silence() -> None:
     restarts.wait_for_report()
     restarts.refuse()
     sys.exit(2)
-
-
-def _of_machine(error: OSError) -> str:
-    if error.filename is None or error.strerror is None:
-        return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
-    return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Seed
 from errors import UserError
-from train.config import load_config
+from train.config import Config, as_toml, load_config
+from train.finetune_config import FinetuneConfig
+
+C = TypeVar("C", Config, FinetuneConfig)
 
 Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 
@@ -90,9 +93,12 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     """Read an experiment's TOML file.
 
     Raises:
-        UserError: it cannot be read, or names an arm that there is not.
+        UserError: it cannot be read, names an arm that there is not, or an arm's configuration is wrong.
     """
     config = load_config(ExperimentConfig, [file], overrides)
+    for name, arm in config.pretrain.arms.items():
+        if arm.start is not None:
+            raise UserError(f"{file}: pretrain.arms.{name}.start: only arms of finetune start from another; remove it")
     for name, arm in config.finetune.arms.items():
         if arm.start is not None and arm.start not in config.pretrain.arms:
             raise UserError(f"{file}: finetune.arms.{name}.start = {arm.start!r}: expected an arm of pretrain.arms")
@@ -100,4 +106,42 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
         for name in (claim.better, claim.than):
             if name not in config.finetune.arms:
                 raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
+    for name in config.pretrain.arms:
+        settings_of_arm(Config, config, name, config.seeds[0])
+    for name in config.finetune.arms:
+        settings_of_arm(FinetuneConfig, config, name, config.seeds[0])
     return config
+
+
+def folder_of(config: ExperimentConfig, seed: int, stage: str, name: str) -> Path:
+    """Where an arm runs."""
+    return config.out / f"seed_{seed}" / f"{stage}_{name}"
+
+
+def settings_of_arm(kind: type[C], config: ExperimentConfig, name: str, seed: int) -> tuple[C, list[str]]:
+    """The configuration of an arm of a stage, and the keys that it sets over the stage's files.
+
+    Args:
+        kind: `Config` for an arm of pre-training, `FinetuneConfig` for one of fine-tuning.
+        config: the experiment.
+        name: of the arm.
+        seed: of the run.
+
+    Raises:
+        UserError: a key that there is not, or a value that it cannot have.
+    """
+    stage = "pretrain" if kind is Config else "finetune"
+    shared: Stage = getattr(config, stage)
+    arm: Arm = shared.arms[name]
+    own: dict[str, Any] = {
+        "data.root": str(config.data),
+        "run.out": str(folder_of(config, seed, stage, name)),
+        "run.seed": seed,
+    }
+    if arm.start is not None:
+        own["encoder.weights"] = str(folder_of(config, seed, "pretrain", arm.start))
+    overrides = [*shared.set, *arm.set, *(f"{key}={as_toml(value)}" for key, value in own.items())]
+    try:
+        return load_config(kind, shared.config, overrides), overrides
+    except UserError as error:
+        raise UserError(f"{stage}.arms.{name}: {error}") from error

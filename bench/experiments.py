@@ -20,17 +20,19 @@ import numpy.typing as npt
 from pydantic.dataclasses import dataclass
 from scipy.stats import t as student
 
-from bench.experiment_config import Arm, Comparison, ExperimentConfig, Metric, Stage
+from bench.experiment_config import Comparison, ExperimentConfig, Metric, folder_of, settings_of_arm
 from bench.hardware import describe_machine
 from bench.report import read_rows
+from errors import UserError
 from models.config import PoseConfig
 from pipelines.sources import load_index
 from pipelines.synthetic import make_dataset
-from train.config import Config, as_toml, load_config
+from train.config import Config
 from train.distributed.world import World
 from train.evaluation.metrics import (
     align,
     confidence_intervals,
+    in_one_place,
     mean_over_hands,
     paired_difference,
     pose_errors,
@@ -94,8 +96,8 @@ def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Outcom
         with progress_bar("rendering") as progress:
             make_dataset(config.data, poses=config.poses, seed=0, scenes=config.scenes, progress=progress)
     for seed in config.seeds:
-        rows = [_pretrain(config, seed, name, arm) for name, arm in config.pretrain.arms.items()]
-        rows += [_finetune(config, seed, name, arm) for name, arm in config.finetune.arms.items()]
+        rows = [_pretrain(config, seed, name) for name in config.pretrain.arms]
+        rows += [_finetune(config, seed, name) for name in config.finetune.arms]
         took = {key: sum(row[key] for row in rows) for key in ("seconds", "cpu_seconds")}
         log.info("seed %d: %.1f minutes, %.1f of a CPU", seed, took["seconds"] / 60, took["cpu_seconds"] / 60)
         for row in [*rows, {"kind": "seed", "seed": seed, **took}]:
@@ -109,22 +111,17 @@ def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Outcom
     return outcomes
 
 
-def _pretrain(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[str, Any]:
-    folder = _folder(config, seed, "pretrain", name)
-    overrides = _overrides(config, config.pretrain, arm, seed, folder)
-    settings = load_config(Config, config.pretrain.config, overrides)
-    with _clock(folder) as took:
+def _pretrain(config: ExperimentConfig, seed: int, name: str) -> dict[str, Any]:
+    settings, overrides = settings_of_arm(Config, config, name, seed)
+    with _clock(Path(settings.run.out)) as took:
         pretrain(settings, "auto")
     return {"kind": "pretrain", "seed": seed, "arm": name, "set": overrides, **took}
 
 
-def _finetune(config: ExperimentConfig, seed: int, name: str, arm: Arm) -> dict[str, Any]:
+def _finetune(config: ExperimentConfig, seed: int, name: str) -> dict[str, Any]:
     """Fine-tune and measure one arm; its row, with the metrics on the evaluation part."""
-    folder = _folder(config, seed, "finetune", name)
-    overrides = _overrides(config, config.finetune, arm, seed, folder)
-    if arm.start is not None:
-        overrides.append(f"encoder.weights={as_toml(str(_folder(config, seed, 'pretrain', arm.start)))}")
-    settings = load_config(FinetuneConfig, config.finetune.config, overrides)
+    settings, overrides = settings_of_arm(FinetuneConfig, config, name, seed)
+    folder = Path(settings.run.out)
     with _clock(folder) as took:
         run = finetune(settings, "auto")
         tables_file = _tables_file(config, seed, name)
@@ -187,9 +184,14 @@ def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
     "rigid_hand" the mean of the hands after alignment to each other: a stiff hand that the metric turns to fit.
 
     Args:
-        known_m: (N, 21, 3) hands to take the means of, in metres.
-        held_out_m: (M, 21, 3) hands to measure on.
+        known_m: (N, 21, 3) hands to take the means of, in metres. Hands whose label is one point, or no number, do not
+            count.
+        held_out_m: (M, 21, 3) hands to measure on, likewise.
+
+    Raises:
+        UserError: no hand is left.
     """
+    known_m, held_out_m = _hands_of_some_size(known_m), _hands_of_some_size(held_out_m)
     known_m = known_m - known_m[:, :1]
     rigid = known_m[0]
     for _ in range(_ALIGNMENTS):
@@ -199,6 +201,14 @@ def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
         for name, pose in (("mean_pose", known_m.mean(axis=0)), ("rigid_hand", rigid))
     }
     return {name: float(np.nanmean(mean_over_hands(table))) for name, table in errors.items()}
+
+
+def _hands_of_some_size(hands_m: Floats) -> Floats:
+    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(hands_m).all(axis=2))
+    kept: Floats = hands_m[known.all(axis=1) & ~in_one_place(hands_m, known)]
+    if not len(kept):
+        raise UserError(f"all {len(hands_m)} labels are one point or no numbers: expected hands. Use another dataset")
+    return kept
 
 
 def compare(config: ExperimentConfig, claim: Comparison) -> Outcome:
@@ -228,17 +238,8 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Outcome:
     return Outcome(claim.better, claim.than, claim.metric, tuple(differences), mean, low, high, holds)
 
 
-def _overrides(config: ExperimentConfig, stage: Stage, arm: Arm, seed: int, folder: Path) -> list[str]:
-    own = {"data.root": str(config.data), "run.out": str(folder), "run.seed": seed}
-    return [*stage.set, *arm.set, *(f"{key}={as_toml(value)}" for key, value in own.items())]
-
-
-def _folder(config: ExperimentConfig, seed: int, stage: str, name: str) -> Path:
-    return config.out / f"seed_{seed}" / f"{stage}_{name}"
-
-
 def _tables_file(config: ExperimentConfig, seed: int, name: str) -> Path:
-    return _folder(config, seed, "errors", name).with_suffix(".npz")
+    return folder_of(config, seed, "errors", name).with_suffix(".npz")
 
 
 def _load_table(config: ExperimentConfig, seed: int, name: str, metric: Metric) -> Floats:

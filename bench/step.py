@@ -26,7 +26,8 @@ from pipelines.sources import load_index
 from train.config import Config
 from train.contrastive_step import ContrastiveStep
 from train.distributed.world import World, described_world
-from train.graph_memory import free_bytes, with_graph_bytes
+from train.free_memory import free_bytes
+from train.graph_memory import with_graph_bytes
 from train.state import PRECISIONS, PretrainingState
 from train.stopwatch import Stopwatch
 

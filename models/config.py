@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Positive
+from bounds import Positive, Width
 from models.hand import KEYPOINTS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -41,8 +41,8 @@ class ProjectorConfig:
         dim: D = 2m, length of a projection.
     """
 
-    hidden: Count = 512
-    dim: Count = 128
+    hidden: Width = 512
+    dim: Width = 128
 
     @field_validator("dim")
     @classmethod
@@ -96,7 +96,7 @@ class PoseConfig:
     """
 
     head: Literal["linear", "mlp"] = "linear"
-    hidden: Count = 512
+    hidden: Width = 512
     root: str = "wrist"
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"

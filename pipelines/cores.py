@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import os
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from pipelines.control_groups import groups, read
+
+log = logging.getLogger(__name__)
 
 
 def available_cores() -> int:
@@ -13,11 +18,28 @@ def available_cores() -> int:
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota())))
 
 
+@functools.cache
+def warn_of_threads(key: str, threads: int, processes_here: int) -> None:
+    """Say so, once for each process, where threads are more than twice the cores that they run on.
+
+    Args:
+        key: of the configuration that sets them.
+        threads: of each process.
+        processes_here: that share this machine's cores.
+    """
+    cores = available_cores()
+    if threads * processes_here > 2 * cores:
+        in_all = f" in each of {processes_here} processes" if processes_here > 1 else ""
+        log.warning(
+            "%s = %d%s, on %d core%s: so many threads slow each other down. Leave the key unset, or set it to %d",
+            key, threads, in_all, cores, "s" * (cores > 1), max(1, cores // processes_here),
+        )  # fmt: skip
+
+
 def cpu_quota(system: Path = Path("/")) -> float:
     """The lowest quota of CPU time, in cores, of this process's control group and of those above it.
 
-    Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us) of Linux's control groups. A container may see its own
-    group as the root of the tree under a path that is the host's, so the root is looked at in any case.
+    Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us) of Linux's control groups.
 
     Args:
         system: the root of the file system.
@@ -25,34 +47,11 @@ def cpu_quota(system: Path = Path("/")) -> float:
     Returns:
         Infinity if there is no quota, or none that can be read.
     """
-    return min((_quota(folder) for folder in _groups(system)), default=math.inf)
-
-
-def _groups(system: Path) -> Iterator[Path]:
-    """Folders of the groups that may limit this process."""
-    for line in _read(system / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mounts = [system / "sys/fs/cgroup", system / "sys/fs/cgroup/unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [system / "sys/fs/cgroup" / name for name in (controllers, "cpu")]
-        else:
-            continue
-        group = PurePosixPath(path)
-        for mount in mounts:
-            yield from (mount / str(above).lstrip("/") for above in (group, *group.parents))
+    return min((_quota(folder) for folder in groups("cpu", system)), default=math.inf)
 
 
 def _quota(group: Path) -> float:
-    quota, period = (_read(group / "cpu.max") or "max max").split()
+    quota, period = (read(group / "cpu.max") or "max max").split()
     if quota == "max":
-        quota, period = (_read(group / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period"))
+        quota, period = (read(group / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period"))
     return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else math.inf
-
-
-def _read(file: Path) -> str:
-    """What stands in a file; nothing if it cannot be read."""
-    try:
-        return file.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
-from pipelines.cores import available_cores
+from pipelines.cores import available_cores, warn_of_threads
 from pipelines.decoder_memory import keep_decoded_in_cache
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
@@ -78,6 +78,8 @@ class Loader:
         appearance: AppearanceConfig = NO_APPEARANCE,
     ) -> None:
         threads = config.threads or max(1, available_cores() // processes_here)
+        if config.threads and rows.start == 0:  # rank 0's
+            warn_of_threads("pipelines.threads", threads, processes_here)
         self.backend = resolve_backend(config.backend, device)
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._rows, self._device, self._views = rows, device, views

@@ -21,7 +21,8 @@ from models.losses import nt_xent_rows
 from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
 from train.distributed.world import World, micro_batch_share
-from train.graph_memory import free_bytes, with_graph_bytes
+from train.free_memory import free_bytes
+from train.graph_memory import with_graph_bytes
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,11 @@
-"""How much memory an autograd graph holds, and how much there is."""
+"""How much memory an autograd graph holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-from train.distributed.world import World
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
@@ -39,13 +36,3 @@ def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         result = forward()
     return result, sum(blocks.values())
-
-
-def free_bytes(world: World) -> int:
-    """Memory that this rank may still take on its device; on the CPU, its part of what the machine has."""
-    if world.device.type == "cuda":
-        cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
-        return torch.cuda.mem_get_info(world.device)[0] + cached
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024 // world.local_world_size

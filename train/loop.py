@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from errors import UserError
-from pipelines.cores import available_cores
+from pipelines.cores import available_cores, warn_of_threads
 from pipelines.index import Index
 from pipelines.loader import Loader
 from train.config import Config, to_dict
@@ -32,11 +32,13 @@ def set_threads(threads: int | None, world: World) -> None:
     """Torch's CPU threads: as configured, else a share of the cores for each of several processes of a machine.
 
     torchrun would leave each a single one. A single process keeps torch's choice, which knows no quota of CPU time,
-    up to the cores that it may use.
+    up to the cores that it may use. A warning tells of more than twice the cores.
     """
     if threads is None:
         share = max(1, available_cores() // world.local_world_size)
         threads = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
+    elif world.is_main:
+        warn_of_threads("train.threads", threads, world.local_world_size)
     torch.set_num_threads(threads)
 
 

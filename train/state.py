@@ -23,6 +23,7 @@ from train.batch_statistics import synchronise
 from train.config import Config, first_difference, to_dict
 from train.contrastive_step import ContrastiveStep, StepResult
 from train.distributed.world import World
+from train.free_memory import require_memory
 from train.optim import Lars, build_optimizer, learning_rate_factor
 from train.runs.checkpoint import load_checkpoint
 
@@ -181,13 +182,23 @@ class PretrainingState(TrainingState[StepResult]):
         world: this rank among all.
         steps_per_epoch: optimiser steps in an epoch.
         fresh: False if a checkpoint will be restored, so that no starting weights need to be read.
+
+    Raises:
+        UserError: the network does not fit into memory, or its starting weights cannot be used.
     """
 
     def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
         train = config.train
         self.precision = resolve_precision(train.precision, world.device)
         dtype, autocast_dtype = PRECISIONS[self.precision]
-        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
+        random = dataclasses.replace(config.encoder, weights="random")
+        widest = max(("hidden", "dim"), key=lambda name: int(getattr(config.projector, name)))
+        keys = {
+            "encoder": f"encoder.name = {config.encoder.name!r}",
+            "projector": f"projector.{widest} = {getattr(config.projector, widest)}",
+        }
+        require_memory(lambda: build_network(random, config.projector), dtype, world, keys)
+        encoder = config.encoder if fresh else random
         layout = torch.channels_last if train.channels_last else torch.contiguous_format
         network = build_network(encoder, config.projector).to(world.device, dtype)
         network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not

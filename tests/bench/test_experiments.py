@@ -15,9 +15,10 @@ import pytest
 
 from bench import experiments
 from bench.documentation import write_tables
-from bench.experiment_config import Arm, Comparison, ExperimentConfig, Stage
+from bench.experiment_config import Arm, Comparison, ExperimentConfig, Stage, load_experiment
 from bench.experiment_report import save_comparisons
 from bench.experiments import compare, constant_errors, run_experiment
+from errors import UserError
 from tests.train import tiny_hands
 from train.runs.interrupt import Interrupted
 
@@ -162,3 +163,27 @@ def test_the_page_and_the_picture(training: Training, tmp_path: Path) -> None:
     assert "3.000 cm" in made
     save_comparisons([dataclasses.asdict(outcome) for outcome in outcomes], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_labels_of_one_point_do_not_count() -> None:
+    hands = tiny_hands.random_hands_m(np.random.default_rng(0), 20)
+    spoilt = np.concatenate([np.full((1, 21, 3), 0.5), hands[:10]]), np.concatenate([hands[10:], np.ones((1, 21, 3))])
+    assert constant_errors(*spoilt) == constant_errors(hands[:10], hands[10:])
+    with pytest.raises(UserError, match="all 3 labels are one point or no numbers"):
+        constant_errors(hands, np.full((3, 21, 3), np.nan))
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        ("pretrain.arms.simclr.set=['equivariance.varient=none']", "pretrain.arms.simclr: .*equivariance.variant"),
+        ("finetune.arms.scratch_10.set=['train.epochs=many']", "finetune.arms.scratch_10: .*train.epochs = 'many'"),
+        ("finetune.set=['train.recompute=always']", "finetune.arms.scratch_10: .*unknown key train.recompute"),
+        ("pretrain.config=['missing.toml']", "pretrain.arms.peclr: .*missing.toml"),
+        ("pretrain.arms.peclr.start=simclr", "pretrain.arms.peclr.start: only arms of finetune"),
+    ],
+)
+def test_a_mistake_in_any_arm_is_told_before_the_first(arm: str, said: str) -> None:
+    file = Path(__file__).parents[2] / "configs" / "experiment_hands.toml"
+    with pytest.raises(UserError, match=said):
+        load_experiment(file, [arm])

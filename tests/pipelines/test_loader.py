@@ -17,6 +17,7 @@ from PIL import Image as PillowImage
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import PipelinesConfig
+from pipelines.cores import warn_of_threads
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS
 from pipelines.index import WHOLE_IMAGE, Index, join
@@ -383,3 +384,17 @@ def test_a_closed_loader_says_so(folder: Index) -> None:
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iter(never))
+
+
+def test_many_threads_are_told(
+    folder: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pipelines.cores.available_cores", lambda: 1)
+    warn_of_threads.cache_clear()
+    for threads in (None, 2, 3):
+        Loader(
+            folder, EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20), PipelinesConfig(threads=threads), SMALL,
+            ColourConfig(), seed=5, device=CPU,
+        ).close()  # fmt: skip
+    (message,) = caplog.messages
+    assert message.startswith("pipelines.threads = 3, on 1 core: ")

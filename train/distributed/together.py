@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from errors import ToldByAnother, UserError
+from errors import ToldByAnother, UserError, of_machine
 from train.distributed.world import World
 from train.runs.interrupt import StopSignals
 
@@ -18,7 +18,8 @@ def together(world: World, action: Callable[[], T]) -> T:
     """Do something on all ranks that may fail on some of them: it then fails on all.
 
     Raises:
-        UserError: of the lowest rank that failed, on this rank if it is the one, else as `ToldByAnother`.
+        UserError: of the lowest rank that failed, on this rank if it is the one, else as `ToldByAnother`. What the
+            machine refuses, such as a file or memory, is one, too.
     """
     result, error = _attempt(action)
     _, failed = _agree(world, 0, error)
@@ -78,6 +79,13 @@ def _attempt(action: Callable[[], T]) -> tuple[list[T], UserError | None]:
         return [action()], None
     except UserError as error:
         return [], error
+    except Exception as error:
+        message = of_machine(error)
+        if message is None:
+            raise
+        refused = UserError(message)
+        refused.__cause__ = error
+        return [], refused
 
 
 def _agree(world: World, signal_number: int, error: UserError | None) -> tuple[int, bool]:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from models.pose import PoseNetwork, PoseOutput
+from models.pose import PoseNetwork, PoseOutput, build_pose_network
 from pipelines.batch import Batch
 from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
+from train.free_memory import require_memory
 from train.optim import learning_rate_factor
 from train.pose.step import PoseStep, PoseStepResult
 from train.pose.targets import PoseLabels
@@ -33,6 +34,9 @@ class FinetuningState(TrainingState[PoseStepResult]):
 
     Attributes:
         best: step and figures of the best validation so far; empty before the first.
+
+    Raises:
+        UserError: the network does not fit into memory, or its starting weights cannot be used.
     """
 
     network: PoseNetwork
@@ -43,7 +47,16 @@ class FinetuningState(TrainingState[PoseStepResult]):
         train = config.train
         self.precision = resolve_precision(train.precision, world.device)
         self._dtype, autocast_dtype = PRECISIONS[self.precision]
-        encoder = config.encoder if fresh else dataclasses.replace(config.encoder, weights="random")
+        random = dataclasses.replace(config.encoder, weights="random")
+
+        def build() -> PoseNetwork:
+            network = build_pose_network(random, config.pose)
+            network.encoder.requires_grad_(not train.frozen)
+            return network
+
+        keys = {"encoder": f"encoder.name = {config.encoder.name!r}", "head": f"pose.hidden = {config.pose.hidden}"}
+        require_memory(build, self._dtype, world, keys)
+        encoder = config.encoder if fresh else random
         layout = torch.channels_last if train.channels_last else torch.contiguous_format
         network = start_pose_network(encoder, config.pose).to(world.device, self._dtype)
         network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not

@@ -1,0 +1,138 @@
+"""What is free is what every limit leaves, and a network that does not fit is refused before it is built."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.command_line import run_cli
+from tests.train import tiny_hands, tiny_run
+from train import free_memory
+from train.distributed.world import World
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+V2 = "0::/kubepods/pod7\n"
+V1 = "5:memory:/pods/pod7\n4:cpu,cpuacct:/pods\n0::/pods\n"
+STAT = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}\n"
+STAT_V1 = f"inactive_file 1\ntotal_inactive_file {2 * GIB}\ntotal_active_file 0\n"
+NO_LIMIT_V1 = "9223372036854771712\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        (V2, {"kubepods/pod7/memory.max": 8 * GIB, "kubepods/pod7/memory.current": 3 * GIB}, 5 * GIB),
+        (V2, {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": STAT}, 7 * GIB),  # page cache goes
+        (V2, {"kubepods/pod7/memory.max": "max", "kubepods/pod7/memory.current": 3 * GIB,
+              "kubepods/memory.max": 4 * GIB, "kubepods/memory.current": 3 * GIB}, GIB),
+        (V2, {"memory.max": "max", "memory.current": 3 * GIB}, math.inf),
+        (V2, {}, math.inf),
+        ("", {}, math.inf),
+        (V1, {f"memory/pods/pod7/memory.{name}": value for name, value in
+              (("limit_in_bytes", 8 * GIB), ("usage_in_bytes", 7 * GIB), ("stat", STAT_V1))}, 3 * GIB),
+    ],
+)  # fmt: skip
+def test_the_least_free_control_group_counts(
+    cgroup: str, files: dict[str, object], expected: float, tmp_path: Path
+) -> None:
+    texts = {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{name}": f"{value}\n" for name, value in files.items()}}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory.free_in_control_groups(tmp_path) == expected
+
+
+def test_ranks_share_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "free_in_control_groups", lambda: 2**20)
+    assert free_memory.free_bytes(World()) == 2**20
+    assert free_memory.free_bytes(World(local_world_size=4)) == 2**18
+
+
+def test_a_limit_on_addresses_counts() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (taken + GIB // 4, before[1]))
+    try:
+        assert 0 < free_memory.free_bytes(World()) <= GIB // 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "images"
+    tiny_run.write_images(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("hands")
+    tiny_hands.write_hands(root, poses=12)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("projector.hidden=1000000000", "projector.hidden = 1000000000: the network needs 7.6 TiB of memory on cpu"),
+        ("projector.dim=1000000000", "projector.dim = 1000000000: the network needs"),
+    ],
+)
+def test_a_head_too_wide_is_refused(
+    override: str, said: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny_run.settings(images, tmp_path / "run", override)
+    assert run_cli("pretrain", *(part for word in words for part in ("--set", word))) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: {said}")
+    assert "are free" in last
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_pose_head_too_wide_is_refused(hands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tiny_hands.settings(hands, tmp_path / "run", "pose.head=mlp", "pose.hidden=1000000000")
+    assert run_cli("finetune", *(part for word in words for part in ("--set", word))) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: pose.hidden = 1000000000: the network needs ")
+
+
+LIMITED = """
+import resource, sys
+import psutil
+import cli, train.pretrain, torch._dynamo, pipelines.views
+taken = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (taken + int(sys.argv[1]) * 2**20,) * 2)
+cli.main.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("mib", "overrides", "said"),
+    [
+        (150, (), "error: encoder.name = 'resnet18': the network needs 170"),
+        (
+            900,
+            ("train.batch=48", "train.micro_batch=48", "geometry.side_px=448"),
+            "error: out of memory: a training step asked for ",
+        ),
+    ],
+)
+def test_too_little_memory_is_one_line(
+    mib: int, overrides: tuple[str, ...], said: str, images: Path, tmp_path: Path
+) -> None:
+    words = [part for word in tiny_run.settings(images, tmp_path / "run", *overrides) for part in ("--set", word)]
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(mib), "pretrain", *words],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert found.returncode == 2, found.stderr
+    assert "Traceback" not in found.stderr
+    assert found.stderr.splitlines()[-1].startswith(said), found.stderr
