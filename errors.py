@@ -1,5 +1,12 @@
 """The exception that stands for the user's input rather than for a defect of ours, and how its message is printed."""
 
+from __future__ import annotations
+
+import os
+import re
+
+_OF_THE_SHELL = re.compile(r"~|\$\w|.*\$\{")
+
 
 class UserError(Exception):
     """Bad input: the command line prints the message as one line and exits with code 2.
@@ -22,3 +29,11 @@ def printable(text: str) -> str:
     Names of files may hold anything but "/" and NUL.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_left_to_shell(path: str) -> bool:
+    """Whether a path holds a ~ or $NAME that no shell has replaced, as in quotes, behind "=" or in a file.
+
+    Taken as it is, it would make a folder named "~".
+    """
+    return _OF_THE_SHELL.match(path) is not None and not os.path.lexists(path)

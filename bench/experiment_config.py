@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,9 @@ from errors import UserError
 from train.config import load_config
 
 Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+
+_ARM = re.compile(r"[\w-]+")
+"""Name of an arm, which is part of a folder's."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -90,9 +94,16 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     """Read an experiment's TOML file.
 
     Raises:
-        UserError: it cannot be read, or names an arm that there is not.
+        UserError: it cannot be read, names an arm that there is not or that cannot name a folder, compares an arm with
+            itself, or gives a seed twice.
     """
     config = load_config(ExperimentConfig, [file], overrides)
+    if len(set(config.seeds)) < len(config.seeds):
+        raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each once, since a seed is one experiment")
+    for stage, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
+        for name in arms:
+            if not _ARM.fullmatch(name):
+                raise UserError(f"{file}: {stage}.arms.{name!r} names a folder: expected letters, digits, - and _")
     for name, arm in config.finetune.arms.items():
         if arm.start is not None and arm.start not in config.pretrain.arms:
             raise UserError(f"{file}: finetune.arms.{name}.start = {arm.start!r}: expected an arm of pretrain.arms")
@@ -100,4 +111,6 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
         for name in (claim.better, claim.than):
             if name not in config.finetune.arms:
                 raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
+        if claim.better == claim.than:
+            raise UserError(f"{file}: compare names {claim.better!r} as better than itself: expected two arms")
     return config

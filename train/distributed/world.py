@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from errors import RanksLost, UserError
+from train.config import require_whole_micro_batches
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Progress, Watchdog
 
@@ -227,11 +228,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) 
     Raises:
         UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
     """
-    if batch % micro_batch:
-        raise UserError(
-            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "
-            "micro-batches, so change one of the two."
-        )
+    require_whole_micro_batches(batch, micro_batch)
     micro_batches = batch // micro_batch
     if micro_batches < world_size:
         raise UserError(
