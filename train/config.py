@@ -192,6 +192,8 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 _EXPECTED = {
     "tuple_type": 'expected a list in brackets, such as [1, 2] or ["a", "b"]',
+    "too_long": "expected at most {max_length} items, found {actual_length}",
+    "too_short": "expected at least {min_length}, found {actual_length}",
     "dataclass_type": "expected a table of keys, as [{key}] in a file or --set {key}.KEY=VALUE",
     "string_type": 'expected a string; write it in quotes: {key} = "...", or --set \'{key}="..."\'',
 }
@@ -467,15 +469,31 @@ def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, st
         table = path[0] if len(path) > 1 and path[0] in known else None
         siblings = sorted(k for k in known if (k.startswith(f"{table}.") if table else "." not in k))
         hint = f"did you mean {matches[0]}?" if matches else f"known are {', '.join(siblings)}"
+        other = _other_command(shown, known)
+        if other is not None:
+            hint = f"it is one of '{other}', not of this command"
         return f"{prefix}unknown key {_shortened(shown)}: {hint}"
     if first["type"] == "missing":
         where = where or next(iter(origin.values()), None)
         return f"{f'{where}: ' if where else ''}{'.'.join(path)} is missing: give it a value"
     expected = _EXPECTED.get(first["type"])
-    message = expected.format(key=shown) if expected else first["msg"].removeprefix("Value error, ")
+    message = (
+        expected.format(key=shown, **first.get("ctx", {})) if expected else first["msg"].removeprefix("Value error, ")
+    )
     value = first["input"]
     found = str(value) if isinstance(value, date | time) else repr(value)
     return f"{prefix}{shown} = {_shortened(found)}: {message[0].lower()}{message[1:]}"
+
+
+def _other_command(key: str, known: set[str]) -> str | None:
+    """The command that a key belongs to, which is unknown to the one that was called."""
+    from train.finetune_config import FinetuneConfig
+
+    for command, kind in (("pretrain", Config), ("finetune", FinetuneConfig)):
+        keys = set(_known_keys(kind))
+        if not keys <= known and _without_numbers(key) in keys:
+            return command
+    return None
 
 
 def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:

@@ -148,6 +148,15 @@ def described_world(device: str = "auto") -> World:
     """
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     rank, world_size, local_rank, local_world_size = (_from_environment(*item) for item in names.items())
+    for name, number, count, of in (
+        ("RANK", rank, world_size, "WORLD_SIZE"),
+        ("LOCAL_RANK", local_rank, local_world_size, "LOCAL_WORLD_SIZE"),
+    ):
+        if number >= count and (name == "RANK" or of in os.environ):
+            raise UserError(
+                f"{name} = {number} in the environment, with {of} = {count}: expected a rank below the number of "
+                "ranks. Start the processes with torchrun, or unset both."
+            )
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             'train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", or see nvidia-smi.'
