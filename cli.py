@@ -8,8 +8,13 @@ from __future__ import annotations
 import io
 import os
 import platform
+import signal
 import sys
 from typing import Any
+
+# Ctrl-C ends the imports below without a traceback; where it is ignored, as in the background, it stays so.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import click
 
@@ -35,6 +40,7 @@ class OneLineErrors(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
+            _check_environment()
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
         except ToldByAnother:
             _leave_in_silence()
@@ -50,9 +56,8 @@ class OneLineErrors(click.Group):
             click.echo(request.format_message())
         except click.UsageError as error:
             words = error.ctx.command_path.split()[1:] if error.ctx is not None else []
-            _fail(
-                f"{error.format_message()} See '{' '.join(['python cli.py', *words, '--help'])}'.", on_every_rank=True
-            )
+            see = f"See '{' '.join(['python cli.py', *words, '--help'])}'."
+            _fail(f"{error.format_message()}{_hint(error)} {see}", on_every_rank=True)
         except click.ClickException as error:
             _fail(error.format_message(), on_every_rank=True)
         except (click.Abort, KeyboardInterrupt):
@@ -70,10 +75,34 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
     if on_every_rank and not is_first_on_host():
         _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
-    say(f"{prefix}: {' '.join(message.split())}", err=True)
+    say(f"{prefix}: {' '.join(_shortened(word) for word in message.split())}", err=True)
     if not restart:
         restarts.refuse()
     sys.exit(2)
+
+
+def _check_environment() -> None:
+    """Refuse what Numba would end its import for, with a traceback."""
+    threads = os.environ.get("NUMBA_NUM_THREADS", "1")
+    if not threads.isdecimal() or int(threads) < 1:
+        raise UserError(f"NUMBA_NUM_THREADS = {threads!r} in the environment: expected a number from 1 on. Unset it.")
+
+
+def _shortened(word: str) -> str:
+    """What is longer than any sensible path, in little."""
+    return word if len(word) <= 500 else f"{word[:200]}...{word[-100:]} ({len(word)} characters)"
+
+
+def _hint(error: click.UsageError) -> str:
+    """What was probably meant by options and arguments that click does not know."""
+    if isinstance(error, click.NoSuchOption):
+        if error.ctx is not None and error.ctx.parent is None:
+            return " Options stand behind the command."
+        if "." in error.option_name:
+            return f" A key of the configuration is set by --set {error.option_name.lstrip('-')}=VALUE."
+    elif "unexpected extra argument" in error.message:
+        return ": an option takes one value; repeat -c and --set for more, and put a value with spaces in quotes."
+    return ""
 
 
 def _leave_in_silence() -> None:
@@ -122,4 +151,6 @@ for command in (
     main.add_command(command)
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

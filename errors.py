@@ -11,6 +11,8 @@ import re
 import traceback
 from pathlib import Path
 
+_OF_THE_SHELL = re.compile(r"~|\$\w|.*\$\{")
+
 
 class UserError(Exception):
     """Bad input: the command line prints the message as one line and exits with code 2.
@@ -93,3 +95,11 @@ def as_size(count: float) -> str:
     """Bytes with a binary unit, such as "1.5 GiB"."""
     power = min(max(int(count), 1).bit_length() - 1, 49) // 10
     return f"{count / 1024**power:.{1 if power else 0}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def is_left_to_shell(path: str) -> bool:
+    """Whether a path holds a ~ or $NAME that no shell has replaced, as in quotes, behind "=" or in a file.
+
+    Taken as it is, it would make a folder named "~".
+    """
+    return _OF_THE_SHELL.match(path) is not None and not os.path.lexists(path)

@@ -12,10 +12,21 @@ import click
 
 from bounds import LARGEST_COUNT
 from errors import UserError
-from train.commands.options import COUNT, WORKERS, FiniteRange, config_options, pretraining_config
+from train.commands.options import (
+    COUNT,
+    FILE,
+    FOLDER,
+    PATH,
+    WORKERS,
+    FiniteRange,
+    IntegerRange,
+    PathOfUser,
+    config_options,
+    pretraining_config,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
-ROUNDS = click.IntRange(2, LARGEST_COUNT)
+ROUNDS = IntegerRange(2, LARGEST_COUNT)
 SECONDS = FiniteRange(0.1, 1e5)
 
 
@@ -35,6 +46,16 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
+def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """A file that rows will be appended to: one of rows, or a new one."""
+    if path is not None and path.is_file():
+        with path.open("rb") as file:
+            start = file.read(100).lstrip()
+        if start and not start.startswith(b"{"):
+            raise UserError(f"{parameter.opts[0]} {path}: holds no rows of JSON to append to. Name another file.")
+    return _writable(context, parameter, path)
+
+
 def _picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """A picture that will be drawn."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
@@ -46,8 +67,8 @@ def output_options(command: F) -> F:
     """`--json` and `--record`, as every command that measures takes them."""
     command = click.option(
         "--record",
-        type=click.Path(path_type=Path, dir_okay=False),
-        callback=_writable,
+        type=FILE,
+        callback=_rows,
         help="Append the JSON to this file, a line.",
     )(command)
     return click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")(command)
@@ -56,7 +77,7 @@ def output_options(command: F) -> F:
 @click.command("bench-loader")
 @config_options
 @click.option("--cores", default=None, type=WORKERS, help="Cores for every loader.  [default: all]")
-@click.option("--batch", default=256, show_default=True, type=click.IntRange(1, 65536), help="Images in a batch.")
+@click.option("--batch", default=256, show_default=True, type=IntegerRange(1, 65536), help="Images in a batch.")
 @click.option(
     "--repeats",
     default=7,
@@ -70,7 +91,7 @@ def output_options(command: F) -> F:
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     callback=_picture,
     metavar="OUT.png",
     help="Draw what was found.",
@@ -92,7 +113,7 @@ def output_options(command: F) -> F:
 @click.option("--first-batch", is_flag=True, help="Instead: how long the index and the first batch take.")
 @click.option(
     "--history",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     callback=_picture,
     metavar="OUT.png",
     help="Instead: draw images/s over the rows of --record's file, by default bench/results/loader.jsonl.",
@@ -189,10 +210,8 @@ def bench_train(
 
 @click.command("bench-gpu")
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
-@click.option(
-    "--data", default=".data/hands", show_default=True, type=click.Path(path_type=Path), help="As make-data writes it."
-)
-@click.option("--out", default="runs/gpu", show_default=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--data", default=".data/hands", show_default=True, type=PATH, help="As make-data writes it.")
+@click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
 @click.option("--dry-run", is_flag=True, help="Everything in little, on any device: what it finds shows nothing.")
 def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
     """Prove on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
@@ -228,9 +247,7 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
 
 @click.command("bench-scale")
 @config_options
-@click.option(
-    "--cluster", "cluster_file", type=click.Path(path_type=Path), help="A TOML file that describes a cluster."
-)
+@click.option("--cluster", "cluster_file", type=PATH, help="A TOML file that describes a cluster.")
 @click.option("--nodes", default="1,2,4,8,16,32", show_default=True, help="To project to, separated by commas.")
 @click.option("--repeats", default=5, show_default=True, type=COUNT, help="Timed steps of each size.")
 @output_options
@@ -261,8 +278,8 @@ def bench_scale(
 
 
 @click.command("bench-docs")
-@click.option("--results", default="bench/results", show_default=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--docs", default="docs", show_default=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--results", default="bench/results", show_default=True, type=FOLDER)
+@click.option("--docs", default="docs", show_default=True, type=PathOfUser(path_type=Path, exists=True))
 def bench_docs(results: Path, docs: Path) -> None:
     """Write the tables of docs/performance.md and docs/cluster.md, and the picture, anew from bench/results/."""
     from bench import run
@@ -271,12 +288,12 @@ def bench_docs(results: Path, docs: Path) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
 @click.option(
     "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_writable,
+    type=FILE,
+    callback=_rows,
     help="Append every figure to this file.",
 )
 def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> None:

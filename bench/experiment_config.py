@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +18,9 @@ from train.finetune_config import FinetuneConfig
 C = TypeVar("C", Config, FinetuneConfig)
 
 Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+
+_ARM = re.compile(r"[\w-]+")
+"""Name of an arm, which is part of a folder's."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -93,9 +97,16 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     """Read an experiment's TOML file.
 
     Raises:
-        UserError: it cannot be read, names an arm that there is not, or an arm's configuration is wrong.
+        UserError: it cannot be read, names an arm that there is not or that cannot name a folder, compares an arm with
+            itself, gives a seed twice, or an arm's configuration is wrong.
     """
     config = load_config(ExperimentConfig, [file], overrides)
+    if len(set(config.seeds)) < len(config.seeds):
+        raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each once, since a seed is one experiment")
+    for stage, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
+        for name in arms:
+            if not _ARM.fullmatch(name):
+                raise UserError(f"{file}: {stage}.arms.{name!r} names a folder: expected letters, digits, - and _")
     for name, arm in config.pretrain.arms.items():
         if arm.start is not None:
             raise UserError(f"{file}: pretrain.arms.{name}.start: only arms of finetune start from another; remove it")
@@ -106,6 +117,8 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
         for name in (claim.better, claim.than):
             if name not in config.finetune.arms:
                 raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
+        if claim.better == claim.than:
+            raise UserError(f"{file}: compare names {claim.better!r} as better than itself: expected two arms")
     for name in config.pretrain.arms:
         settings_of_arm(Config, config, name, config.seeds[0])
     for name in config.finetune.arms:

@@ -65,7 +65,8 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
         UserError: it is missing, unreadable, would have to be run to be read, or holds no tensors by name.
     """
     if not path.is_file():
-        raise UserError(f"{key} = {str(path)!r} is no file: expected {expected}.")
+        found = "is a folder" if path.is_dir() else "is no file"
+        raise UserError(f"{key} = {str(path)!r} {found}: expected {expected}.")
     try:
         content: Any = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _load_tensors_only(path)
     except (

@@ -5,6 +5,7 @@ Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -100,15 +101,35 @@ def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
     return (config,) if isinstance(config, DataConfig) else tuple(config)
 
 
+def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) -> None:
+    """Nothing is written where a source of kind "folder" would take its pictures for images.
+
+    Raises:
+        UserError: `out` is below the root of such a source, and not hidden there.
+    """
+    for one in each_source(config):
+        if one.source != "folder":
+            continue
+        try:
+            within = out.resolve().relative_to(Path(one.root).resolve())
+        except (OSError, ValueError, RuntimeError):  # elsewhere, or a loop of links
+            continue
+        if not any(part.startswith(".") for part in within.parts):
+            raise UserError(
+                f"{out} is within data.root = {one.root}: its pictures would be taken for images of the data. Name a "
+                "place outside"
+            )
+
+
 def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
     """Look for the folders of all sources, before anything heavy is imported and ranks meet; `load_index` says more.
 
     Raises:
-        UserError: one does not exist.
+        UserError: one does not exist, or is no folder.
     """
     for one in each_source(config):
         try:
-            Path(one.root).stat()
+            status = Path(one.root).stat()
         except FileNotFoundError:
             stand_in = f", or make a stand-in with 'python cli.py make-data {one.root}'"
             raise UserError(
@@ -117,3 +138,8 @@ def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
             ) from None
         except (OSError, ValueError):
             continue
+        if not stat.S_ISDIR(status.st_mode):
+            raise UserError(
+                f"{one.root}: is a file; expected a folder, that of the images (data.root, data.source = "
+                f"{one.source!r}). Check the path; unpack an archive first."
+            )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.command_line import run_cli
 from tests.train import tiny_run
@@ -152,3 +155,29 @@ def test_views_are_not_written_over_an_image_of_the_data(tmp_path: Path, capsys:
     assert run_cli("views", *words, str(image)) == 2
     assert f"{image} is what this command reads, and is not written over" in capsys.readouterr().err
     assert image.read_bytes() == before
+
+
+def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    call = subprocess.run(
+        [sys.executable, ROOT / "cli.py", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_step_that_fp16_leaves_out_is_no_warning_of_torch() -> None:
+    logger = logging.getLogger()
+    before = logger.level, list(logger.handlers)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            configure_logging()
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+            torch.optim.lr_scheduler.ConstantLR(optimizer).step()
+    finally:
+        logger.level, logger.handlers = before[0], before[1]
+    assert [str(one.message) for one in seen] == []

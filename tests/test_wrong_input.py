@@ -58,6 +58,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "notes" / "todo.txt").write_text("not a run's\n")
     (root / "broken.toml").write_text("[train\nbatch = 12\n")
     (root / "latin.toml").write_bytes(b'[run]\nout = "H\xe4nde"\n')
+    (root / "quotes.toml").write_text("[data]\nroot = \u201chands\u201d\n", encoding="utf-8")
+    (root / "windows.toml").write_text('[data]\nroot = "C:\\Users"\n')
+    (root / "dangling").symlink_to(root / "nowhere" / "run")
     (root / "unknown.csv").write_text("file,x0,y0,x1,y1\nnobody.jpg,0,0,10,10\n")
     (root / "garbage.pth").write_bytes(b"\x80\x02garbage" * 100)
     (root / "list.pth").write_bytes(b"")
@@ -70,6 +73,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "freihand" / "training_scale.json").write_text(json.dumps([0.03] * 2))  # of three poses
 
     tiny_hands.write_hands(root / "hands", 12)
+    arms = "[pretrain.arms.a]\n[finetune.arms.a]\n"
+    (root / "claimless.toml").write_text("poses = 20\n" + arms)
+    (root / "whole.toml").write_text(arms + '[[compare]]\nbetter = "a"\nthan = "a"\nmetric = "auc"\n')
     (root / "half.toml").write_text('compare = []\n[pretrain.arms]\n[finetune.arms.frozen]\nstart = "simclr"\n')
 
     assert run_cli(*(word.format(root=root) for word in pretrain(out="{root}/run"))) == 0
@@ -100,7 +106,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
     """Every path under a folder; with the size and the moment of its last change if it is a file."""
-    paths = {path: path.stat() for path in root.rglob("*")}
+    paths = {path: path.lstat() for path in root.rglob("*")}
     return {str(path): (stat.st_size, stat.st_mtime_ns) if path.is_file() else (0, 0) for path, stat in paths.items()}
 
 
@@ -113,9 +119,39 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "number out of range": (["make-data", "{root}/new", "--poses", "0"], ["--poses", "0", "1<=x"]),
     "--set without =": (["pretrain", "--set", "train.batch"], ["--set train.batch", "expected table.key=value"]),
     "--set without key": (["pretrain", "--set", "=3"], ["--set =3", "expected table.key=value"]),
+    "option before the command": (["--set", "train.epochs=1", "pretrain"], ["'--set'", "stand behind the command"]),
+    "key as an option": (["pretrain", "--train.epochs=1"], ["'--train.epochs'", "by --set train.epochs=VALUE"]),
+    "two files for one -c": (["pretrain", "-c", "a.toml", "b.toml"], ["extra argument (b.toml)", "repeat -c"]),
+    "path of an unset variable": (["make-data", ""], ["the path is empty", "variable not set"]),
+    "path left to a shell": (
+        ["make-data", "~nobody/hands"],
+        ["'OUT': ~nobody/hands: ~ and $NAME", "write the path out"],
+    ),
+    "no number": (["make-data", "{root}/new", "--poses", "many"], ["'many' is not a valid integer."]),
+    "a configuration for rows": (
+        ["bench-loader", "--record", "{root}/broken.toml"],
+        ["--record {root}/broken.toml: holds no rows", "Name another file"],
+    ),
+    "a word of 5000 characters": (["pretrain", "--" + "k" * 5000], ["kkk...kkk", "(5005 characters)"]),
     # Configurations.
-    "missing config": (["pretrain", "-c", "{root}/no.toml"], ["{root}/no.toml: No such file", "expects a TOML file"]),
-    "config is a folder": (["pretrain", "-c", "{root}"], ["{root}: Is a directory", "expects a TOML file"]),
+    "out of an unset variable": ([*pretrain(), "--out", ""], ["run.out is empty", "variable not set"]),
+    "root left to a shell": (pretrain("data.root=$HOME/hands"), ["data.root = '$HOME/hands'", "write the path out"]),
+    "typographic quotes": (["pretrain", "-c", "{root}/quotes.toml"], ["line 2", 'write straight ones, "..."']),
+    "Windows path": (["pretrain", "-c", "{root}/windows.toml"], ["line 2", "a backslash begins an escape", "write /"]),
+    "date for a name": (pretrain("run.out=2026-01-01"), ["run.out = 2026-01-01:", "write it in quotes"]),
+    "value for a list": (pretrain("data.versions=gs"), ["data.versions = 'gs': expected a list in brackets"]),
+    "list of three": (pretrain("geometry.scale=[0.6, 1, 2]"), ["expected at most 2 items, found 3"]),
+    "list of one": (pretrain("geometry.scale=[0.6]"), ["--set geometry.scale=[0.6]: geometry.scale.1 is missing"]),
+    "wrong item of a list": (
+        pretrain("geometry.scale=[0, 1]"),
+        ["--set geometry.scale=[0, 1]: geometry.scale.0 = 0", "greater than or equal to"],
+    ),
+    "table for a value of a layer before": (
+        pretrain("train.batch.x=3"),
+        ["--set train.batch.x=3: train.batch", "valid integer"],
+    ),
+    "missing config": (["pretrain", "-c", "{root}/no.toml"], ["{root}/no.toml: No such file", "expected a TOML file"]),
+    "config is a folder": (["pretrain", "-c", "{root}"], ["{root}: Is a directory", "expected a TOML file"]),
     "no TOML": (["pretrain", "-c", "{root}/broken.toml"], ["{root}/broken.toml is not TOML", "line 1"]),
     "no UTF-8": (["pretrain", "-c", "{root}/latin.toml"], ["{root}/latin.toml is not TOML", "utf-8"]),
     "unknown key": (
@@ -124,7 +160,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "unknown table": (pretrain("trian.batch=4"), ["unknown key trian", "did you mean train?"]),
     "wrong type": (pretrain("train.batch=many"), ["--set train.batch=many", "'many'", "valid integer"]),
-    "a value for a table": (pretrain("train=5"), ["--set train=5: train = 5", "dictionary"]),
+    "a value for a table": (pretrain("train=5"), ["--set train=5: train = 5", "a table of keys, as [train] in a file"]),
     "a table for a value": (pretrain("optim.eps.x=5"), ["--set optim.eps.x=5: optim.eps", "valid number"]),
     "out of range": (pretrain("geometry.fill=300"), ["geometry.fill = 300", "less than or equal to 255"]),
     "not finite": (pretrain("geometry.rotation_deg=[nan, nan]"), ["geometry.rotation_deg = nan", "finite"]),
@@ -135,6 +171,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: does not exist", "Check the path"]),
     "empty folder": (pretrain("data.root={root}/empty"), ["{root}/empty: no .jpg", "add images"]),
     "folder is a file": (pretrain("data.root={root}/a_file"), ["{root}/a_file: is a file", "expected a folder"]),
+    "FreiHAND is a file": (freihand("data.root={root}/a_file"), ["{root}/a_file: is a file; expected a folder"]),
     "no FreiHAND": (freihand("data.root={root}/empty"), ["{root}/empty/training/rgb: no such folder", "make-data"]),
     "JSON of another length": (
         freihand(),
@@ -145,7 +182,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/unknown.csv, line 2: there is no image 'nobody.jpg'", "such as '00.jpg'", "Mend the name"],
     ),
     "missing boxes": (pretrain("data.box={root}/no.csv"), ["{root}/no.csv: no such file of boxes", "Give the path"]),
-    "boxes of another kind": (pretrain("data.box=joints"), ["joints: boxes come from a .csv or .json file"]),
+    "boxes of another kind": (
+        pretrain("data.box=joints"),
+        ["data.box = 'joints': boxes come from a .csv or .json file"],
+    ),
     # Sizes.
     "fewer images than a batch": (
         pretrain("train.batch=16"),
@@ -181,6 +221,15 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/notes holds files that are no run's", "run.out="],
     ),
     "run.out is a file": (pretrain(out="{root}/a_file"), ["run.out = {root}/a_file is a file", "expected a folder"]),
+    "run.out among the images": (
+        pretrain(out="{root}/images/run"),
+        ["{root}/images/run is within data.root = {root}/images", "Name a place outside"],
+    ),
+    "views among the images": (
+        ["views", "--set", "data.source=folder", "--set", "data.root={root}/images", "{root}/images/views.png"],
+        ["{root}/images/views.png is within data.root", "Name a place outside"],
+    ),
+    "run.out is a link to nowhere": (pretrain(out="{root}/dangling"), ["{root}/dangling is a link that leads nowhere"]),
     "run.out in a file": (pretrain(out="{root}/a_file/run"), ["run.out = {root}/a_file/run cannot be written"]),
     "resumed otherwise": (
         pretrain("loss.temperature=0.1", out="{root}/run", resume="auto"),
@@ -211,6 +260,14 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         finetune("train.freeze=true"),
         ["--set train.freeze=true: unknown key train.freeze", "did you mean train.frozen?"],
     ),
+    "key of pre-training": (
+        finetune("projector.dim=8"),
+        ["unknown key projector", "it is one of 'pretrain', not of this command"],
+    ),
+    "key of fine-tuning": (
+        pretrain("pose.head=mlp"),
+        ["unknown key pose", "it is one of 'finetune', not of this command"],
+    ),
     "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
     "images without labels": (
         finetune("data.source=folder", "data.split=all", "data.box=center", "data.root={root}/images"),
@@ -231,7 +288,12 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "from a torn checkpoint": (finetune(start="{root}/garbage.pth"), ["'{root}/garbage.pth' cannot be read"]),
     "fine-tuning into pre-training's folder": (
         finetune(out="{root}/run", resume="auto"),
-        ["{root}/run/config.toml is of another run", "run.out="],
+        ["{root}/run/config.toml is of another command's run", "[appearance]", "[pose]", "run.out="],
+    ),
+    "from no run": (finetune(start="{root}/no_run"), ["'{root}/no_run' does not exist", "expected a run's folder"]),
+    "submission of the training part": (
+        ["evaluate", "{root}/run", "--freihand-submission", "--set", "data.part=training"],
+        ["--freihand-submission takes data.part = 'evaluation'", "leave --set data.part=... out"],
     ),
     "prediction by pre-training": (
         ["predict", "{root}/run", "{root}/images/00.jpg"],
@@ -245,6 +307,26 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "no experiment": (["experiment", "{root}/no.toml"], ["{root}/no.toml: No such file"]),
     "no claim": (["experiment", "{root}/half.toml"], ["{root}/half.toml", "finetune.arms.frozen.start = 'simclr'"]),
+    "experiment without claims": (
+        ["experiment", "{root}/claimless.toml"],
+        ["{root}/claimless.toml: compare is missing", "give it a value"],
+    ),
+    "experiment with one configuration": (
+        ["experiment", "{root}/whole.toml", "--set", "pretrain.config=a.toml"],
+        ["pretrain.config = 'a.toml': expected a list in brackets"],
+    ),
+    "experiment with a seed twice": (
+        ["experiment", "{root}/whole.toml", "--set", "seeds=[0, 0]"],
+        ["seeds = [0, 0]: expected each once"],
+    ),
+    "experiment with an arm elsewhere": (
+        ["experiment", "{root}/whole.toml", "--set", 'pretrain.arms={{"../../x"={{}}}}'],
+        ["pretrain.arms.'../../x' names a folder", "expected letters"],
+    ),
+    "experiment of one arm against itself": (
+        ["experiment", "{root}/whole.toml"],
+        ["compare names 'a' as better than itself", "expected two arms"],
+    ),
     # The other commands.
     "export without checkpoint": (
         ["export", "{root}/without_checkpoint", "{root}/e.pth"],
@@ -332,6 +414,11 @@ def test_too_many_ranks_are_told_before_anybody_waits(
     ("environment", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
+        ({"NUMBA_NUM_THREADS": "0"}, "NUMBA_NUM_THREADS = '0' in the environment: expected a number from 1 on"),
+        ({"NUMBA_NUM_THREADS": "many"}, "NUMBA_NUM_THREADS = 'many' in the environment"),
+        ({"WORLD_SIZE": "0"}, "RANK = 0 in the environment, with WORLD_SIZE = 0: expected a rank below"),
+        ({"RANK": "1"}, "RANK = 1 in the environment, with WORLD_SIZE = 1: expected a rank below"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK = 0 in the environment, with LOCAL_WORLD_SIZE = 0"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many' in the environment: expected a number"),
         (
             {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "http"},
@@ -339,7 +426,7 @@ def test_too_many_ranks_are_told_before_anybody_waits(
         ),
     ],
 )
-def test_half_an_environment_of_torchrun_is_one_line(
+def test_a_wrong_environment_is_one_line(
     environment: dict[str, str],
     message: str,
     root: Path,
@@ -352,5 +439,5 @@ def test_half_an_environment_of_torchrun_is_one_line(
         monkeypatch.setenv(name, value)
     assert run_cli(*(word.format(root=root) for word in pretrain())) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}")
+    assert f"error: {message}" in error
     assert error.count("\n") == 1

@@ -10,9 +10,10 @@ import math
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import tomli_w
 from pydantic import (
@@ -26,7 +27,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from bounds import LARGEST_SEED, Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
-from errors import UserError
+from errors import UserError, is_left_to_shell
 from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.draws import AppearanceConfig, ColourConfig, GeometryConfig
@@ -189,6 +190,16 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Name and meaning in a docstring's list of attributes."""
 
 
+_EXPECTED = {
+    "tuple_type": 'expected a list in brackets, such as [1, 2] or ["a", "b"]',
+    "too_long": "expected at most {max_length} items, found {actual_length}",
+    "too_short": "expected at least {min_length}, found {actual_length}",
+    "dataclass_type": "expected a table of keys, as [{key}] in a file or --set {key}.KEY=VALUE",
+    "string_type": 'expected a string; write it in quotes: {key} = "...", or --set \'{key}="..."\'',
+}
+"""Pydantic's types of errors whose messages speak of Python."""
+
+
 def load_config(
     kind: type[T], files: Sequence[Path], overrides: Sequence[str], *, base: Mapping[str, Any] | None = None
 ) -> T:
@@ -210,22 +221,35 @@ def load_config(
         layer = read_toml(file)
         _check_values(layer, origin=str(file))
         _merge(values, layer, origin=str(file))
-        origin.update((key, str(file)) for key, _ in flatten(layer))
+        _note_origin(origin, (key for key, _ in flatten(layer)), str(file))
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.strip().split(".")):
-            raise UserError(f"--set {override}: expected table.key=value, such as --set optim.lr=3e-4")
+            raise UserError(f"--set {override or repr('')}: expected table.key=value, such as --set optim.lr=3e-4")
         *tables, leaf = key.strip().split(".")
         layer = {leaf: _parse_value(text.strip())}
         for table in reversed(tables):
             layer = {table: layer}
         _check_values(layer, origin=f"--set {override}")
         _merge(values, layer, origin=f"--set {override}")
-        origin.update((name, f"--set {override}") for name in (key.strip(), *dict(flatten(layer))))
+        _note_origin(origin, (key.strip(), *dict(flatten(layer))), f"--set {override}")
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         raise UserError(_explain(kind, error, origin)) from error
+
+
+def require_whole_micro_batches(batch: int, micro_batch: int) -> None:
+    """A batch is made of whole micro-batches.
+
+    Raises:
+        UserError: it is not.
+    """
+    if batch % micro_batch:
+        raise UserError(
+            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "
+            "micro-batches, so change one of the two."
+        )
 
 
 def to_dict(config: object) -> dict[str, Any]:
@@ -261,13 +285,29 @@ def read_toml(file: Path) -> dict[str, Any]:
                 f"{file}: has {status.st_size} bytes; expected a TOML file of at most {LARGEST_FILE}, such as "
                 "configs/demo.toml"
             )
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; -c expects a TOML file, such as configs/demo.toml") from error
+        raise UserError(f"{file}: {error.strerror}; expected a TOML file; configs/ and launch/ hold some") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file} is not TOML: {_shortened(str(error))}. Give a text file, and save it in UTF-8"
+        ) from error
+    try:
+        return tomllib.loads(text)
     except RecursionError as error:
         raise UserError(f"{file}: {TOO_DEEP}") from error
     except ValueError as error:
-        raise UserError(f"{file} is not TOML: {_shortened(str(error))}") from error
+        raise UserError(f"{file} is not TOML: {_shortened(str(error))}{_remedy_for(text)}") from error
+
+
+def _remedy_for(text: str) -> str:
+    """What to do about two mistakes, of word processors and of Windows' paths, if a text that is no TOML has one."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    if any(quote in line for line in lines for quote in "\u201c\u201d\u201e\u2018\u2019"):
+        return '. It has typographic quotes: write straight ones, "..."'
+    if any("\\" in line for line in lines):
+        return ". In \"...\" a backslash begins an escape: write / in paths, or '...'"
+    return ""
 
 
 def as_toml(value: Any) -> str:
@@ -348,9 +388,22 @@ def _check_values(layer: Mapping[str, Any], *, origin: str) -> None:
                 raise UserError(f"{origin}: {key} has {value.bit_length()} bits: expected a number of 64 bits at most")
             elif isinstance(value, str) and ("\0" in value or _has_surrogates(value)):
                 raise UserError(f"{origin}: {key} = {value!r}: expected UTF-8 without NUL; rename the file or folder")
+            elif isinstance(value, str) and not value.strip():
+                raise UserError(f"{origin}: {key} is empty: give a value, or leave the key out. Is a variable not set?")
+            elif isinstance(value, str) and is_left_to_shell(value):
+                raise UserError(f"{origin}: {key} = {value!r}: ~ and $NAME are not replaced here; write the path out")
         level = inner
     if level:
         raise UserError(f"{origin}: {TOO_DEEP}")
+
+
+def _note_origin(origin: dict[str, str], keys: Iterable[str], where: str) -> None:
+    """Remember who set keys; who set the table or value in their place before is forgotten."""
+    for key in keys:
+        parts = key.split(".")
+        for end in range(1, len(parts)):
+            origin.pop(".".join(parts[:end]), None)
+        origin[key] = where
 
 
 def _has_surrogates(text: str) -> bool:
@@ -403,7 +456,11 @@ def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, st
     key = next((prefix for prefix in prefixes if _without_numbers(prefix) in known), None)
     unknown = first["type"] == "unexpected_keyword_argument"
     shown = ".".join(path) if unknown or key is None else key
-    where = origin.get(shown) or next((o for k, o in origin.items() if k.startswith(shown + ".")), None)
+    where = (
+        origin.get(shown)
+        or origin.get(shown.rpartition(".")[0])  # of an array's item
+        or next((o for k, o in origin.items() if k.startswith(shown + ".")), None)
+    )
     prefix = f"{where}: " if where else ""
     if unknown:
         matches = difflib.get_close_matches(_without_numbers(shown), known, 1, 0.6) or [
@@ -412,13 +469,45 @@ def _explain(kind: type[object], error: ValidationError, origin: Mapping[str, st
         table = path[0] if len(path) > 1 and path[0] in known else None
         siblings = sorted(k for k in known if (k.startswith(f"{table}.") if table else "." not in k))
         hint = f"did you mean {matches[0]}?" if matches else f"known are {', '.join(siblings)}"
+        other = _other_command(shown, known)
+        if other is not None:
+            hint = f"it is one of '{other}', not of this command"
         return f"{prefix}unknown key {_shortened(shown)}: {hint}"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{prefix}{shown} = {_shortened(repr(first['input']))}: {message[0].lower()}{message[1:]}"
+    if first["type"] == "missing":
+        where = where or next(iter(origin.values()), None)
+        return f"{f'{where}: ' if where else ''}{'.'.join(path)} is missing: give it a value"
+    expected = _EXPECTED.get(first["type"])
+    message = (
+        expected.format(key=shown, **first.get("ctx", {})) if expected else first["msg"].removeprefix("Value error, ")
+    )
+    value = first["input"]
+    found = str(value) if isinstance(value, date | time) else repr(value)
+    return f"{prefix}{shown} = {_shortened(found)}: {message[0].lower()}{message[1:]}"
+
+
+def _other_command(key: str, known: set[str]) -> str | None:
+    """The command that a key belongs to, which is unknown to the one that was called."""
+    from train.finetune_config import FinetuneConfig
+
+    for command, kind in (("pretrain", Config), ("finetune", FinetuneConfig)):
+        keys = set(_known_keys(kind))
+        if not keys <= known and _without_numbers(key) in keys:
+            return command
+    return None
 
 
 def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
+    types = get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         yield f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(field.default):  # every table has a default, so that it need not be written
-            yield from _known_keys(type(field.default), f"{prefix}{field.name}.")
+        for table in _tables_in(types[field.name]):
+            yield from _known_keys(table, f"{prefix}{field.name}.")
+
+
+def _tables_in(annotation: Any) -> Iterator[type[object]]:
+    """The dataclass of a table, or of an array of tables."""
+    if dataclasses.is_dataclass(annotation):
+        yield cast(type[object], annotation)
+    elif get_origin(annotation) in (tuple, Union):
+        for one in get_args(annotation):
+            yield from _tables_in(one)

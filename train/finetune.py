@@ -99,6 +99,9 @@ def _finetune(config: FinetuneConfig, folder: RunFolder, resume: Resume, world: 
             state.precision,
         )
 
+        if config.train.frozen and config.encoder.weights == "random":
+            log.warning("the encoder stays random (train.frozen = true): --from RUN gives it weights")
+
     def validate_if_due(meter: Meter) -> None:
         done = state.steps_done
         if validation is not None and (done == total_steps or done % validate_every == 0):

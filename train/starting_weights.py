@@ -44,6 +44,11 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
             raise UserError(
                 f"encoder.weights = {encoder.weights!r} is a folder without checkpoints; expected the folder of a run"
             )
+    elif not path.exists():
+        raise UserError(
+            f"encoder.weights = {encoder.weights!r} does not exist: expected a run's folder, a checkpoint, the weights "
+            'of a torchvision ResNet (.pth or .safetensors), "imagenet" or "random"'
+        )
     elif not is_checkpoint(path):
         return None
     saved = load_checkpoint(path)

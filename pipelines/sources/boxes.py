@@ -80,7 +80,10 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
 
 def _rows(file: Path) -> Iterator[_Row]:
     if file.suffix.lower() not in (".csv", ".json"):
-        raise UserError(f"{file}: boxes come from a .csv or .json file, this is neither. Give a file of that kind.")
+        raise UserError(
+            f"data.box = {str(file)!r}: boxes come from a .csv or .json file, this is neither. Give a file of that "
+            "kind, or 'center'; 'joints' is for sources with keypoints."
+        )
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

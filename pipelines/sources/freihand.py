@@ -101,7 +101,9 @@ def load_freihand(
         box_px = squares_around(keypoints_px.min(axis=1), keypoints_px.max(axis=1))
     else:
         if not box.lower().endswith((".csv", ".json")):
-            raise UserError(f"box {box!r}: expected 'center', 'joints' or the path of a .csv or .json file of boxes.")
+            raise UserError(
+                f"data.box = {box!r}: expected 'center', 'joints' or the path of a .csv or .json file of boxes."
+            )
         box_px = read_boxes(Path(box), [_name(part, image) for image in range(count)])[images]
     return Index(
         name=f"freihand {part}",
@@ -120,13 +122,13 @@ def _name(part: str, image: int) -> str:
 
 def _check_choices(part: str, split: str, versions: tuple[str, ...], center_frac: float) -> None:
     if part not in ("training", "evaluation"):
-        raise UserError(f"part {part!r} of FreiHAND: expected 'training' or 'evaluation'.")
+        raise UserError(f"data.part = {part!r} of FreiHAND: expected 'training' or 'evaluation'.")
     if split not in ("all", "train", "val"):
         raise UserError(f"split {split!r} of FreiHAND: expected 'all', 'train' or 'val'.")
     if part == "evaluation" and split != "all":
         raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
     if not versions or len(set(versions)) < len(versions) or not set(versions) <= set(VERSIONS):
-        raise UserError(f"versions {versions!r} of FreiHAND: expected some of {VERSIONS!r}, each once.")
+        raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
     if not 0 < center_frac <= 1:
         raise UserError(f"center_frac {center_frac!r}: expected a fraction of the image's side, above 0 and at most 1.")
 

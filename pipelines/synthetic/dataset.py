@@ -19,6 +19,7 @@ import json
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -208,6 +209,11 @@ def _made(
             for future in as_completed(futures):
                 number, first, _ = futures[future]
                 yield number, first, future.result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"{out}: a process that renders was ended from outside, perhaps for want of memory. Give the command "
+                "again, which goes on where this one stopped; --workers 1 needs the least memory"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -183,6 +183,11 @@ def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
     assert weights["refinement.zroot_ref.1.num_batches_tracked"] == tiny_hands.STEPS
 
 
+def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    finetune(config_of(hands, tmp_path / "out", "encoder.weights=random", "train.frozen=true", "pose.head=mlp"))
+    assert "the encoder stays random (train.frozen = true): --from RUN gives it weights" in caplog.messages
+
+
 def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     """Held out and trained on are the same images here: the error must fall clearly."""
     settings = (

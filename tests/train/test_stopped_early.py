@@ -18,7 +18,7 @@ from train.finetune_config import FinetuneConfig
 from train.pose.state import FinetuningState
 from train.pretrain import pretrain
 from train.runs.folder import RunFolder
-from train.runs.interrupt import Interrupted
+from train.runs.interrupt import Interrupted, StopSignals
 from train.state import PretrainingState, Result, TrainingState
 
 
@@ -34,10 +34,12 @@ def finetuning(tmp_path: Path) -> RunFolder:
     return finetune(load_config(FinetuneConfig, [], tiny_hands.settings(tmp_path / "hands", tmp_path / "run")))
 
 
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("run", "state"), [(pretraining, PretrainingState), (finetuning, FinetuningState)])
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
     state: type[TrainingState[Any]],
+    by: signal.Signals,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -45,7 +47,7 @@ def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     step = state.step
 
     def stopped(self: TrainingState[Any], batch: Batch) -> Result:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), by)
         result: Result = step(self, batch)
         return result
 
@@ -56,3 +58,12 @@ def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     assert folder.read_metrics() == []
     assert [path.name for path in folder.checkpoints.paths()] == ["step_000000001.pt"]
     assert not folder.loss_picture.exists()
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

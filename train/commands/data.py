@@ -7,11 +7,21 @@ from pathlib import Path
 
 import click
 
-from train.commands.options import COUNT, SEED, WORKERS, config_options, pretraining_config, say
+from train.commands.options import (
+    COUNT,
+    FILE,
+    PATH,
+    SEED,
+    WORKERS,
+    IntegerRange,
+    config_options,
+    pretraining_config,
+    say,
+)
 
 
 @click.command("make-data")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @click.option("--poses", default=800, show_default=True, type=COUNT, help="Hands; each gives four images.")
 @click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal bytes.")
 @click.option("--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds and lights, shared.")
@@ -31,20 +41,23 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
 
 @click.command()
 @config_options
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("out", type=FILE)
 @click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
+    from pipelines.config import refuse_among_images
     from train.preview import preview
 
+    if not out.exists():  # else `preview` looks whether it is an image of the data
+        refuse_among_images(out, config.data)
     preview(config, out, samples=samples)
     say(f"{out}")
 
 
 @click.command("check-data")
 @config_options
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("out", type=FILE)
 def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
     """Decode every image of a configuration's data once, and list those that cannot be used in OUT (a .jsonl).
 
@@ -70,9 +83,9 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 
 @click.command()
 @config_options
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @click.option(
-    "--per-shard", default=8192, show_default=True, type=click.IntRange(1, 10**9), help="Images in one tar file."
+    "--per-shard", default=8192, show_default=True, type=IntegerRange(1, 10**9), help="Images in one tar file."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Shards at a time.  [default: one per core]")
 def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:

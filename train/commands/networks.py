@@ -9,20 +9,18 @@ from typing import Any
 import click
 
 from errors import UserError
-from train.commands.options import COUNT, FiniteRange, config_options, say
+from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_options, say
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @config_options
 @click.option("--data", default=None, metavar="FOLDER", help="The dataset's folder; short for --set data.root=FOLDER.")
-@click.option(
-    "--out", default=None, type=click.Path(path_type=Path), help="Folder for results.  [default: RUN/evaluation]"
-)
+@click.option("--out", default=None, type=PATH, help="Folder for results.  [default: RUN/evaluation]")
 @click.option(
     "--compare",
     default=None,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="RUN2",
     help="Also measure RUN2, and the paired difference.",
 )
@@ -70,8 +68,10 @@ def evaluate(
     from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
-    settings = [f"data.root={as_toml(data)}"] if data else []
+    settings = [f"data.root={as_toml(data)}"] if data is not None else []
     if submission:
+        if any(override.startswith("data.part=") for override in overrides):
+            raise UserError("--freihand-submission takes data.part = 'evaluation': leave --set data.part=... out")
         settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
         crop = crop or "two-pass"
     with progress_bar("poses") as progress:
@@ -94,14 +94,14 @@ def evaluate(
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
-@click.option("--out", default="predictions", show_default=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option("--out", default="predictions", show_default=True, type=PATH, help="Folder.")
 @click.option("--box", default=None, metavar="X0,Y0,X1,Y1", help="Around the hand, in pixels.  [default: all of it]")
 @click.option(
     "--intrinsics",
     default=None,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="JSON file with the camera matrix, one of 3 x 3 for all pictures.",
 )
 @click.option(
@@ -154,11 +154,9 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option(
-    "--out", default="report.html", show_default=True, type=click.Path(path_type=Path, dir_okay=False), help="The page."
-)
-@click.option("--predictions", default=None, type=click.Path(path_type=Path), help="A folder that predict wrote.")
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
+@click.option("--out", default="report.html", show_default=True, type=FILE, help="The page.")
+@click.option("--predictions", default=None, type=PATH, help="A folder that predict wrote.")
 @click.option("--title", default="From features to 3D hands", show_default=True, help="Of the page.")
 def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str) -> None:
     """Write one page about the folders of pre-training and fine-tuning RUNs, with all its pictures inside.
@@ -177,8 +175,8 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("source", type=PATH)
+@click.argument("out", type=FILE)
 @click.option(
     "--to",
     type=click.Choice(["ours", "published", "lightning"]),
@@ -203,11 +201,11 @@ def convert(source: Path, out: Path, to: Any) -> None:
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("out", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("source", type=PATH)
+@click.argument("out", required=False, type=FILE)
 @click.option(
     "--onnx",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="OUT.onnx",
     help="The whole pose network, as ONNX.",
 )

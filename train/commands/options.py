@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bounds import LARGEST_COUNT, LARGEST_SEED
-from errors import ToldByAnother, UserError, printable
+from errors import ToldByAnother, UserError, is_left_to_shell, printable
 
 if TYPE_CHECKING:
     from train.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COUNT = click.IntRange(1, LARGEST_COUNT)
-SEED = click.IntRange(0, LARGEST_SEED)
-WORKERS = click.IntRange(1, 1024)
+
+class IntegerRange(click.IntRange):
+    """An integer within bounds; click's own type calls it an "integer range"."""
+
+    name = "integer"
 
 
 class FiniteRange(click.FloatRange):
     """A number within bounds; click's own type takes nan."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number that the text stands for."""
@@ -33,6 +37,29 @@ class FiniteRange(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return number
+
+
+class PathOfUser(click.Path):
+    """A path as the user gave it, without what a shell should have replaced.
+
+    An empty one would be the working directory, and is a variable that is not set.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path that the text stands for."""
+        if not os.fspath(value).strip():
+            self.fail("the path is empty; is a variable not set?", param, ctx)
+        if is_left_to_shell(os.fsdecode(value)):
+            self.fail(f"{os.fsdecode(value)}: ~ and $NAME are not replaced here; write the path out.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+COUNT = IntegerRange(1, LARGEST_COUNT)
+SEED = IntegerRange(0, LARGEST_SEED)
+WORKERS = IntegerRange(1, 1024)
+PATH = PathOfUser(path_type=Path)
+FILE = PathOfUser(path_type=Path, dir_okay=False)
+FOLDER = PathOfUser(path_type=Path, file_okay=False)
 
 
 def config_options(command: F) -> F:
@@ -49,7 +76,7 @@ def config_options(command: F) -> F:
         "--config",
         "files",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=PATH,
         metavar="FILE.toml",
         help="Configuration; repeatable, later files win. Without it: the paper's values.",
     )(command)

@@ -104,17 +104,19 @@ def _resolve(
     print_config: bool,
 ) -> C:
     """The configuration of a run, with the options that are short for a key; --print-config prints it and leaves."""
-    from pipelines.config import require_roots
-    from train.config import as_toml, load_config, to_toml
+    from pipelines.config import refuse_among_images, require_roots
+    from train.config import as_toml, load_config, require_whole_micro_batches, to_toml
 
-    settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value]
+    settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value is not None]
     with same_on_this_host():
         config = load_config(kind, files, [*overrides, *settings])
         if print_config:
             click.echo(to_toml(config), nl=False)
             click.get_current_context().exit()
+        require_whole_micro_batches(config.train.batch, config.train.micro_batch)
         if is_one_host():  # else a host that lacks it must tell the others, once they have met
             require_roots(config.data)
+        refuse_among_images(Path(config.run.out), config.data)
     return config
 
 

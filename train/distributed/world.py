@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from errors import RanksLost, UserError
+from train.config import require_whole_micro_batches
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Progress, Watchdog
 
@@ -147,6 +148,15 @@ def described_world(device: str = "auto") -> World:
     """
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     rank, world_size, local_rank, local_world_size = (_from_environment(*item) for item in names.items())
+    for name, number, count, of in (
+        ("RANK", rank, world_size, "WORLD_SIZE"),
+        ("LOCAL_RANK", local_rank, local_world_size, "LOCAL_WORLD_SIZE"),
+    ):
+        if number >= count and (name == "RANK" or of in os.environ):
+            raise UserError(
+                f"{name} = {number} in the environment, with {of} = {count}: expected a rank below the number of "
+                "ranks. Start the processes with torchrun, or unset both."
+            )
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             'train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", or see nvidia-smi.'
@@ -227,11 +237,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) 
     Raises:
         UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
     """
-    if batch % micro_batch:
-        raise UserError(
-            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "
-            "micro-batches, so change one of the two."
-        )
+    require_whole_micro_batches(batch, micro_batch)
     micro_batches = batch // micro_batch
     if micro_batches < world_size:
         raise UserError(

@@ -72,6 +72,8 @@ class RunFolder:
     def _require_usable(self, config: object, resume: Resume) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise UserError(f"run.out = {self.root} is a file; expected a folder, or a path where one can be made")
+        if self.root.is_symlink() and not self.root.exists():
+            raise UserError(f"run.out = {self.root} is a link that leads nowhere: make the folder, or remove the link")
         if not self._is_used():
             return
         if not self.config_file.exists():
@@ -114,7 +116,13 @@ class RunFolder:
                 f"{self.config_file} cannot be read ({error}): expected the configuration of the run to go on with. "
                 f"Restore it, or name another folder with --set run.out=..."
             ) from error
-        difference = first_difference(saved, to_dict(config))
+        now = to_dict(config)
+        if saved.keys() - now.keys() and now.keys() - saved.keys():
+            raise UserError(
+                f"{self.config_file} is of another command's run: it has [{min(saved.keys() - now.keys())}], this one "
+                f"has [{min(now.keys() - saved.keys())}]. Name another folder with --set run.out=..."
+            )
+        difference = first_difference(saved, now)
         if difference is not None:
             raise UserError(
                 f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "

@@ -18,14 +18,19 @@ class Interrupted(Exception):  # noqa: N818  asked for, not an error
 
 
 class StopSignals:
-    """Turns SIGTERM and Ctrl-C into a wish that is granted between two steps; a second Ctrl-C is granted at once."""
+    """Turns SIGTERM, SIGHUP (a terminal that closes) and Ctrl-C into a wish that is granted between two steps.
+
+    A second Ctrl-C is granted at once. Under nohup SIGHUP stays ignored.
+    """
 
     def __init__(self) -> None:
         self.signal_number = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._before[number] = signal.signal(number, self._note)
         return self
 

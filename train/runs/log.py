@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -26,6 +27,8 @@ def configure_logging() -> None:
         handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
     handler.setFormatter(_OneLine("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # Where fp16 leaves the first step out, since its gradient was not finite, torch takes the order for a mistake.
+    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
 
 
 class _OneLine(logging.Formatter):

@@ -1,5 +1,8 @@
 import json
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -190,3 +193,30 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Pa
     with files_of_at_most(3000), pytest.raises(UserError, match=r"0{6}\d\d.jpg cannot be written: File too large"):
         make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=1, workers=workers)
     assert [path.name for path in (tmp_path / "hands").rglob("*") if path.is_file()] == ["dataset.unfinished.json"]
+
+
+class KilledWorkers:
+    """A pool of processes whose workers are killed as soon as they have work."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __enter__(self) -> "KilledWorkers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, *task: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(BrokenProcessPool("terminated abruptly"))
+        return future
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        pass
+
+
+def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "ProcessPoolExecutor", KilledWorkers)
+    with pytest.raises(UserError, match=r"hands: a process that renders was ended from outside.*--workers 1"):
+        make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=SCENES, workers=2)
