@@ -1,5 +1,7 @@
 """The exception that stands for the user's input rather than for a defect of ours, and how its message is printed."""
 
+import logging
+
 
 class UserError(Exception):
     """Bad input: the command line prints the message as one line and exits with code 2.
@@ -22,3 +24,11 @@ def printable(text: str) -> str:
     Names of files may hold anything but "/" and NUL.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class OneLine(logging.Formatter):
+    """Escapes what would change the terminal or begin another line, such as in names of files."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
+        """The message of a record, escaped."""
+        return printable(super().formatMessage(record))

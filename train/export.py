@@ -55,7 +55,9 @@ def export_encoder(source: Path, out: Path) -> str:
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth")
     path = checkpoint_of_run(source) if source.is_dir() else source
     if path is None:
-        raise UserError(f"{source} holds no checkpoint; expected the folder of a run, or a checkpoint")
+        raise UserError(
+            f"{source} holds no checkpoint; expected the folder of a run, with checkpoints/ in it, or a checkpoint"
+        )
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
     state: dict[str, Tensor] = {
