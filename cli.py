@@ -6,6 +6,7 @@ The commands stand next to what they drive. They import it when they are called,
 from __future__ import annotations
 
 import io
+import logging
 import os
 import platform
 import signal
@@ -19,7 +20,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import click
 
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
-from errors import RanksLost, ToldByAnother, UserError, of_machine
+from errors import OneLine, RanksLost, ToldByAnother, UserError, of_machine
 from pipelines.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
@@ -37,6 +38,8 @@ class OneLineErrors(click.Group):
         if restarts.refused_before():
             sys.exit(2)
         choose_cache_folder()
+        if logging.lastResort is not None:  # prints the warnings of commands that configure no log
+            logging.lastResort.setFormatter(OneLine("%(message)s"))
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
             sys.stdout.reconfigure(errors="backslashreplace")
         try:

@@ -6,6 +6,7 @@ Nothing is imported here that a command does not need.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import traceback
@@ -35,6 +36,14 @@ def printable(text: str) -> str:
     Names of files may hold anything but "/" and NUL.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class OneLine(logging.Formatter):
+    """Escapes what would change the terminal or begin another line, such as in names of files."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
+        """The message of a record, escaped."""
+        return printable(super().formatMessage(record))
 
 
 _ROOT = Path(__file__).parent

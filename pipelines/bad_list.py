@@ -16,7 +16,7 @@ import numpy as np
 from errors import UserError
 from pipelines.draws import IntArray
 from pipelines.index import Index
-from pipelines.parsing import parse_json
+from pipelines.parsing import parse_json, regular
 from writing import write_text
 
 
@@ -47,7 +47,7 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
 
 def _read_paths(file: Path) -> list[str]:
     try:
-        rows = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [parse_json(line) for line in regular(file).read_text(encoding="utf-8").splitlines()]
         paths = [row["path"] for row in rows[1:]]
         expected = rows[0]["bad"]
         if not all(isinstance(path, str) for path in paths) or not isinstance(expected, int):

@@ -18,7 +18,7 @@ from pipelines.index import Index
 _LOOKED_AT: Final = 64
 """Images whose size is asked for."""
 
-_LEAST_SIDE_PX: Final = 2.0
+LEAST_SIDE_PX: Final = 2.0
 """Boxes in fractions of an image have sides up to 1."""
 
 _MOST_SIDES: Final = 20.0
@@ -56,7 +56,7 @@ def check_boxes(index: Index) -> None:
     boxed = np.flatnonzero(side_px > 0)
     if not len(boxed):
         return
-    small = side_px < _LEAST_SIDE_PX
+    small = side_px < LEAST_SIDE_PX
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]

@@ -184,7 +184,8 @@ class Feed:
             bad.append(substitute)
         raise UserError(
             f"{self.index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
-            f"{self.index.path(substitute)}; {len(self.quarantine)} are known to be bad. Check the folder."
+            f"{self.index.path(substitute)} ({self.quarantine.reasons[substitute]}); {len(self.quarantine)} are "
+            "known to be bad. 'python cli.py check-data' lists all of them: mend or replace these files."
         )
 
     def _read(self, sample: int) -> ImageFile | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,16 +16,42 @@ import numpy.typing as npt
 from errors import UserError
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON document.
+def regular(file: Path) -> Path:
+    """The path itself, for a file to read: a pipe or a device might never end.
 
     Raises:
-        ValueError: it is none, is not UTF-8, is nested too deeply, or holds a number of too many digits.
+        OSError: there is no such file, or it is a pipe, a socket or a device.
+    """
+    mode = file.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises by itself
+        raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
+    return file
+
+
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
+    """The value of a JSON document.
+
+    Args:
+        text: the document.
+        unique_keys: whether a key that stands twice in an object is wrong; else the last one counts.
+
+    Raises:
+        ValueError: it is no JSON, is not UTF-8, is nested too deeply, or holds a number of too many digits or a key
+            twice.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice")
+        found[key] = value
+    return found
 
 
 def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:

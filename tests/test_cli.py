@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.command_line import run_cli
+from tests.pipelines.sources import layouts
 from tests.train import tiny_run
 from train.config import Config, load_config
 from train.runs.log import configure_logging
@@ -116,6 +117,20 @@ def test_names_of_files_do_not_reach_the_log_as_they_are(capsys: pytest.CaptureF
     finally:
         logger.level, logger.handlers = before[0], before[1]
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
+
+
+def test_warnings_of_commands_without_a_log_are_one_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.jpg", "b.jpg"):
+        layouts.write_image(tmp_path / "images" / name, 60, 40)
+    (tmp_path / "images" / "\x1b[31m\nerror: lost.jpg").write_bytes(b"<html>")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest has its own
+    settings = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
+    assert run_cli("views", *settings, str(tmp_path / "views.png")) == 0
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert "\\x1b[31m\\nerror: lost.jpg cannot be used (HTML" in warning
 
 
 def test_what_the_system_refuses_anywhere_is_one_line(

@@ -56,6 +56,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "a_file").write_text("not a folder\n")
     (root / "notes").mkdir()
     (root / "notes" / "todo.txt").write_text("not a run's\n")
+    (root / "thesis").mkdir()
+    (root / "thesis" / "config.toml").write_text("# mine\n[run]\nlog_every = 1\n")
+    (root / "thesis" / "metrics.jsonl").write_text("mine\n")
     (root / "broken.toml").write_text("[train\nbatch = 12\n")
     (root / "latin.toml").write_bytes(b'[run]\nout = "H\xe4nde"\n')
     (root / "quotes.toml").write_text("[data]\nroot = \u201chands\u201d\n", encoding="utf-8")
@@ -219,6 +222,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "folder of something else": (
         pretrain(out="{root}/notes"),
         ["{root}/notes holds files that are no run's", "run.out="],
+    ),
+    "folder of somebody's own configuration": (
+        pretrain(out="{root}/thesis", resume="auto"),
+        ["{root}/thesis holds files that are no run's", "run.out="],
     ),
     "run.out is a file": (pretrain(out="{root}/a_file"), ["run.out = {root}/a_file is a file", "expected a folder"]),
     "run.out among the images": (

@@ -8,7 +8,6 @@ import difflib
 import inspect
 import math
 import re
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
@@ -31,6 +30,7 @@ from errors import UserError, is_left_to_shell
 from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.draws import AppearanceConfig, ColourConfig, GeometryConfig
+from pipelines.parsing import regular
 
 T = TypeVar("T")
 D = TypeVar("D", bound=DataConfig)
@@ -277,13 +277,10 @@ def read_toml(file: Path) -> dict[str, Any]:
         UserError: it is no regular file, cannot be read, is too large, or is not TOML.
     """
     try:
-        status = file.stat()
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise UserError(f"{file}: is a pipe or a device; expected a TOML file, such as configs/demo.toml")
-        if status.st_size > LARGEST_FILE:
+        size = regular(file).stat().st_size
+        if size > LARGEST_FILE:
             raise UserError(
-                f"{file}: has {status.st_size} bytes; expected a TOML file of at most {LARGEST_FILE}, such as "
-                "configs/demo.toml"
+                f"{file}: has {size} bytes; expected a TOML file of at most {LARGEST_FILE}, such as configs/demo.toml"
             )
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:

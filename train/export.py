@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from models.pose import PoseNetwork
 from pipelines.config import each_source
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
-from writing import refuse_inputs, whole_file, write_bytes
+from writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
 _PREFIX = "encoder.resnet."
 
@@ -52,10 +54,12 @@ def export_encoder(source: Path, out: Path) -> str:
         UserError: there is no checkpoint, or `out` is the checkpoint, has another ending or cannot be written.
     """
     if out.suffix not in (".safetensors", ".pth"):
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth")
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth; --onnx writes .onnx")
     path = checkpoint_of_run(source) if source.is_dir() else source
     if path is None:
-        raise UserError(f"{source} holds no checkpoint; expected the folder of a run, or a checkpoint")
+        raise UserError(
+            f"{source} holds no checkpoint; expected the folder of a run, with checkpoints/ in it, or a checkpoint"
+        )
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
     state: dict[str, Tensor] = {
@@ -108,6 +112,8 @@ def export_onnx(source: Path, out: Path) -> str:
     """
     if out.suffix != ".onnx":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")
+    if not out.parent.is_dir():  # the export below takes long
+        raise NotWritten(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
     for package in ("onnx", "onnxscript", "onnxruntime"):
         _require(package)
     run = load_pose_run(source)

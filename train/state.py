@@ -130,12 +130,12 @@ class TrainingState(ABC, Generic[R]):
             UserError: the file is not readable, or of another run, data or model.
         """
         saved = load_checkpoint(path)
-        for key in (*self.state_dict(), "images"):
-            if key not in saved:
-                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}")
         difference = first_difference(saved["config"], to_dict(config))
         if difference is not None:
-            raise UserError(f"{path} is of another run: {difference}")
+            raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
+        for key in (*self.state_dict(), "images"):
+            if key not in saved:
+                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}. Use another one of this run.")
         if saved["images"] != images:
             before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
             raise UserError(

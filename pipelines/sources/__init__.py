@@ -87,7 +87,7 @@ def _load_shards(config: DataConfig, root: Path) -> Index:
     for key in ("part", "versions"):
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
-            raise UserError(f"data.{key} = {chosen!r}: shards hold the {key} that was packed. Leave it out.")
+            raise UserError(f"data.{key} = {chosen!r}: shards hold what was packed. Leave it out.")
     index = load_shards(root, window=config.shuffle_shards)
     if config.split == "all":
         return index

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.index import WHOLE_IMAGE
-from pipelines.parsing import as_numbers, parse_json
+from pipelines.parsing import as_numbers, parse_json, regular
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")
 _log = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
         (N, 3) centre x, centre y, side; `WHOLE_IMAGE` for an image that the file does not name, which is logged once.
 
     Raises:
-        UserError: the file is missing or unreadable, a box is no box, or its image is unknown or named twice.
+        UserError: the file is missing or unreadable, holds no box, a box is no box, or its image is
+            unknown or named twice.
     """
     row_of = {name: row for row, name in enumerate(names)}
     edges_px = np.full((len(names), 4), np.nan)
@@ -65,6 +66,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
         edges_px[row] = _checked_px(edges, file, where)
     boxes_px = squares_around(edges_px[:, :2], edges_px[:, 2:])
     without = np.isnan(edges_px[:, 0])
+    if without.all():
+        raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out: then whole images are shown.")
     boxes_px[without] = WHOLE_IMAGE
     if without.any():
         first = names[int(without.argmax())]
@@ -85,11 +88,13 @@ def _rows(file: Path) -> Iterator[_Row]:
             "kind, or 'center'; 'joints' is for sources with keypoints."
         )
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = regular(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{file}: no such file of boxes. Give the path of a .csv or .json file.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as UTF-8 text ({error}). Mend the file of boxes.") from error
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; expected a file of boxes. Check the path.") from error
+    except ValueError as error:
+        raise UserError(f"{file}: not UTF-8 text ({error}). Save the boxes as UTF-8.") from error
     return _csv_rows(file, text) if file.suffix.lower() == ".csv" else _json_rows(file, text)
 
 
@@ -99,7 +104,10 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
         header = tuple(cell.strip() for cell in next(lines, []))
         if header != _COLUMNS:
             found = ",".join(header)[:80]
-            raise UserError(f"{file}: line 1 is {found!r}; expected the header {','.join(_COLUMNS)!r}. Add it.")
+            raise UserError(
+                f"{file}: line 1 is {found!r}; expected the header {','.join(_COLUMNS)!r}. "
+                "Columns are separated by commas, edges are in pixels. Write this header, and the boxes below it."
+            )
         for cells in lines:
             if cells:
                 yield f"line {lines.line_num}", cells[0], cells[1:]
@@ -109,7 +117,7 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
 
 def _json_rows(file: Path, text: str) -> Iterator[_Row]:
     try:
-        content = parse_json(text)
+        content = parse_json(text, unique_keys=True)
     except ValueError as error:
         raise UserError(f"{file}: not JSON ({error}). Mend the file of boxes.") from error
     if isinstance(content, dict):

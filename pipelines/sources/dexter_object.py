@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.index import Index
+from pipelines.parsing import regular
 from pipelines.sources.boxes import read_boxes, squares_around
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -139,7 +140,7 @@ def _frames(folder: Path) -> list[str]:
 def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
     """The annotated fingertips (N, 5, 3); NaN where there is none."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = regular(file).read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; expected the fingertips of each frame. Unpack it again.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -100,12 +100,15 @@ def _files_under(root: Path) -> _Found:
             with os.scandir(root / inside) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
+                        found.others["hidden"] += 1
                         continue
                     if entry.is_symlink() and not _leads_somewhere(entry):
                         found.lost_links.append(inside + entry.name)
                     elif entry.is_dir():
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
-                    elif entry.name.lower().endswith(_ENDINGS) and entry.is_file():
+                    elif not entry.is_file():
+                        found.others["no regular file, such as a pipe"] += 1
+                    elif entry.name.lower().endswith(_ENDINGS):
                         found.images.append(inside + entry.name)
                     else:
                         found.others[os.path.splitext(entry.name)[1].lower()] += 1  # noqa: PTH122  a suffix of any name

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.config import CENTER_FRAC
 from pipelines.index import Index
-from pipelines.parsing import as_numbers, parse_json
+from pipelines.parsing import as_numbers, parse_json, regular
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.image_size import displayed_size_px
 from pipelines.sources.subsets import held_out
@@ -26,6 +26,9 @@ VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three ways of replacing it."""
 
 KEYPOINTS: Final = 21
+
+_FARTHEST_M: Final = 20.0
+"""A hand farther than this is a mistake of the unit."""
 
 _OF_NUMBERS: Final = b"0123456789+-.eE \t\r\n"
 _WITHOUT_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
@@ -164,13 +167,15 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
         if not file.exists():
             continue
         try:
-            text = file.read_bytes()
+            text = regular(file).read_bytes()
             content = _read_arrays(text, shape)
             if content is None:
                 content = parse_json(text)
         except (OSError, ValueError) as error:
             raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
-        entries = len(content) if isinstance(content, list | np.ndarray) else 0
+        if not isinstance(content, list | np.ndarray):
+            raise UserError(f"{file}: holds no list; expected a list with an entry per pose. Unpack the dataset again.")
+        entries = len(content)
         if entries * backgrounds != images:
             raise UserError(
                 f"{file}: labels for {entries} poses, but {root / part / 'rgb'} has {images} images; expected "
@@ -182,8 +187,30 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
         if rows is None or rows.shape != (entries, *shape) or not np.isfinite(rows).all():
             expected = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
             raise UserError(f"{file}: expected {expected} for each pose. Unpack the dataset again.")
+        _check_camera_frame(file, name, rows)
         labels[name] = rows
     return labels
+
+
+def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) -> None:
+    if name == "K" and (strange := (rows[:, 2] != [0, 0, 1]).any(axis=1)).any():
+        pose = int(strange.argmax())
+        raise UserError(
+            f"{file}: the last row of the camera matrix of pose {pose} is {rows[pose, 2].tolist()}; expected 0, 0, 1. "
+            "Is the matrix transposed?"
+        )
+    if name == "xyz":
+        if (behind := (rows[..., 2] <= 0).any(axis=1)).any():
+            pose = int(behind.argmax())
+            raise UserError(
+                f"{file}: pose {pose} has a depth of {rows[pose, :, 2].min():g}; expected depths above 0, in metres in "
+                "the camera's frame. Mend the labels."
+            )
+        if (depth := float(np.median(rows[..., 2]))) > _FARTHEST_M:
+            raise UserError(
+                f"{file}: half of the keypoints are farther than {depth:g} m; expected metres. Are they millimetres? "
+                "Then divide by 1000."
+            )
 
 
 def _read_arrays(text: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.float64] | None:

@@ -21,7 +21,7 @@ from rich.progress import track
 
 from errors import UserError
 from pipelines.index import Index
-from pipelines.parsing import as_numbers, parse_json
+from pipelines.parsing import as_numbers, parse_json, regular
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.numpy_pickle import read_numpy_pickle
@@ -139,7 +139,7 @@ def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; expected HO-3D there, with {folder}.txt. Check data.root.")
     try:
-        lines = file.read_text(encoding="utf-8").split()
+        lines = regular(file).read_text(encoding="utf-8-sig").split()
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; expected the list of HO-3D's frames. Check data.root.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -258,7 +258,7 @@ def _numbers(
 
 def _evaluation_xyz(file: Path, listed: int) -> npt.NDArray[np.float64]:
     try:
-        content = parse_json(file.read_bytes())
+        content = parse_json(regular(file).read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: not a readable JSON file ({error}). Download it again.") from error
     entries = len(content) if isinstance(content, list) else 0

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import open as open_with_progress
 
 from errors import UserError
+from pipelines.parsing import regular
 
 _PIECE_CHARS = 1 << 22
 _LONG_BYTES = 50_000_000
@@ -39,11 +40,11 @@ def elements(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _open(file: Path) -> AbstractContextManager[IO[str]]:
-    if file.stat().st_size < _LONG_BYTES:
-        return file.open(encoding="utf-8")
+    if regular(file).stat().st_size < _LONG_BYTES:
+        return file.open(encoding="utf-8-sig")
     shown = Console(stderr=True)
     what = f"reading {file.name}, once"
-    return open_with_progress(file, "r", encoding="utf-8", description=what, console=shown, transient=True)
+    return open_with_progress(file, "r", encoding="utf-8-sig", description=what, console=shown, transient=True)
 
 
 class _Reader:

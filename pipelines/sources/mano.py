@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
+from pipelines.parsing import regular
 
 VERTICES: Final = 778
 JOINTS: Final = 16
@@ -37,7 +38,7 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
     """
     expected = f"expected a {JOINTS} x {VERTICES} matrix of numbers, MANO's joint regressor, as .npy or .npz"
     try:
-        with file.open("rb") as content:
+        with regular(file).open("rb") as content:
             stored = np.load(content, allow_pickle=False)
             if isinstance(stored, np.ndarray):
                 matrix = stored
@@ -46,8 +47,12 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
                 matrix = stored[name]
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; {expected}. Give the path as data.regressor.") from None
-    except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file}: {error}; {expected}. Save it again with numpy.save.") from error
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; {expected}. Check the path.") from error
+    except (ValueError, KeyError, EOFError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{file}: not an array of numbers that NumPy wrote; {expected}. Save it again with numpy.save."
+        ) from error
     if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
         found = f"{' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}"
         raise UserError(f"{file}: found {found}; {expected}. Save the right matrix with numpy.save.")

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from errors import UserError
+from pipelines.parsing import regular
 
 _PLAIN_DTYPE: Final = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
 _MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
@@ -30,7 +31,7 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
         UserError: the file is missing or unreadable, no dictionary, or asks for anything but NumPy's arrays.
     """
     try:
-        data = file.read_bytes()
+        data = regular(file).read_bytes()
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; expected the sample's annotation there. Unpack it again.") from None
     except OSError as error:

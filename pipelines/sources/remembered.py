@@ -41,7 +41,8 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:  # a damaged entry is no entry
-        log.warning("%s: the cache cannot be read (%s); reading the annotations again", entry, error)
+        reason = error.strerror if isinstance(error, OSError) else "damaged"  # NumPy's advice is to run what is in it
+        log.warning("%s: the cache cannot be read (%s); reading the annotations again", entry, reason)
     tables = read()
     try:
         _write(entry, tables)

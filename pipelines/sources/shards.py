@@ -29,7 +29,7 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.files import MAX_FILE_BYTES
 from pipelines.index import Blocks, Index, NamesOnDemand, Store
-from pipelines.parsing import parse_json
+from pipelines.parsing import parse_json, regular
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
@@ -134,6 +134,8 @@ class ShardStore:
             header = self._bytes(sample, int(self._offset[sample]) - BLOCK_BYTES, BLOCK_BYTES)
         except OSError:
             return f"{shard}/row {sample}"
+        if header[257:262] != b"ustar":  # damaged
+            return f"{shard}/row {sample}"
         member = header[:100].rstrip(b"\0").decode(errors="replace")
         return f"{shard}/{member}"
 
@@ -209,7 +211,9 @@ def index_tables(index: Index) -> dict[str, Table]:
 def _read_index_file(root: Path) -> dict[str, Any]:
     file = root / INDEX_FILE
     try:
-        content = parse_json(file.read_bytes())
+        content = parse_json(regular(file).read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
         if content["format"] != FORMAT:
             raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
         _check_index_file(content)
@@ -218,8 +222,12 @@ def _read_index_file(root: Path) -> dict[str, Any]:
         if not (root / "pack.json").exists():
             hint = "give a folder that 'python cli.py pack' made"
         raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: not a readable index of shards ({error!r}). Restore it, or pack again.") from error
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
+    except KeyError as error:
+        raise UserError(f"{file}: {error} is missing in this index of shards. Restore it, or pack again.") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: not a readable index of shards ({error}). Restore it, or pack again.") from error
     return dict(content)
 
 

@@ -98,6 +98,13 @@ def test_onnx_computes_what_torch_does_for_any_batch(run: Path, exported: Path) 
     assert not list(run.glob("*.part"))
 
 
+def test_onnx_into_a_missing_folder_is_told_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"pose\.onnx cannot be written: No such file or directory. Make the folder first"
+    ):
+        export_onnx(tmp_path / "not looked at", tmp_path / "no" / "pose.onnx")
+
+
 @pytest.mark.parametrize("shifted_output", OUTPUTS)
 def test_a_network_that_computes_something_else_is_not_written(
     shifted_output: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,7 +77,9 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
         say(f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
             say(f"  {path}: {reason}")
-        if one.reasons:
+        if len(one.reasons) == len(one.index):
+            say("no image is left: mend or replace the files, or name another folder", err=True)
+        elif one.reasons:
             say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
 
 

@@ -152,6 +152,8 @@ def _measured(
     truth = truth_of(index)
     if labelled:
         truth.require_labels(index)
+    else:
+        truth.require_cameras(index)
     poses = _ESTIMATES[crop](run.network, index, truth.intrinsics, config, world, progress=progress)
     if not truth.labelled:
         return None, poses, truth

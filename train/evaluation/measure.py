@@ -77,6 +77,18 @@ class Truth:
                 "what the network says with 'predict'"
             )
 
+    def require_cameras(self, index: Index) -> None:
+        """The camera and the scale of every hand are needed, to give poses in metres.
+
+        Raises:
+            UserError: some are not known.
+        """
+        if not (self.has_camera.all() and np.isfinite(self.scale_m).all()):
+            raise UserError(
+                f"{index.root} ({index.name}) lacks camera matrices or scales, and a submission is in metres: add "
+                "evaluation_K.json and evaluation_scale.json"
+            )
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -18,9 +18,11 @@ import torch
 
 from errors import UserError
 from models.hand import KEYPOINTS
+from pipelines.box_check import LEAST_SIDE_PX
 from pipelines.config import each_source
 from pipelines.files import MAX_PIXELS, MIN_PIXELS
 from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.parsing import parse_json, regular
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses
@@ -182,7 +184,7 @@ def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
         UserError: the file holds none.
     """
     try:
-        content = json.loads(file.read_text())
+        content = parse_json(regular(file).read_bytes())
         if isinstance(content, dict) and content.keys() >= {"fx", "fy", "cx", "cy"}:
             content = [[content["fx"], 0, content["cx"]], [0, content["fy"], content["cy"]], [0, 0, 1]]
         camera = np.array(content["K"] if isinstance(content, dict) else content, np.float64)
@@ -251,7 +253,7 @@ def read_picture(file: str) -> Image:
         UserError: the file cannot be read, or is too small or too large.
     """
     try:
-        data = np.frombuffer(Path(file).read_bytes(), np.uint8)
+        data = np.frombuffer(regular(Path(file)).read_bytes(), np.uint8)
         decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a picture") from error
@@ -344,6 +346,11 @@ def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun
         raise UserError(
             f"--box {x0:g},{y0:g},{x1:g},{y1:g} lies outside the picture of {width} x {height} pixels: "
             "expected pixels from its upper left corner, as displayed"
+        )
+    if max(x1 - x0, y1 - y0) < LEAST_SIDE_PX:
+        raise UserError(
+            f"--box {x0:g},{y0:g},{x1:g},{y1:g} is smaller than {LEAST_SIDE_PX:g} pixels: expected pixels of the "
+            f"picture of {width} x {height}, not fractions of it"
         )
     squares = squares_around(np.array([[x0, y0]]), np.array([[x1, y1]]))
     squares[:, 2] *= _margin(run)

@@ -45,7 +45,10 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     """
     path = checkpoint_of_run(source) if source.is_dir() else source
     if path is None:
-        raise UserError(f"{source} holds no checkpoint; expected the folder of a fine-tuning run, or a checkpoint")
+        raise UserError(
+            f"{source} holds no checkpoint; expected the folder of a fine-tuning run, with best/ or "
+            "checkpoints/ in it, or a checkpoint"
+        )
     saved = load_checkpoint(path)
     config = _config_of(path, saved)
     network = build_pose_network(dataclasses.replace(config.encoder, weights="random"), config.pose)

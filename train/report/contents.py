@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from errors import UserError
+from pipelines.parsing import regular
 from train.runs.folder import RunFolder
 
 Kind = Literal["pre-training", "fine-tuning"]
@@ -71,13 +72,14 @@ def read_run(root: Path) -> Run:
     """
     folder = RunFolder(root, keep=1)
     try:
-        text = folder.config_file.read_text()
+        text = regular(folder.config_file).read_text()
         config = tomllib.loads(text)
         if not config:
             raise ValueError("it is empty")
     except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"{root} is no run's folder: config.toml cannot be read ({error}); expected a folder that pretrain or "
+            f"{root} is no run's folder: config.toml cannot be read ({why}); expected a folder that pretrain or "
             "finetune wrote. Name one"
         ) from error
     kind: Kind = "fine-tuning" if "pose" in config else "pre-training"
@@ -170,7 +172,7 @@ def read_json(file: Path) -> dict[str, Any]:
         UserError: it cannot be read, or is something else.
     """
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(regular(file).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({error}); expected JSON. Make it anew") from error
     if not isinstance(content, dict):

@@ -71,9 +71,7 @@ def _reading_evaluations(runs: Sequence[Run]) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in runs if run.evaluation is not None]
-        raise UserError(
-            f"{' or '.join(files)} is not what evaluate writes ({type(error).__name__}: {error}). Evaluate again"
-        ) from error
+        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
 
 
 def _summary(run: Run) -> dict[str, str]:

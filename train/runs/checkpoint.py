@@ -258,8 +258,8 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
     try:
         if not is_whole(path):
             raise UserError(
-                f"{path} is no checkpoint, or a torn one: expected a file that training wrote, of which a run's folder "
-                f"holds the last few"
+                f"{path} is no checkpoint, or a torn one: expected a whole file that training wrote. Name another one, "
+                f"such as one in the folder checkpoints/ of the same run"
             )
         state: Any = torch.load(path, map_location=map_location, weights_only=True)
     except OSError as error:

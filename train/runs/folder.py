@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from errors import UserError
+from pipelines.parsing import regular
 from train.config import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints, step_of
 from train.runs.json_lines import cut_rows, read_rows
@@ -40,6 +41,7 @@ class RunFolder:
         self.root = root
         self.checkpoints = Checkpoints(root / "checkpoints", keep=keep)
         self.config_file = root / "config.toml"
+        self.versions_file = root / "versions.json"
         self.metrics_file = root / "metrics.jsonl"
         self.best = Checkpoints(root / "best", keep=1)
         self.validation_file = root / "validation.jsonl"
@@ -76,7 +78,7 @@ class RunFolder:
             raise UserError(f"run.out = {self.root} is a link that leads nowhere: make the folder, or remove the link")
         if not self._is_used():
             return
-        if not self.config_file.exists():
+        if not self.config_file.exists() or not (self.versions_file.exists() or self._has_saved()):
             raise UserError(
                 f"run.out = {self.root} holds files that are no run's: name another folder with --set run.out=..."
             )
@@ -100,14 +102,14 @@ class RunFolder:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             write_text(self.config_file, to_toml(config))
-            write_text(self.root / "versions.json", json.dumps(versions(), indent=2) + "\n")
+            write_text(self.versions_file, json.dumps(versions(), indent=2) + "\n")
             self._cut(step)
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
 
     def _check_config(self, config: object) -> None:
         try:
-            text = self.config_file.read_text()
+            text = regular(self.config_file).read_text()
             if not text.strip():  # what a full disk leaves; the checkpoint has the configuration, too, and is compared
                 return
             saved = tomllib.loads(text)

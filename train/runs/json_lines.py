@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.parsing import regular
 from writing import write_bytes
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str
     if not file.exists():
         return
     damaged = []
-    for number, line in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(regular(file).read_bytes().splitlines(keepends=True), start=1):
         row = _row(line, numbers)
         if row is not None and line.endswith(b"\n"):
             yield line, row

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from errors import printable
+from errors import OneLine
 from train.runs.folder import RunFolder
 
 console = Console(stderr=True, soft_wrap=True)
@@ -25,17 +25,10 @@ def configure_logging() -> None:
     handler: logging.Handler = logging.StreamHandler()
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
-    handler.setFormatter(_OneLine("%(message)s"))
+    handler.setFormatter(OneLine("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     # Where fp16 leaves the first step out, since its gradient was not finite, torch takes the order for a mistake.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
-
-
-class _OneLine(logging.Formatter):
-    """Escapes what would change the terminal or begin another line, such as in names of files."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
-        return printable(super().formatMessage(record))
 
 
 @contextmanager

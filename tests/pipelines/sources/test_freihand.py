@@ -138,7 +138,7 @@ def delete_labels_and_last_image(root: Path) -> None:
     ("damage", "message"),
     [
         (shorten, r"training_xyz\.json: labels for 19 poses, but .*rgb has 80 images; expected 4 for each pose, 76"),
-        (rewrite("K", "{}"), r"training_K\.json: labels for 0 poses"),
+        (rewrite("K", "{}"), r"training_K\.json: holds no list"),
         (rewrite("K", "[[["), r"training_K\.json: not a readable JSON file"),
         (rewrite("K", json.dumps([[1, 2]] * POSES)), r"training_K\.json: expected 3 x 3 finite numbers"),
         (rewrite("scale", json.dumps([None] * POSES)), r"training_scale\.json: expected one finite number"),
@@ -208,3 +208,25 @@ def test_arrays_are_read_as_the_json_module_reads_them() -> None:
 )  # fmt: skip
 def test_what_is_no_list_of_equal_arrays_is_left_to_the_json_module(text: str) -> None:
     assert _read_arrays(text.encode(), (3,)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("K", lambda rows: rows.transpose(0, 2, 1), r"pose 0 is \[20.0, 15.0, 1.0\]; expected 0, 0, 1"),
+        ("xyz", lambda rows: rows * 1000, "expected metres. Are they millimetres"),
+        ("xyz", lambda rows: rows * [1, 1, 0], "pose 0 has a depth of 0; expected depths above 0"),
+        ("xyz", lambda rows: rows * [1, 1, -1], "expected depths above 0"),
+    ],
+)
+def test_labels_in_another_frame_or_unit_end_in_one_line(root: Path, name: str, change: Any, message: str) -> None:
+    file = root / f"training_{name}.json"
+    file.write_text(json.dumps(change(np.array(json.loads(file.read_text()))).tolist()))
+    with pytest.raises(UserError, match=message):
+        load_freihand(root, box="joints")
+
+
+def test_labels_that_are_no_list_are_told_as_such(root: Path) -> None:
+    (root / "training_K.json").write_text('{"K": []}')
+    with pytest.raises(UserError, match=r"training_K\.json: holds no list"):
+        load_freihand(root)

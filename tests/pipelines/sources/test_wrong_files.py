@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ def write_data(home: Path) -> Path:
     for name in ("a.jpg", "b.jpg"):
         layouts.write_image(home / "folder" / name, 60, 40)
     write_bad_list(home / "bad.jsonl", {"a.jpg": "for a test"}, checked=2)
-    (home / "boxes.csv").write_text("file,x0,y0,x1,y1\n")
+    (home / "boxes.csv").write_text("file,x0,y0,x1,y1\na.jpg,5,5,35,35\nb.jpg,5,5,35,35\n")
     np.save(home / "regressor.npy", np.ones((16, 778)) / 778)
     write_part(home / "freihand", "training", 2, 8)
     layouts.write_youtube3d(home / "youtube3d", "train")
@@ -138,3 +139,68 @@ def test_names_that_are_not_utf8_are_names_like_others(tmp_path: Path) -> None:
     write_part(tmp_path / "hands", "training", 1, 4)
     (tmp_path / "hands").rename(root / "hands")
     assert len(load_index(DataConfig(source="freihand", root=str(root / "hands")))) == 4
+
+
+@contextmanager
+def as_a_pipe(file: Path) -> Iterator[None]:
+    """A pipe at the place of a file, which ends without a byte for whoever reads it: nothing hangs."""
+    os.rename(file, f"{file}.away")  # noqa: PTH104
+    os.mkfifo(file)
+    thread = threading.Thread(target=lambda: file.open("wb").close(), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))  # the thread waits for a reader
+        os.replace(f"{file}.away", file)  # noqa: PTH105
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "key"),
+    [
+        ("folder", "boxes.csv", "box"),
+        ("folder", "bad.jsonl", "bad_list"),
+        ("youtube3d", "regressor.npy", "regressor"),
+        ("freihand", "freihand/training_xyz.json", ""),
+        ("ho3d", "ho3d/train.txt", ""),
+        ("ho3d", "ho3d/train/ABF10/meta/0000.pkl", ""),
+        ("dexter_object", "dexter_object/data/Grasp1/annotations/Grasp13D.txt", ""),
+        ("shards", "shards/index.json", ""),
+    ],
+)
+def test_a_pipe_instead_of_a_file_is_one_line(home: Path, source: Any, file: str, key: str) -> None:
+    keys: dict[str, Any] = {key: str(home / file)} if key else {}
+    config = DataConfig(source=source, root=str(home / source), **keys)
+    with as_a_pipe(home / file), pytest.raises(UserError, match=f"{Path(file).name}.*is a pipe or a device"):
+        load_index(config)
+
+
+def test_what_is_not_a_file_is_no_image(home: Path) -> None:
+    os.mkfifo(home / "folder" / "pipe.jpg")
+    config = DataConfig(source="folder", root=str(home / "folder"))
+    assert load_index(config).paths == ["a.jpg", "b.jpg"]
+    for name in ("a.jpg", "b.jpg"):
+        (home / "folder" / name).rename(home / "folder" / f".{name}")
+    with pytest.raises(UserError, match=r"found 2 hidden, 1 no regular file, such as a pipe\. Check"):
+        load_index(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: [index], "not a readable index of shards \\(it holds no object\\)"),
+        (lambda index: {key: index[key] for key in index if key != "shards"}, "'shards' is missing in this index"),
+    ],
+)
+def test_a_wrong_index_of_shards_is_told_in_words(home: Path, change: Any, message: str) -> None:
+    file = home / "shards" / "index.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(UserError, match=message):
+        load_index(DataConfig(source="shards", root=str(home / "shards")))
+
+
+def test_a_shard_that_lost_its_names_is_told_by_rows(home: Path) -> None:
+    shard = home / "shards" / "shard-000000.tar"
+    shard.write_bytes(b"\x1b\xff" * (shard.stat().st_size // 2))
+    index = load_index(DataConfig(source="shards", root=str(home / "shards")))
+    assert str(index.path(1)).endswith("shard-000000.tar/row 1")

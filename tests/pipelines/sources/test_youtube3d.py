@@ -127,7 +127,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
     (damaged,) = set(cache.iterdir()) - {entry}
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert len(load_youtube3d(root, part="train")) == 3
-    assert "the cache cannot be read" in caplog.text
+    assert "the cache cannot be read (damaged); reading" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(root: Path, cache: Path) -> None:

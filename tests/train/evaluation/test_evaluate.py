@@ -270,6 +270,10 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
     assert bones.max() < 20 * max(scale)  # metres, not reference bones
     with pytest.raises(UserError, match="has no poses to measure against"):
         call(run, tmp_path / "out", *settings)
+    (root / "evaluation_scale.json").rename(root / "away.json")
+    with pytest.raises(UserError, match=r"lacks camera matrices or scales.*add evaluation_K\.json"):
+        call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
+    (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
     with pytest.raises(UserError, match="no hand for 1 of 5 images, image 3 the first"):
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")

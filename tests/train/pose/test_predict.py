@@ -271,6 +271,10 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a single pixel": (lambda root: {"images": [str(root / "dot.png")]}, "has 1 x 1 pixels"),
     "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is no box"),
     "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "lies outside the picture of 50 x 40 pixels"),
+    "box in fractions": (
+        lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)},
+        "is smaller than 2 pixels: expected pixels of the picture",
+    ),
     "no camera file": (lambda root: {"intrinsics": root / "no.json"}, "expected a JSON file with a camera matrix"),
     "no camera": (lambda root: {"intrinsics": root / "text.png"}, "holds no camera matrix in pixels"),
     "one box for two": (
