@@ -67,7 +67,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     torch.save({f"encoder.{name}": value for name, value in state.items()}, tmp_path / "renamed.pth")
     for file, message in {
         "absent.pth": "is no file",
-        ".": "is no file",
+        ".": "is a folder",
         "garbage.pth": "cannot be read",
         "garbage.safetensors": "cannot be read",
         "empty.pth": "cannot be read",
