@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,33 +43,39 @@ class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write to, which takes its place under `path` when the block ends without an error.
 
-    A link stays a link: the file that it names is replaced.
+    A link stays a link: the file that it names is replaced, and keeps its permissions. What is no regular file, such
+    as a terminal, is written to as it is.
 
     Args:
-        path: of the file. Beside it, `path` with ".part" behind is there meanwhile.
+        path: of the file. Beside it, a file of a name of its own, which ends in ".part", is there meanwhile.
         durable: wait until the disk has it, so that it outlasts a power cut.
 
     Raises:
         NotWritten: there is no room, or no right to write.
     """
     target = Path(os.path.realpath(path))
-    part = target.with_name(f"{target.name}.part")
+    replaces = not target.exists() or target.is_file() or target.is_dir()  # a folder is refused when it comes to that
+    part = _beside(target) if replaces else target
     written: _Written | None = None
     in_block = False
     try:
-        with part.open("wb") as file:
+        with part.open("xb" if replaces else "wb") as file:
             written, in_block = _Written(file), True
             yield cast(BinaryIO, written)
             in_block = False
             file.flush()
-            if durable:
+            if durable and replaces:
                 os.fsync(file.fileno())
-        part.replace(target)
-        if durable:
-            _sync_folder(target.parent)
+        if replaces:
+            with suppress(FileNotFoundError):
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+            part.replace(target)
+            if durable:
+                _sync_folder(target.parent)
     except BaseException as error:
-        with suppress(OSError):
-            part.unlink()
+        if replaces:
+            with suppress(OSError):
+                part.unlink()
         refused = written.error if written is not None else None
         if refused is None and isinstance(error, OSError) and not in_block:  # the block may fail at other files
             refused = error
@@ -116,6 +124,12 @@ def is_among(file: Path, others: Iterable[Path]) -> bool:
             if os.path.samestat(here, other.stat()):
                 return True
     return False
+
+
+def _beside(target: Path) -> Path:
+    """A name that no file there has; names may have 255 bytes."""
+    name = os.fsencode(target.name)[:230]
+    return target.with_name(f"{os.fsdecode(name)}.{os.getpid()}-{threading.get_ident() & 0xFFFFFF:x}.part")
 
 
 class _Written(io.RawIOBase):

@@ -60,11 +60,11 @@ def check_boxes(index: Index) -> None:
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]
-    longer_px = np.array([_longer_side_px(index, row) for row in rows.tolist()], np.float64)
-    known = longer_px > 0
-    rows, longer_px = rows[known], longer_px[known]
-    start_px = (box_px[rows, :2] - box_px[rows, 2:] / 2).max(axis=1, initial=0)
-    far = (start_px >= longer_px) | (box_px[rows, 2] > _MOST_SIDES * longer_px)
+    size_px = np.array([_displayed_size_px(index, row) for row in rows.tolist()], np.float64)
+    known = size_px[:, 0] > 0
+    rows, size_px = rows[known], size_px[known]
+    start_px = box_px[rows, :2] - box_px[rows, 2:] / 2
+    far = (start_px >= size_px).any(axis=1) | (box_px[rows, 2] > _MOST_SIDES * size_px.max(axis=1, initial=0))
     _tell(index, rows, far, np.zeros(len(rows), bool), "boxes that were compared with the size of their images")
 
 
@@ -95,9 +95,9 @@ def _tell(
     raise UserError(f"{found}. {cause}")
 
 
-def _longer_side_px(index: Index, row: int) -> int:
-    """0 if the image cannot be read."""
+def _displayed_size_px(index: Index, row: int) -> tuple[int, int]:
+    """Width and height as displayed; 0, 0 if the image cannot be read."""
     try:
-        return max(check_image(index.read(row)).size_px)
+        return check_image(index.read(row)).displayed_size_px
     except (OSError, BadImage):
-        return 0
+        return 0, 0

@@ -17,7 +17,7 @@ def groups(controller: str, system: Path) -> Iterator[Path]:
         system: the root of the file system.
     """
     for line in read(system / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers == "":
             mounts = [system / "sys/fs/cgroup", system / "sys/fs/cgroup/unified"]
         elif controller in controllers.split(","):

@@ -51,7 +51,10 @@ def cpu_quota(system: Path = Path("/")) -> float:
 
 
 def _quota(group: Path) -> float:
-    quota, period = (read(group / "cpu.max") or "max max").split()
-    if quota == "max":
-        quota, period = (read(group / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period"))
-    return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else math.inf
+    """Cores that one group may use; infinity where its files say nothing, or nothing that can be understood."""
+    words = read(group / "cpu.max").split()
+    if len(words) != 2 or words[0] == "max":
+        words = [read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):  # -1 is no quota
+        return math.inf
+    return int(words[0]) / int(words[1])

@@ -80,9 +80,10 @@ class ImageFile(NamedTuple):
     """Exif's: 1 is upright, 2 to 8 are turned or mirrored."""
 
     @property
-    def is_on_its_side(self) -> bool:
-        """Whether width and height change places when the image is turned upright."""
-        return self.orientation > 4
+    def displayed_size_px(self) -> tuple[int, int]:
+        """Width and height of the upright image."""
+        height, width = self.size_px
+        return (height, width) if self.orientation > 4 else (width, height)
 
     @property
     def is_jpeg(self) -> bool:

@@ -180,6 +180,7 @@ def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
         capture_output=True,
         check=False,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,34 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "new"
 
 
+def test_what_was_there_keeps_its_permissions(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+    file.chmod(0o640)
+    write_text(file, "new")
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("new", 0o640)
+
+
+def test_another_file_that_ends_in_part_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_text("the user's")
+    write_text(tmp_path / "file", "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.part"]
+    assert (tmp_path / "file.part").read_text() == "the user's"
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """By the name of a link, so that a mistake costs the link alone."""
+    (tmp_path / "out").symlink_to("/dev/null")
+    write_text(tmp_path / "out", "lost")
+    assert Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "told")
+    assert os.read(reader, 100) == b"told"
+    os.close(reader)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
 def test_inputs_are_known_under_every_name(tmp_path: Path) -> None:
     (tmp_path / "input").write_text("")
     (tmp_path / "link").symlink_to("input")
@@ -116,6 +145,7 @@ WRITE_THEMSELVES = {
     "pipelines/sources/remembered.py",  # a cache
     "bench/frames.py",  # into a folder that is renamed when it is whole
     "bench/step.py",  # /proc
+    "train/distributed/rendezvous.py",  # the terminal
 }
 
 

@@ -11,8 +11,6 @@ from pipelines.index import read_file
 def displayed_size_px(file: Path) -> tuple[int, int] | None:
     """Width and height of an image, EXIF orientation applied; None if the file is no image that can be read."""
     try:
-        found = check_image(read_file(str(file)))
+        return check_image(read_file(str(file))).displayed_size_px
     except (OSError, BadImage):
         return None
-    height, width = found.size_px
-    return (height, width) if found.is_on_its_side else (width, height)

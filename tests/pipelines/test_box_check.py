@@ -45,6 +45,7 @@ GOOD = [20.0, 10, 60, 50]
         ([-500, 10, -400, 50], "100 of 100 boxes show nothing.*000.png the first: x -500 to -400.*Expected pixels"),
         ([900, 10, 1000, 50], "64 of 64 boxes that were compared with the size.*Are they of images of another size"),
         ([10, 9_000, 50, 9_900], "64 of 64 boxes that were compared"),
+        ([10, 65, 40, 85], "64 of 64 boxes that were compared"),  # below an image that is wider than high
         ([-5000, -5000, 5000, 5000], "64 of 64 boxes that were compared"),
         ([0, 0, 1e9, 1e9], "100 of 100 boxes are no boxes"),
     ],

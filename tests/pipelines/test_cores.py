@@ -24,6 +24,9 @@ V1 = "12:cpuset:/pods\n4:cpu,cpuacct:/pods/pod7\n1:name=systemd:/pods\n0::/pods\
         (V2, {"kubepods/pod7/container3/cpu.max": "max 100000\n"}, math.inf),
         (V2, {}, math.inf),
         ("", {}, math.inf),
+        ("0:/x\nodd\n", {"cpu.max": "max\n"}, math.inf),
+        (V2, {"cpu.max": "garbage 1\n"}, math.inf),
+        (V2, {"cpu.max": "100000 0\n"}, math.inf),
         (V1, {f"cpu,cpuacct/pods/pod7/cpu.cfs_{key}": value for key, value in
               (("quota_us", "300000"), ("period_us", "100000"))}, 3.0),
         (V1, {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from train.distributed.restarts import LAUNCHER
 from train.distributed.watchdog import EXIT_CODE
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def leaving_with_launcher() -> Iterator[None]:
         yield
         return
     left = threading.Event()
-    watch = threading.Thread(target=_watch, args=(os.getppid(), left), name="launcher watch", daemon=True)
+    watch = threading.Thread(target=_watch, args=(LAUNCHER, left), name="launcher watch", daemon=True)
     watch.start()
     try:
         yield

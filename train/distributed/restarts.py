@@ -10,6 +10,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+LAUNCHER = os.getppid()
+"""The process that started this one, asked at once: if it is torchrun it may be gone before the imports are done."""
+
 _PATIENCE_S = 5.0
 
 

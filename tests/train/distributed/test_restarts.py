@@ -33,12 +33,16 @@ def launch(*arguments: str, restarts: int) -> list[str]:
     ("arguments", "expected"),
     [
         (["--set", "data.root={here}/no"], "error: {here}/no: does not exist; expected the folder of the images"),
-        (["--set", "data.source=folder", "--set", "data.root={here}"], "error: {here}: no .jpg"),  # found later
+        (
+            ["--set", "data.source=folder", "--set", "data.root={here}/empty"],
+            "error: {here}/empty: no .jpg",
+        ),  # found later
         (["--speed=high"], "error: No such option '--speed'"),
     ],
     ids=["no folder", "no images", "no such option"],
 )
 def test_torchrun_reports_bad_input_once(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     filled = [argument.replace("{here}", str(tmp_path)) for argument in arguments]
     steps = ["--set", "train.batch=8", "--set", "train.micro_batch=4", "--set", "train.device=cpu"]
     (line,) = launch("pretrain", "--out", str(tmp_path / "out"), *steps, *filled, restarts=2)

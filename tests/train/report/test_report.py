@@ -210,7 +210,7 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("config.toml", b"", "config.toml holds no configuration of a run"),
+        ("config.toml", b"", "config.toml cannot be read (it is empty)"),
         ("config.toml", b"data = 3\n", "config.toml holds no configuration of a run"),
         ("config.toml", b"\xff\xfe", "config.toml cannot be read"),
         ("metrics.jsonl", b"null\n7\n\xff\n{}\n", "has no rows in metrics.jsonl"),
