@@ -13,6 +13,7 @@ offset, not mapped: a read that fails is then an error of one sample, where a pa
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -30,6 +31,8 @@ from errors import UserError
 from pipelines.files import MAX_FILE_BYTES
 from pipelines.index import Blocks, Index, NamesOnDemand, Store
 from pipelines.parsing import parse_json, regular
+
+log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
@@ -71,7 +74,9 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
     shards: list[dict[str, Any]] = content["shards"]
     _check_shards(root, shards)
     count = sum(shard["samples"] for shard in shards)
-    sums: dict[str, int] = content.get("crc32", {})  # packs of earlier versions have none
+    sums: dict[str, int] = content.get("crc32", {})
+    if not sums:
+        log.warning("%s: its index has no checksums, as of earlier versions: damage to it may go unseen", root)
     tables = {name: _read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     store = ShardStore(

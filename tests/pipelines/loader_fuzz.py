@@ -196,8 +196,6 @@ def _judge_file(
             ]
             worst = max(judged, key=lambda one: (one.verdict in FAULTS, one.mean_levels))
             counts[f"views_{worst.verdict}"] += len(judged)
-            if len(opinion.orientations) > 1:
-                counts["views_of_ambiguous_orientation"] += len(judged)
             if worst.verdict == Verdict.SAME:
                 counts["tenths_of_max_levels"] = max(counts["tenths_of_max_levels"], round(10 * worst.max_levels))
                 counts["tenths_of_mean_levels"] = max(counts["tenths_of_mean_levels"], round(10 * worst.mean_levels))

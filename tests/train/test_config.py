@@ -148,7 +148,7 @@ def test_one_source_may_be_written_either_way(tmp_path: Path) -> None:
             "--set data.1.weight=0: data.1.weight = 0: input should be greater than or equal to 0",
         ),
         ("data.1=3", "data.1 is a table"),
-        ("data=[]", "at least 1 item"),
+        ("data=[]", "expected at least 1, found 0"),
         ("data=3", "data = 3"),
     ],
 )
