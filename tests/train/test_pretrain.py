@@ -159,7 +159,7 @@ def test_recomputing_changes_no_bit(images: Path, uninterrupted: Path, tmp_path:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_loss_that_is_no_number_stops_the_run(world_size: int, images: Path, tmp_path: Path) -> None:
-    output = run(images, tmp_path / "nan", "optim.lr=1e38", "optim.clip=false", world_size=world_size, code=2)
+    output = run(images, tmp_path / "nan", "optim.lr=1e18", "optim.clip=false", world_size=world_size, code=2)
     assert output.count("last good checkpoint") == 1
     assert "at step" in output
     assert "learning rate" in output
