@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +44,9 @@ def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
     settings = Settings(cores=1, batch=16)
     monkeypatch.setattr(soak, "_LAG_S", 0.2)
+    ticks = itertools.count()  # a clock of the batches, so that a busy machine makes as many
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 50, sleep=time.sleep)
+    monkeypatch.setattr(soak, "time", clock)
     clean = soak.soak(config, settings, 3)
     assert clean.images > 0
     assert clean.end.open_files <= clean.settled.open_files
