@@ -151,7 +151,10 @@ def test_the_map_to_the_upright_image_is_pillow_s(orientation: int) -> None:
 
 
 def encoded(image: Pixels, kind: Kind, exif: bytes | None) -> Pixels:
-    every: dict[str, dict[str, Any]] = {"JPEG": {"quality": 97, "subsampling": 0}, "WEBP": {"lossless": True}}
+    every: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": 97, "subsampling": 0},
+        "WEBP": {"lossless": True, "method": 0, "quality": 0},
+    }
     options = every.get(kind, {})
     file = io.BytesIO()
     prefix = b"Exif\0\0" if kind == "JPEG" else b""

@@ -20,7 +20,7 @@ WHOLE_PX = np.zeros(3)
 STILL = np.zeros(2)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_hundreds_of_mutated_files(seed: int, tmp_path: Path) -> None:
     row = run(150, seed, part=150, to=tmp_path / "findings")
     assert {fault: row[fault] for fault in FAULTS} == dict.fromkeys(FAULTS, 0), (tmp_path / "findings").read_text()

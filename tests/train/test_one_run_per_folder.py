@@ -44,7 +44,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("resume", ["never", "auto"])
+@pytest.mark.parametrize("resume", ["never", pytest.param("auto", marks=pytest.mark.slow)])
 def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with tiny_run.start(pretrain(images, out, "train.epochs=100000")) as first:
@@ -95,7 +95,7 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
 
 def test_a_start_that_saved_nothing_makes_way(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    assert run_cli(*pretrain(images, out, "optim.lr=1e18", "train.epochs=1")) == 2
+    assert run_cli(*pretrain(images, out, "optim.lr=1e18", "train.epochs=1", "run.checkpoint_every=100")) == 2
     assert "the last good checkpoint is none" in capsys.readouterr().err
     assert (out / "config.toml").exists()
     for resume in ("never", "auto"):  # the second finds what the first saved
