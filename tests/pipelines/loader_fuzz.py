@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -45,7 +45,9 @@ from tests.pipelines.mutations import Made, good_file, mutated_file
 from tests.pipelines.second_opinion import MAX_LEVELS, MEAN_LEVELS, Verdict, judge, opinion_of
 
 ROOT: Final = Path(__file__).parents[2]
-STILL: Final = GeometryConfig(side_px=48, rotation_deg=(0, 0), translation_frac=0.06, scale=(1, 1), antialias=False)
+STILL: Final = GeometryConfig(side_px=48, rotation_deg=(0, 0), translation_frac=0.06, scale=(1, 1))
+HALVES: Final = {"whole": False, "region": True}
+"""Whether views that minify are made of a halved image."""
 ROWS: Final = 96
 """Of a training batch."""
 
@@ -92,7 +94,8 @@ def run_loader(
     rows = min(ROWS, len(index))
     with Loader(
         index, in_order(len(index)), RankSlice(rows, 0, rows),
-        PipelinesConfig(backend=backend, batch=16, threads=2, decode=decode), STILL, ColourConfig(jitter="none"),
+        PipelinesConfig(backend=backend, batch=16, threads=2, decode=decode),
+        replace(STILL, antialias=HALVES[decode]), ColourConfig(jitter="none"),
         seed=1, device=torch.device("cpu"), last_step=-(-len(index) // rows), quarantine=Quarantine(quiet=True),
     ) as loader:  # fmt: skip
         samples, views, shifts, matrices = zip(*(
@@ -189,7 +192,7 @@ def _judge_file(
             opinion = opinion or opinion_of(made.data)
             box_px = boxes_px[decode][row].astype(np.float32)
             judged = [
-                judge(opinion, view, matrix_px, box_px, shift_frac)
+                judge(opinion, view, matrix_px, box_px, shift_frac, halves=HALVES[decode])
                 for view, matrix_px, shift_frac in zip(
                     run.views[place], run.matrix_px[place], run.shift_frac[place], strict=True
                 )

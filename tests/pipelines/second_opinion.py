@@ -1,11 +1,13 @@
 """What a view of an image must show, by Pillow and OpenCV: nothing of the product is used here.
 
-The view is the box of the image as displayed, shifted, sampled bilinearly, with black outside the image.
+The view is the box of the image as displayed, shifted, sampled bilinearly, with black outside the image. Where it is to
+be halved first, each halving takes the mean of 2 x 2 pixels, of black beyond an odd border.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import struct
 import warnings
 from collections.abc import Iterator
@@ -91,7 +93,9 @@ def opinion_of(data: bytes) -> Opinion:
     return Opinion(tuple(images), tuple(sizes), orientation_of(data))
 
 
-def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift_frac: Array) -> Judged:
+def judge(
+    opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift_frac: Array, *, halves: bool = False
+) -> Judged:
     """Compare a view.
 
     Args:
@@ -100,11 +104,12 @@ def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift
         matrix_px: (2, 3) source-to-view matrix that came with it.
         box_px: (3,) centre x and y, side; side 0 is the square around the whole image.
         shift_frac: (2,) shift of the view in x and y, as a fraction of its side.
+        halves: whether a view that minifies was made of a halved image.
     """
     nearest: Judged | None = None
     for image in opinion.images:
         shown = turned(image, opinion.orientation)
-        expected, inside = expected_view(shown, box_px, shift_frac, len(view))
+        expected, inside = expected_view(image, opinion.orientation, box_px, shift_frac, len(view), halves=halves)
         difference = np.abs(view - expected)
         mean, most = float(difference[inside].mean()) if inside.any() else 0.0, float(difference.max())
         right_matrix = _matrix_fits(shown.shape[1::-1], matrix_px, box_px, shift_frac, len(view))
@@ -114,7 +119,7 @@ def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift
         if nearest is None or mean < nearest.mean_levels:
             nearest = Judged(Verdict.WRONG_MATRIX if near else Verdict.GARBLED, mean, most)
     if nearest is not None and all(_alike(opinion.images[0], other) for other in opinion.images[1:]):
-        return replace(nearest, turned_by=_wrong_turn(opinion, view, box_px, shift_frac))
+        return replace(nearest, turned_by=_wrong_turn(opinion, view, box_px, shift_frac, halves=halves))
     fits = any(
         _matrix_fits(size_px[:: -1 if opinion.orientation >= 5 else 1], matrix_px, box_px, shift_frac, len(view))
         for size_px in opinion.sizes_px
@@ -123,11 +128,11 @@ def judge(opinion: Opinion, view: Pixels, matrix_px: Array, box_px: Array, shift
     return Judged(verdict) if nearest is None else Judged(verdict, nearest.mean_levels, nearest.max_levels)
 
 
-def _wrong_turn(opinion: Opinion, view: Pixels, box_px: Array, shift_frac: Array) -> int | None:
+def _wrong_turn(opinion: Opinion, view: Pixels, box_px: Array, shift_frac: Array, *, halves: bool) -> int | None:
     """Which other orientation explains the view."""
     for orientation in set(range(1, 9)) - {opinion.orientation}:
         for image in opinion.images:
-            expected, inside = expected_view(turned(image, orientation), box_px, shift_frac, len(view))
+            expected, inside = expected_view(image, orientation, box_px, shift_frac, len(view), halves=halves)
             if inside.any() and np.abs(view - expected)[inside].mean() <= MEAN_LEVELS:
                 return orientation
     return None
@@ -155,26 +160,47 @@ def _frame(size_px: tuple[int, ...], box_px: Array) -> tuple[float, float, float
     return (x, y, side) if side > 0 else (width / 2, height / 2, float(max(width, height)))
 
 
-def expected_view(image: Pixels, box_px: Array, shift_frac: Array, side_px: int) -> tuple[Array, npt.NDArray[np.bool_]]:
+def expected_view(
+    stored: Pixels, orientation: int, box_px: Array, shift_frac: Array, side_px: int, *, halves: bool = False
+) -> tuple[Array, npt.NDArray[np.bool_]]:
     """The view (S, S, 3), and its (S, S) pixels that are sampled wholly inside the image."""
-    height, width = image.shape[:2]
-    x, y, side = _frame((width, height), box_px)
+    height, width = stored.shape[:2]
+    x, y, side = _frame((height, width) if orientation >= 5 else (width, height), box_px)
+    block = 2 ** _halvings((width, height), side_px / side) if halves else 1
+    beyond = ((0, -height % block), (0, -width % block))
+    image = turned(np.pad(stored, (*beyond, (0, 0))), orientation).astype(np.float64)
+    known = turned(np.pad(np.ones((height, width, 1)), (*beyond, (0, 0))), orientation)
+    top, left = (int(axis[0]) for axis in np.nonzero(known[..., 0]))  # a turn may put what was padded before the image
+    image, known = (
+        pixels.reshape(len(pixels) // block, block, -1, block, pixels.shape[2]).mean(axis=(1, 3))
+        for pixels in (image, known)
+    )
     steps = (np.arange(side_px) + 0.5) / side_px - 0.5
 
-    def taps(centre: float, shift: float, length: int) -> tuple[npt.NDArray[np.int64], Array, Array]:
-        at = centre + (steps - shift) * side - 0.5
+    def taps(centre: float, shift: float, length: int) -> tuple[npt.NDArray[np.int64], Array]:
+        at = (centre + (steps - shift) * side) / block - 0.5
         first = np.floor(at).astype(np.int64)
         places = np.stack([first, first + 1])
         weights = np.stack([1 - (at - first), at - first]) * ((places >= 0) & (places < length))
-        return np.clip(places, 0, length - 1), weights, weights.sum(axis=0)
+        return np.clip(places, 0, length - 1), weights
 
-    columns, across, within_x = taps(x, float(shift_frac[0]), width)
-    rows, down, within_y = taps(y, float(shift_frac[1]), height)
-    out = np.zeros((side_px, side_px, 3))
+    columns, across = taps(x + left, float(shift_frac[0]), image.shape[1])
+    rows, down = taps(y + top, float(shift_frac[1]), image.shape[0])
+    out, inside = np.zeros((side_px, side_px, 3)), np.zeros((side_px, side_px, 1))
     for row, v in zip(rows, down, strict=True):
         for column, u in zip(columns, across, strict=True):
-            out += (v[:, None] * u)[..., None] * image[row[:, None], column]
-    return out, np.outer(within_y, within_x) > 0.999
+            weight = (v[:, None] * u)[..., None]
+            out += weight * image[row[:, None], column]
+            inside += weight * known[row[:, None], column]
+    return out, inside[..., 0] > 0.999
+
+
+def _halvings(size_px: tuple[int, int], shrink: float) -> int:
+    """How often an image is halved for a view that shows it so much smaller: until 0.7 of its size, or two pixels."""
+    count = 0
+    while count < 6 and shrink * 2**count < math.sqrt(0.5) and min(size_px) // 2 ** (count + 1) >= 2:
+        count += 1
+    return count
 
 
 def _matrix_fits(

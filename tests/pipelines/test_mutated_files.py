@@ -80,7 +80,7 @@ def view_of(image: np.ndarray, box_px: np.ndarray = WHOLE_PX) -> tuple[np.ndarra
     x, y, side = box_px if box_px[2] else (width / 2, height / 2, max(height, width))
     scale = 48 / side
     matrix_px = np.array([[scale, 0, 24 - scale * x], [0, scale, 24 - scale * y]])
-    return expected_view(image, box_px, STILL, 48)[0].round().astype(np.uint8), matrix_px
+    return expected_view(image, 1, box_px, STILL, 48)[0].round().astype(np.uint8), matrix_px
 
 
 def spoiled(image: np.ndarray, how: str) -> np.ndarray:
