@@ -26,7 +26,7 @@ from bench.report import read_rows
 from errors import UserError
 from models.config import PoseConfig
 from pipelines.sources import load_index
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from train.config import Config
 from train.distributed.world import World
 from train.evaluation.metrics import (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from errors import UserError
-from pipelines.cores import available_cores, warn_of_threads
+from machine.cores import available_cores, warn_of_threads
 from pipelines.index import Index
 from pipelines.loader import Loader
 from train.config import Config, to_dict

@@ -22,7 +22,7 @@ from models.pose import (
     view_intrinsics,
     wrist_from_palm,
 )
-from pipelines.synthetic.skeleton import LIMITS_RAD, draw_shape, pose_hand
+from synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
 
 HANDS = 20_000
 

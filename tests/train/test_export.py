@@ -18,7 +18,7 @@ import torch
 from errors import UserError
 from models.hand import KEYPOINTS
 from models.pose import PoseNetwork, PoseOutput
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
 from train import export
