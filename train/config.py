@@ -178,6 +178,10 @@ FREE_ON_RESUME = (
 """Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
 
 
+ADDED = {"pose.skeleton": "hand"}
+"""Keys that runs of earlier versions lack, and what they trained."""
+
+
 LARGEST_FILE = 2**20
 """Bytes of a configuration."""
 
@@ -326,6 +330,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
     before, after = dict(flatten(saved)), dict(flatten(now))
+    before = {key: value for key, value in ADDED.items() if key in after} | before
     for key in sorted(before.keys() | after.keys()):
         free = _without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
         if not free and before.get(key) != after.get(key):
