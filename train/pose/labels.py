@@ -158,7 +158,8 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
         UserError: keypoints or camera matrices are missing, or they are of another skeleton than `pose` says.
     """
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
-    if index.keypoints_px is None or missing == ["K"]:
+    of_source = np.split(index.keypoints_px, np.cumsum(index.counts)[:-1]) if index.keypoints_px is not None else []
+    if not of_source or missing == ["K"] or any(np.isnan(keypoints_px).all() for keypoints_px in of_source):
         raise UserError(
             f"{index.root} ({index.name}) has no {' and no '.join(missing or ['keypoints'])}: a pose is learnt "
             f"from camera matrices and 3D keypoints, so use a labelled source, or pre-train on this one"
