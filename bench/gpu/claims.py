@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from train.config import Config, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
