@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import tomli_w
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from bounds import LARGEST_SEED, Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
@@ -183,6 +176,10 @@ FREE_ON_RESUME = (
 """Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
 
 
+ADDED = {"pose.skeleton": "hand"}
+"""Keys that runs of earlier versions lack, and what they trained."""
+
+
 LARGEST_FILE = 2**20
 """Bytes of a configuration."""
 
@@ -331,6 +328,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
     before, after = dict(flatten(saved)), dict(flatten(now))
+    before = {key: value for key, value in ADDED.items() if key in after} | before
     for key in sorted(before.keys() | after.keys()):
         free = _without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
         if not free and before.get(key) != after.get(key):

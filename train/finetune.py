@@ -19,9 +19,9 @@ from train.distributed.world import World, described_world, joined, micro_batch_
 from train.finetune_config import FinetuneConfig
 from train.loop import claim, folder_in_use, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pose.inference import Poses
+from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.state import FinetuningState
-from train.pose.targets import PoseLabels
 from train.pose.validation import Validation, best_of, load_validation, validate
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
@@ -57,7 +57,7 @@ def _finetune(config: FinetuneConfig, folder: RunFolder, resume: Resume, world: 
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))
-    labels = together(world, lambda: PoseLabels(index, config.pose))
+    labels = together(world, lambda: labels_to_learn(index, config.pose))
     validation = together(world, lambda: load_validation(config))
     epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
     total_steps = epoch_steps * config.train.epochs
@@ -140,10 +140,13 @@ def _validate(
 def _keep_best(
     config: FinetuneConfig, folder: RunFolder, state: FinetuningState, validation: Validation, poses: Poses
 ) -> None:
-    saved = {"config": to_dict(config), "validation": state.best, "network": state.network.state_dict()}
+    saved = {
+        "config": to_dict(config), "validation": state.best, "network": state.network.state_dict(),
+        "depth": validation.labels.in_metres,
+    }  # fmt: skip
     try:
         folder.best.save(state.steps_done, saved)
-        save_predictions(folder.predictions_picture, poses, validation)
+        save_predictions(folder.predictions_picture, poses, validation.labels)
     except OSError as error:
         raise UserError(
             f"{folder.best.folder} cannot be written to: {error.strerror or error}. Make room or set the folder's "

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from errors import printable
-from train.pictures import FINGER_COLOURS, FINGERS, Image, save_figure
+from skeleton import Skeleton
+from train.pictures import Image, save_figure
 
 if TYPE_CHECKING:
     from train.pose.predict import Prediction
@@ -41,10 +42,9 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(13, 4.8), layout="constrained")
         whole, crop = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
-        space = figure.add_subplot(1, 3, 3, projection="3d")
         for axes in (whole, crop):
             axes.imshow(small, extent=(0, width, height, 0), interpolation="nearest" if shrink == 1 else "antialiased")
-            _draw_flat(axes, result.keypoints_px)
+            _draw_flat(axes, result.keypoints_px, result.skeleton)
             axes.set_facecolor("0.9")
         x0, y0, x1, y1 = result.box_px
         whole.add_patch(mpl.patches.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="0.5", linestyle=":"))
@@ -55,7 +55,9 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         crop.set_ylim(y1, y0)
         crop.set_aspect("equal")
         crop.set_title("what the network was shown", fontsize=9)
-        _draw_space(space, result.joints, result.unit)
+        if result.joints is not None:
+            space = figure.add_subplot(1, 3, 3, projection="3d")
+            _draw_space(space, result.joints, result.unit, result.skeleton)
         camera = "assumed: focal length = longer side" if result.intrinsics_assumed else "given"
         box = "" if result.box_needed == "no" else f"   box needed: {result.box_needed}"
         figure.supxlabel(f"camera {camera}{box}", fontsize=8, color="0.35")
@@ -64,21 +66,21 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
             save_figure(path, figure, dpi=110)
 
 
-def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64]) -> None:
-    for finger, colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
-        x, y = keypoints_px[[0, *finger]].T
+def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64], skeleton: Skeleton) -> None:
+    for chain, colour in skeleton.limbs:
+        x, y = keypoints_px[list(chain)].T
         shade = tuple(value / 255 for value in colour)
         axes.plot(x, y, "-", color="black", linewidth=3.2, solid_capstyle="round")  # seen on bright and dark alike
         axes.plot(x, y, ".-", color=shade, linewidth=1.8, markersize=5)
 
 
-def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str) -> None:
-    """The hand as a viewer beside the camera sees it: x to the right, up is up, depth into the page."""
+def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str, skeleton: Skeleton) -> None:
+    """The pose as a viewer beside the camera sees it: x to the right, up is up, depth into the page."""
     factor, label = (100.0, "cm") if unit == "m" else (1.0, "reference bones: scale-normalised")
-    points = (joints - joints[:1]) * factor
+    points = (joints - joints[skeleton.keypoints.index(skeleton.root)]) * factor
     x, y, z = points[:, 0], points[:, 2], -points[:, 1]
-    for finger, colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
-        rows = [0, *finger]
+    for chain, colour in skeleton.limbs:
+        rows = list(chain)
         axes.plot(x[rows], y[rows], z[rows], ".-", color=tuple(value / 255 for value in colour), linewidth=2)
     middle = np.array([(axis.min() + axis.max()) / 2 for axis in (x, y, z)])
     reach = max(float(max(np.ptp(axis) for axis in (x, y, z))), 1e-3) * 0.55
@@ -89,5 +91,5 @@ def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str) -> None:
     axes.view_init(elev=15, azim=-65)
     axes.set_xlabel("x")
     axes.set_ylabel("depth")
-    axes.set_title(f"from the wrist, in {label}", fontsize=9)
+    axes.set_title(f"from the {skeleton.root.replace('_', ' ')}, in {label}", fontsize=9)
     axes.tick_params(labelsize=7)

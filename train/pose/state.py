@@ -16,8 +16,8 @@ from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.free_memory import require_memory
 from train.optim import learning_rate_factor
+from train.pose.labels import PoseLabels
 from train.pose.step import PoseStep, PoseStepResult
-from train.pose.targets import PoseLabels
 from train.starting_weights import start_pose_network
 from train.state import PRECISIONS, TrainingState, resolve_precision
 
@@ -74,7 +74,7 @@ class FinetuningState(TrainingState[PoseStepResult]):
             lambda step: learning_rate_factor(step, total_steps, warmup_steps),
             GradScaler(world.device.type, enabled=self.precision == "fp16"),
         )
-        self._frozen, self._labels = train.frozen, labels
+        self._frozen, self._labels, self._pose = train.frozen, labels, config.pose
         self._whole: nn.Module = torch.compile(network) if train.compile else network  # type: ignore[assignment]
         self._encoder: nn.Module = torch.compile(network.encoder) if train.compile else network.encoder  # type: ignore[assignment]
         self._step = PoseStep(
@@ -99,7 +99,7 @@ class FinetuningState(TrainingState[PoseStepResult]):
 
     def gradient(self, batch: Batch) -> PoseStepResult:
         """The gradient of the L1 losses."""
-        return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self._dtype))
+        return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self._pose, self._dtype))
 
     def _forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
         if not self._frozen:
@@ -111,7 +111,7 @@ class FinetuningState(TrainingState[PoseStepResult]):
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only."""
-        return {**super().state_dict(), "best": self.best}
+        return {**super().state_dict(), "best": self.best, "depth": self._labels.in_metres}
 
     def load_more(self, saved: Mapping[str, Any]) -> None:
         """The best validation."""

@@ -14,7 +14,7 @@ from pipelines.batch import Batch
 from train.batch_statistics import one_momentum_step
 from train.distributed.world import World, micro_batch_share
 from train.finetune_config import PoseLossConfig
-from train.pose.targets import PoseTargets
+from train.pose.labels import PoseTargets
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,8 @@
 
 import numpy as np
 
-from pipelines.synthetic.jit import Floats, kernel
-from pipelines.synthetic.skeleton import (
-    ABDUCTION,
-    DIGITS,
-    FLEX_1,
-    FLEX_2,
-    FLEX_3,
-    LIMITS_RAD,
-    HandShape,
-    Skeleton,
-    pose_hand,
-)
+from synthetic.jit import Floats, kernel
+from synthetic.kinematics import ABDUCTION, DIGITS, FLEX_1, FLEX_2, FLEX_3, LIMITS_RAD, HandShape, PosedHand, pose_hand
 
 _OPEN = (2, 4, 5, 3)
 _LOOSE = (1, 22, 30, 16)
@@ -67,7 +57,7 @@ def within_limits(angles_rad: Floats) -> Floats:
     return np.asarray(angles)
 
 
-def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, Skeleton]:
+def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
     """A random pose without interpenetrating digits.
 
     Args:
@@ -82,7 +72,7 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tup
     first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
     weight = float(rng.beta(0.55, 0.55))
     aim = weight * first + (1.0 - weight) * second
-    best: tuple[float, Floats, Skeleton] | None = None
+    best: tuple[float, Floats, PosedHand] | None = None
     for attempt in range(_TRIES):
         # Each try opens the hand a little: blends of two gestures can cross where neither of them does.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
