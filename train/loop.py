@@ -13,8 +13,8 @@ import torch
 
 from errors import UserError
 from machine.cores import available_cores, warn_of_threads
-from pipelines.index import Index
 from pipelines.loader import Loader
+from pipelines.samples.index import Index
 from train.config import Config, to_dict
 from train.distributed.together import Together, together
 from train.distributed.world import World

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from errors import UserError
-from pipelines.index import Index
-from pipelines.parsing import as_numbers, parse_json, regular
+from parsing import as_numbers, parse_json, regular
+from pipelines.samples.index import Index
 from pipelines.sources.boxes import squares_around
 from pipelines.sources.subsets import held_out
 from skeleton import SKELETONS, Skeleton

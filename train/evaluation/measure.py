@@ -13,7 +13,7 @@ import torch
 
 from errors import UserError
 from pipelines.config import each_source
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from train.config import load_config, to_dict
 from train.finetune_config import FinetuneConfig
 from train.pose.errors import Errors, errors_of
