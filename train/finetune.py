@@ -142,7 +142,7 @@ def _keep_best(
 ) -> None:
     saved = {
         "config": to_dict(config), "validation": state.best, "network": state.network.state_dict(),
-        "depth": validation.labels.in_metres,
+        **validation.labels.note,
     }  # fmt: skip
     try:
         folder.best.save(state.steps_done, saved)

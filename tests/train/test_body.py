@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 from errors import UserError
+from models.config import PoseConfig
+from pipelines.batch import View
+from pipelines.samples.index import join
 from pipelines.sources import load_index
 from skeleton import BODY
 from tests.command_line import run_cli
@@ -18,7 +22,8 @@ from tests.train import tiny_hands, tiny_people, tiny_run
 from train.config import Config, load_config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
+from train.finetune_config import FinetuneConfig, FinetuneDataConfig
+from train.pose.labels import PoseLabels, labels_to_learn, left_for_right
 from train.pose.predict import predict
 from train.pose.run import load_pose_run
 from train.pretrain import pretrain
@@ -116,3 +121,42 @@ def test_labels_of_another_skeleton_are_refused(people: Path, tmp_path: Path) ->
     mixture = f"data=[{{source='coco', root='{people}'}}, {{root='{hands}'}}]"
     with pytest.raises(UserError, match=r"the sources label a body .* and a hand .*: expected one kind of skeleton"):
         load_index(load_config(FinetuneConfig, [], [mixture]).data)
+
+
+def test_a_mirrored_view_swaps_left_and_right(people: Path) -> None:
+    """What is seen at a left wrist's place in a mirror looks like a right wrist."""
+    index = load_index(FinetuneDataConfig(source="coco", root=str(people), split="all"))
+    count = len(index)
+    assert index.keypoints_px is not None
+    mirrored = dataclasses.replace(index, mirror=np.ones(count, bool))
+    flip = torch.tensor([[-1.0, 0, 64], [0, 1, 0]]).expand(count, 2, 3)
+    identity = torch.eye(2, 3).expand(count, 2, 3)
+    image = torch.zeros(count, 3, 8, 8, dtype=torch.uint8)
+    pose, rows = PoseConfig(skeleton="body"), torch.arange(count)
+    seen = PoseLabels.of(mirrored).of_view(View(image, flip, flip), rows, pose).keypoints_px
+    plain = PoseLabels.of(index).of_view(View(image, identity, identity), rows, pose).keypoints_px
+    left, right = (BODY.keypoints.index(f"{side}_wrist") for side in ("left", "right"))
+    torch.testing.assert_close(seen[:, left, 0], 64 - plain[:, right, 0], equal_nan=True)
+    torch.testing.assert_close(seen[:, right, 1], plain[:, left, 1], equal_nan=True)
+    back = left_for_right(seen.numpy(), np.ones(count, bool), BODY)  # as predictions are given
+    np.testing.assert_allclose(64 - back[..., 0], plain[..., 0].numpy())
+
+
+def test_sources_with_and_without_depth_are_learnt_together(tmp_path: Path) -> None:
+    """Hands of FreiHAND's layout with 3D labels, and hands in COCO's format without."""
+    tiny_hands.write_hands(tmp_path / "deep", 4)
+    deep = load_index(FinetuneDataConfig(root=str(tmp_path / "deep"), split="all"))
+    assert deep.keypoints_px is not None
+    flat = dataclasses.replace(deep, name="flat", targets={})
+    labels = labels_to_learn(join([deep, flat], [1.0, 1.0]), PoseConfig())
+    assert labels.in_metres
+    assert labels.has_camera.tolist() == [True] * 16 + [False] * 16
+    matrix = torch.eye(2, 3).expand(32, 2, 3)
+    view = View(torch.zeros(32, 3, 8, 8, dtype=torch.uint8), matrix, matrix)
+    targets = labels.of_view(view, torch.arange(32), PoseConfig())
+    assert targets.keypoints_px.isfinite().all()
+    assert targets.relative_depth[:16].isfinite().all()
+    assert targets.relative_depth[16:].isnan().all()
+    unlabelled = dataclasses.replace(deep, name="none", keypoints_px=None, targets={})
+    with pytest.raises(UserError, match="a pose is learnt from camera matrices and 3D keypoints"):
+        labels_to_learn(join([deep, unlabelled], [1.0, 1.0]), PoseConfig())

@@ -105,6 +105,11 @@ class PoseLabels:
         """Whether anything at all is known."""
         return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
 
+    @property
+    def note(self) -> dict[str, bool]:
+        """What a checkpoint says of labels without depth; nothing of others."""
+        return {} if self.in_metres else {"depth": False}
+
     def __getitem__(self, rows: Rows) -> PoseLabels:
         return PoseLabels(
             self.skeleton,

@@ -111,7 +111,7 @@ class FinetuningState(TrainingState[PoseStepResult]):
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only."""
-        return {**super().state_dict(), "best": self.best, "depth": self._labels.in_metres}
+        return {**super().state_dict(), "best": self.best, **self._labels.note}
 
     def load_more(self, saved: Mapping[str, Any]) -> None:
         """The best validation."""
