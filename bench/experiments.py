@@ -27,7 +27,8 @@ from errors import UserError
 from models.config import PoseConfig
 from pipelines.sources import load_index
 from pipelines.synthetic import make_dataset
-from train.config import Config
+from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from train.config.pretraining import Config
 from train.distributed.world import World
 from train.evaluation.metrics import (
     align,
@@ -39,7 +40,6 @@ from train.evaluation.metrics import (
     score_tables,
 )
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.inference import estimate_poses
 from train.pose.run import PoseRun, load_pose_run
 from train.pose.targets import PoseLabels

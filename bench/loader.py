@@ -27,7 +27,7 @@ from pipelines.index import Index
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from bench.hardware import describe_machine
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
-from train.config import Config
+from train.config.pretraining import Config
 from train.distributed.collective_timing import time_sums
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.loop import set_threads

@@ -28,7 +28,7 @@ from pipelines.plan import plan_views
 from pipelines.probe import largest_pixels, samples_at_once
 from pipelines.runner import Runner
 from pipelines.views import Encoded, GraphConfig, Request, decode_pipeline
-from train.config import Config
+from train.config.pretraining import Config
 
 _VIEWS: Final = 2
 _CHUNKS_KEPT: Final = 8

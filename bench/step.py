@@ -23,13 +23,13 @@ from pipelines.index import Index
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.config import Config
-from train.contrastive_step import ContrastiveStep
+from train.config.pretraining import Config
 from train.distributed.world import World, described_world
-from train.free_memory import free_bytes
-from train.graph_memory import with_graph_bytes
 from train.state import PRECISIONS, PretrainingState
-from train.stopwatch import Stopwatch
+from train.steps.contrastive import ContrastiveStep
+from train.steps.free_memory import free_bytes
+from train.steps.graph_memory import with_graph_bytes
+from train.steps.stopwatch import Stopwatch
 
 Progress = Callable[[int, int], None]
 

@@ -11,11 +11,11 @@ from errors import UserError
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.config import to_dict
+from train.config.finetuning import FinetuneConfig
+from train.config.tables import to_dict
 from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import together
 from train.distributed.world import World, described_world, joined, micro_batch_share
-from train.finetune_config import FinetuneConfig
 from train.loop import claim, folder_in_use, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
 from train.pose.inference import Poses
 from train.pose.pictures import save_curves, save_predictions

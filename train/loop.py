@@ -15,15 +15,16 @@ from errors import UserError
 from pipelines.cores import available_cores, warn_of_threads
 from pipelines.index import Index
 from pipelines.loader import Loader
-from train.config import Config, to_dict
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.config.tables import to_dict
+from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.together import Together, together
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, Checkpoints
 from train.runs.folder import Resume, RunFolder
-from train.runs.interrupt import Interrupted, StopSignals
 from train.runs.meter import Meter
 from train.state import TrainingState
 

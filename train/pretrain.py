@@ -11,7 +11,7 @@ import torch
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order, rows_per_batch
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import together
 from train.distributed.world import World, described_world, joined, micro_batch_share

@@ -19,13 +19,14 @@ from errors import UserError
 from models.equivariance import build_undo
 from models.network import build_network
 from pipelines.batch import Batch
-from train.batch_statistics import synchronise
-from train.config import Config, first_difference, to_dict
-from train.contrastive_step import ContrastiveStep, StepResult
+from train.config.pretraining import Config
+from train.config.tables import first_difference, to_dict
 from train.distributed.world import World
-from train.free_memory import require_memory
-from train.optim import Lars, build_optimizer, learning_rate_factor
 from train.runs.checkpoint import load_checkpoint
+from train.steps.batch_statistics import synchronise
+from train.steps.contrastive import ContrastiveStep, StepResult
+from train.steps.free_memory import require_memory
+from train.steps.optim import Lars, build_optimizer, learning_rate_factor
 
 log = logging.getLogger(__name__)
 

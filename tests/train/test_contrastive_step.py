@@ -26,8 +26,8 @@ from tests.train.tiny_step import (
     to_double,
     to_float,
 )
-from train.contrastive_step import ContrastiveStep
 from train.distributed.world import World
+from train.steps.contrastive import ContrastiveStep
 
 
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])

@@ -21,17 +21,17 @@ from models.config import EncoderConfig, PoseConfig
 from models.encoders import build_encoder
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
-from train.config import load_config
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
 from train.distributed.world import World
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses
 from train.pose.run import load_pose_run
 from train.pose.targets import PoseLabels
 from train.pose.validation import Validation, best_of, error_tables, validate
 from train.runs.checkpoint import Checkpoints
 from train.runs.folder import RunFolder
-from train.starting_weights import start_pose_network
+from train.weights.starting_weights import start_pose_network
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 
 from tests.command_line import run_cli
 from tests.train import tiny_hands, tiny_run
-from train import free_memory
 from train.distributed.world import World
+from train.steps import free_memory
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30

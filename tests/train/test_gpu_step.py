@@ -12,10 +12,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
 from pipelines.batch import Batch, View
-from train.config import Config, load_config
-from train.contrastive_step import StepResult
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.distributed.world import World
 from train.state import PretrainingState
+from train.steps.contrastive import StepResult
 
 pytestmark = pytest.mark.gpu
 
@@ -165,7 +166,7 @@ def test_memory_decides_on_recomputing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = state("train.recompute=auto")
     made.contrastive(batch())
     assert made.contrastive.recompute == "never"
-    monkeypatch.setattr("train.contrastive_step.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
+    monkeypatch.setattr("train.steps.contrastive.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
     short = state("train.recompute=auto")
     short.contrastive(batch())
     assert short.contrastive.recompute == "always"

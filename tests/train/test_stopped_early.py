@@ -12,13 +12,14 @@ import pytest
 
 from pipelines.batch import Batch
 from tests.train import tiny_hands, tiny_run
-from train.config import Config, load_config
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.distributed.interrupt import Interrupted, StopSignals
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
 from train.pose.state import FinetuningState
 from train.pretrain import pretrain
 from train.runs.folder import RunFolder
-from train.runs.interrupt import Interrupted, StopSignals
 from train.state import PretrainingState, Result, TrainingState
 
 

@@ -13,9 +13,11 @@ import torch
 
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig
 from tests.train import tiny_run
-from train.config import Config, flatten, load_config, to_dict
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.config.tables import flatten, to_dict
+from train.data.preview import preview
 from train.pretrain import pretrain
-from train.preview import preview
 
 SECTION = (tiny_run.ROOT / "docs" / "fidelity.md").read_text().split("**To repeat the study**")[1].split("\n## ")[0]
 COMMAND, TABLE = SECTION.split("which augments nothing")

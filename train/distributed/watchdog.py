@@ -16,7 +16,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from train.stopwatch import Stopwatch
+from train.steps.stopwatch import Stopwatch
 
 EXIT_CODE = 75
 """Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from errors import RanksLost, UserError
-from train.config import require_whole_micro_batches
+from train.config.pretraining import require_whole_micro_batches
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Progress, Watchdog
 

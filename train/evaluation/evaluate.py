@@ -13,6 +13,7 @@ from rich.table import Table
 
 from errors import UserError
 from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
 from train.evaluation.measure import (
     Evaluation,
@@ -38,7 +39,6 @@ from train.evaluation.report import (
     table_of,
 )
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.run import PoseRun, load_pose_run
 

@@ -16,7 +16,9 @@ from errors import UserError
 from models.hand import REFERENCE_BONE
 from pipelines.config import each_source
 from pipelines.index import Index
-from train.config import load_config, to_dict
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.tables import to_dict
 from train.evaluation.metrics import (
     Interval,
     PoseErrors,
@@ -27,7 +29,6 @@ from train.evaluation.metrics import (
     pose_errors,
     score_tables,
 )
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses
 from train.pose.run import PoseRun
 

@@ -15,8 +15,8 @@ from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.index import Index
 from pipelines.loader import Loader
 from pipelines.order import EpochOrder, RankSlice
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]

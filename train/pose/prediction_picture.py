@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from errors import printable
+from errors.terminal import printable
 from train.pictures import FINGER_COLOURS, FINGERS, Image, save_figure
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from torch.amp.grad_scaler import GradScaler
 
 from models.pose import PoseNetwork, PoseOutput, build_pose_network
 from pipelines.batch import Batch
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
-from train.free_memory import require_memory
-from train.optim import learning_rate_factor
 from train.pose.step import PoseStep, PoseStepResult
 from train.pose.targets import PoseLabels
-from train.starting_weights import start_pose_network
 from train.state import PRECISIONS, TrainingState, resolve_precision
+from train.steps.free_memory import require_memory
+from train.steps.optim import learning_rate_factor
+from train.weights.starting_weights import start_pose_network
 
 
 class FinetuningState(TrainingState[PoseStepResult]):

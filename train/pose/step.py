@@ -11,10 +11,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch
-from train.batch_statistics import one_momentum_step
+from train.config.finetuning import PoseLossConfig
 from train.distributed.world import World, micro_batch_share
-from train.finetune_config import PoseLossConfig
 from train.pose.targets import PoseTargets
+from train.steps.batch_statistics import one_momentum_step
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PoseStep:
     """Loss and gradient of one global batch; the optimiser is the caller's.
 
     Batch norm sees one micro-batch, and running statistics take one momentum step per call, as in pre-training
-    (`train.contrastive_step`). So loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks,
+    (`train.steps.contrastive`). So loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks,
     up to the order of sums.
 
     Args:

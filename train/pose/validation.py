@@ -13,6 +13,7 @@ from models.pose import PoseNetwork
 from pipelines.config import each_source
 from pipelines.index import Index
 from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
 from train.evaluation.metrics import (
     Floats,
@@ -24,7 +25,6 @@ from train.evaluation.metrics import (
     pose_errors,
     score_tables,
 )
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, estimate_poses
 from train.pose.targets import PoseLabels
 

@@ -16,14 +16,14 @@ from typing import Any, TextIO
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.loader import Loader
-from train.config import Config
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import RunFolder
 from train.runs.log import RunLog
 from train.state import Result, TrainingState
-from train.stopwatch import Stopwatch
+from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 

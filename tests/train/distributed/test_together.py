@@ -13,9 +13,9 @@ import pytest
 
 from errors import UserError
 from tests.train import ranks, tiny_run
+from train.distributed.interrupt import StopSignals
 from train.distributed.together import Together, together
 from train.distributed.world import World
-from train.runs.interrupt import StopSignals
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/labels.json")
 

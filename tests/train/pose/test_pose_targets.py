@@ -20,7 +20,7 @@ from pipelines.draws import ColourConfig, draw_view
 from pipelines.index import Index
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
-from train.finetune_config import FinetuneGeometryConfig
+from train.config.finetuning import FinetuneGeometryConfig
 from train.pose.targets import PoseLabels
 
 COUNT, HEIGHT, WIDTH = 16, 200, 240

@@ -20,7 +20,8 @@ from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.index import Index, join
 from pipelines.order import EpochOrder
 from tests.train import ranks, tiny_run
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.pretrain import pretrain
 from train.runs.bad_files import BadFiles
 

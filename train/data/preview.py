@@ -10,7 +10,7 @@ from errors import UserError
 from pipelines.loader import Loader
 from pipelines.order import RankSlice, build_order
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 from train.pictures import save_views
 from writing import refuse_inputs
 

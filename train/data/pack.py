@@ -10,7 +10,7 @@ from pipelines.config import each_source
 from pipelines.cores import available_cores
 from pipelines.pack import Packed, Progress, pack
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 
 def pack_data(config: Config, out: Path, *, per_shard: int, workers: int | None, progress: Progress) -> Packed:

@@ -11,7 +11,8 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
-from errors import UserError, as_size
+from errors import UserError
+from errors.machine import as_size
 from pipelines.control_groups import groups, read
 from train.distributed.world import World
 

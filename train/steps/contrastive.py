@@ -19,10 +19,10 @@ from torch.amp.grad_scaler import GradScaler
 from models.health import health
 from models.losses import nt_xent_rows
 from pipelines.batch import Batch
-from train.batch_statistics import one_momentum_step
 from train.distributed.world import World, micro_batch_share
-from train.free_memory import free_bytes
-from train.graph_memory import with_graph_bytes
+from train.steps.batch_statistics import one_momentum_step
+from train.steps.free_memory import free_bytes
+from train.steps.graph_memory import with_graph_bytes
 
 log = logging.getLogger(__name__)
 
