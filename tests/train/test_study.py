@@ -71,7 +71,7 @@ def test_pretraining_asks_the_loader_for_them(images: Path, tmp_path: Path, monk
     def loader(*_: object, appearance: AppearanceConfig = NO_APPEARANCE, **__: object) -> None:
         raise Asked(appearance)
 
-    monkeypatch.setattr("train.pretrain.Loader", loader)
+    monkeypatch.setattr("train.trainer.Loader", loader)
     threads = torch.get_num_threads()
     with pytest.raises(Asked) as asked:
         pretrain(tiny(images, tmp_path / "run", "appearance.blur_probability=0.5"))

@@ -45,7 +45,7 @@ def test_a_defect_is_not() -> None:
 
 
 def pretrain_where_rank_1_has_no_room(settings: list[str]) -> None:
-    with patch("train.pretrain.load_index", side_effect=NO_ROOM) if os.environ["RANK"] == "1" else nullcontext():
+    with patch("train.trainer.load_index", side_effect=NO_ROOM) if os.environ["RANK"] == "1" else nullcontext():
         ranks.pretrain(settings)
 
 
