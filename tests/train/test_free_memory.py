@@ -22,6 +22,7 @@ GIB = 2**30
 V2 = "0::/kubepods/pod7\n"
 V1 = "5:memory:/pods/pod7\n4:cpu,cpuacct:/pods\n0::/pods\n"
 STAT = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}\n"
+ODD = "alone\n\nx y z\ninactive_file ?\n"
 STAT_V1 = f"inactive_file 1\ntotal_inactive_file {2 * GIB}\ntotal_active_file 0\n"
 NO_LIMIT_V1 = "9223372036854771712\n"
 
@@ -31,6 +32,7 @@ NO_LIMIT_V1 = "9223372036854771712\n"
     [
         (V2, {"kubepods/pod7/memory.max": 8 * GIB, "kubepods/pod7/memory.current": 3 * GIB}, 5 * GIB),
         (V2, {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": STAT}, 7 * GIB),  # page cache goes
+        (V2, {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": f"{ODD}{STAT}"}, 7 * GIB),
         (V2, {"kubepods/pod7/memory.max": "max", "kubepods/pod7/memory.current": 3 * GIB,
               "kubepods/memory.max": 4 * GIB, "kubepods/memory.current": 3 * GIB}, GIB),
         (V2, {"memory.max": "max", "memory.current": 3 * GIB}, math.inf),
