@@ -145,7 +145,7 @@ def bench_loader(
         raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
     config = pretraining_config(files, overrides)
     from bench import run
-    from pipelines.cores import available_cores
+    from machine.cores import available_cores
     from train.runs.log import configure_logging
 
     configure_logging()

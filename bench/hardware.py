@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from train.runs.folder import versions
 
 

@@ -21,7 +21,7 @@ from bench.peers import installed_peers
 from bench.stages import stages
 from bench.verdict import PageCache, verdict
 from errors import UserError
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index
 from pipelines.loader import Loader

@@ -16,9 +16,9 @@ import cv2
 import numpy as np
 import torch
 
+from machine.cores import available_cores
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import View
-from pipelines.cores import available_cores
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.index import Index

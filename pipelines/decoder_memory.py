@@ -20,7 +20,7 @@ from typing import Any, Final
 import numba
 from numba import types
 
-from pipelines.compiled import cached
+from machine.compiled import cached
 
 LEAST_BYTES: Final = 16384
 """Smaller arrays are no images and are left where malloc puts them."""

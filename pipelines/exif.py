@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.compiled import cached
+from machine.compiled import cached
 from pipelines.draws import IntArray
 
 _ENTRY_BYTES = 12

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.compiled import cached
+from machine.compiled import cached
 from pipelines.exif import read_orientation
 
 MAX_PIXELS: Final = 100_000_000

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from pipelines.compiled import cached
+from machine.compiled import cached
 
 Pixels = npt.NDArray[np.int32]
 """A padded image: (H + 2) * (W + 2) pixels of red + 256 green + 65536 blue, around it a border of fill."""

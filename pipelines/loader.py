@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from machine.cores import available_cores, warn_of_threads
 from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
-from pipelines.cores import available_cores, warn_of_threads
 from pipelines.decoder_memory import keep_decoded_in_cache
 from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numba import types
 
-from pipelines.compiled import cached
+from machine.compiled import cached
 from pipelines.files import MAX_FILE_BYTES, ImageFile, walk_jpeg
 
 # The C library's; the types are those of 64-bit Linux.

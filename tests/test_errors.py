@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from errors.machine import as_size, of_machine
+from errors.refused import as_size, of_machine
 from pipelines.memory import PixelBuffers
 from tests.train.tiny_step import UNDO, images, network
 from train.steps.contrastive import ContrastiveStep

@@ -20,9 +20,9 @@ from train.config.tables import to_dict
 from train.distributed.together import together
 from train.distributed.world import World
 from train.pose.inference import Poses
+from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.step import PoseStep, PoseStepResult
-from train.pose.targets import PoseLabels
 from train.pose.validation import Validation, best_of, load_validation, validate
 from train.runs.folder import Resume, RunFolder
 from train.trainer import Task, Trainer
@@ -57,7 +57,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self, config: FinetuneConfig, world: World, steps_per_epoch: int, index: Index, *, fresh: bool
     ) -> None:
         self.config = config
-        self._labels, self._validation = PoseLabels(index, config.pose), load_validation(config)
+        self._labels, self._validation = labels_to_learn(index, config.pose), load_validation(config)
         self._validate_every = max(1, round(config.validation.every_epochs * steps_per_epoch))
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
         network, train = self.network, config.train
@@ -99,7 +99,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def gradient(self, batch: Batch) -> PoseStepResult:
         """The gradient of the L1 losses."""
-        return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self.dtype))
+        return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self.config.pose, self.dtype))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """With what the encoder starts from, and what is held out."""
@@ -141,10 +141,13 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return row
 
     def _keep_best(self, folder: RunFolder, validation: Validation, poses: Poses) -> None:
-        saved = {"config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict()}
+        saved = {
+            "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
+            "depth": validation.labels.in_metres,
+        }  # fmt: skip
         try:
             folder.best.save(self.steps_done, saved)
-            save_predictions(folder.predictions_picture, poses, validation)
+            save_predictions(folder.predictions_picture, poses, validation.labels)
         except OSError as error:
             raise UserError(
                 f"{folder.best.folder} cannot be written to: {error.strerror or error}. Make room or set the folder's "
@@ -166,8 +169,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
 
     def state_dict(self) -> dict[str, Any]:
-        """With the best validation."""
-        return {**super().state_dict(), "best": self.best}
+        """With the best validation, and whether the labels know depths in metres."""
+        return {**super().state_dict(), "best": self.best, "depth": self._labels.in_metres}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """With the best validation."""

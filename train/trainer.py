@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from errors import UserError
-from pipelines.cores import available_cores, warn_of_threads
+from machine.cores import available_cores, warn_of_threads
 from pipelines.draws import AppearanceConfig
 from pipelines.index import Index
 from pipelines.loader import Loader

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from train.config.load import load_config
 from train.config.pretraining import Config
 

@@ -24,7 +24,7 @@ from bench.gpu.claims import Claim, Findings, Job, said
 from bench.hardware import describe_machine
 from bench.report import read_rows
 from bench.run import append
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from train.runs.log import configure_logging
 
 

@@ -15,9 +15,9 @@ import torch
 from PIL import Image as PillowImage
 
 from errors import UserError
+from machine.cores import warn_of_threads
 from pipelines.batch import Batch
 from pipelines.config import PipelinesConfig
-from pipelines.cores import warn_of_threads
 from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS
 from pipelines.index import WHOLE_IMAGE, Index, join
@@ -389,7 +389,7 @@ def test_a_closed_loader_says_so(folder: Index) -> None:
 def test_many_threads_are_told(
     folder: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pipelines.cores.available_cores", lambda: 1)
+    monkeypatch.setattr("machine.cores.available_cores", lambda: 1)
     warn_of_threads.cache_clear()
     for threads in (None, 2, 3):
         Loader(

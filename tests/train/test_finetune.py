@@ -25,10 +25,11 @@ from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.distributed.world import World
 from train.finetune import finetune
+from train.pose.errors import errors_of
 from train.pose.inference import Poses
+from train.pose.labels import PoseLabels
 from train.pose.run import load_pose_run
-from train.pose.targets import PoseLabels
-from train.pose.validation import Validation, best_of, error_tables, validate
+from train.pose.validation import Validation, best_of, validate
 from train.runs.checkpoint import Checkpoints
 from train.runs.folder import RunFolder
 from train.weights.starting_weights import start_pose_network
@@ -90,7 +91,7 @@ def test_a_run_folder_holds_what_it_promises(uninterrupted: RunFolder) -> None:
 def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterrupted: RunFolder) -> None:
     run = load_pose_run(uninterrupted.root)
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
-    figures, poses = validate(run.network, Validation(index, PoseLabels(index, run.config.pose)), run.config, World())
+    figures, poses = validate(run.network, Validation(index, PoseLabels.of(index)), run.config, World())
     row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
     assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
@@ -99,12 +100,11 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
 def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:
     run = load_pose_run(uninterrupted.root)
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
-    validation = Validation(index, PoseLabels(index, run.config.pose))
+    validation = Validation(index, PoseLabels.of(index))
     _, poses = validate(run.network, validation, run.config, World())
-    before = error_tables(poses, validation)
-    validation.labels.joints_m = validation.labels.joints_m.copy()
-    validation.labels.joints_m[2] = validation.labels.joints_m[2, 0]
-    for name, table in error_tables(poses, validation).items():
+    before = errors_of(poses, validation.labels, palm=False).tables()
+    validation.labels.joints[2] = validation.labels.joints[2, 0]
+    for name, table in errors_of(poses, validation.labels, palm=False).tables().items():
         assert np.isnan(table[2]).all()
         np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
 
@@ -196,7 +196,7 @@ def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     config = config_of(hands, tmp_path / "learnt", *settings)
     index = load_index(config.data)
-    validation = Validation(index, PoseLabels(index, config.pose))
+    validation = Validation(index, PoseLabels.of(index))
     torch.manual_seed(0)
     before, _ = validate(start_pose_network(config.encoder, config.pose), validation, config, World())
     folder = finetune(config)

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from tests.conftest import Record
 from tests.train import tiny_run
 from train.config.load import load_config

@@ -31,7 +31,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
 
     Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
     """
-    from pipelines.synthetic import make_dataset
+    from synthetic import make_dataset
     from train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -87,10 +88,10 @@ def finetune(
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            say(
-                f"held out: PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D {best['epe_px']:.1f} px "
-                f"at step {best['step']}, {folder.best.folder}"
-            )
+            in_3d = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, "
+            if math.isnan(best["pa_epe_cm"]) and not math.isnan(best["epe_px"]):
+                in_3d = ""
+            say(f"held out: {in_3d}2D {best['epe_px']:.1f} px at step {best['step']}, {folder.best.folder}")
             say(f"what it predicts:  {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 

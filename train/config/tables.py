@@ -36,6 +36,10 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Name and meaning in a docstring's list of attributes."""
 
 
+ADDED = {"pose.skeleton": "hand"}
+"""Keys that runs of earlier versions lack, and what they trained."""
+
+
 def to_dict(config: object) -> dict[str, Any]:
     """Plain nested tables of a config, without the keys that are None: TOML has no such value."""
     tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
@@ -73,6 +77,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
     before, after = dict(flatten(saved)), dict(flatten(now))
+    before = {key: value for key, value in ADDED.items() if key in after} | before
     for key in sorted(before.keys() | after.keys()):
         free = without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
         if not free and before.get(key) != after.get(key):

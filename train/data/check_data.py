@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from errors import UserError
+from machine.cores import available_cores
 from pipelines.backends import resolve_backend
 from pipelines.bad_list import write_bad_list
 from pipelines.config import DataConfig, PipelinesConfig, each_source
-from pipelines.cores import available_cores
 from pipelines.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
 from pipelines.files import BadImage, check_image
 from pipelines.index import Index

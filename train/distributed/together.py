@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from errors import ToldByAnother, UserError
-from errors.machine import of_machine
+from errors.refused import of_machine
 from train.distributed.interrupt import StopSignals
 from train.distributed.world import World
 

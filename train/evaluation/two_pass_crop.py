@@ -52,7 +52,7 @@ def estimate_in_two_passes(
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
-    keypoints_px, joints = np.full((count, 21, 2), np.nan), np.full((count, 21, 3), np.nan)
+    keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
     kept: list[Images] = []
     kept_rows: list[int] = []

@@ -14,7 +14,7 @@ from pipelines.batch import Batch
 from train.config.finetuning import PoseLossConfig
 from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
-from train.pose.targets import PoseTargets
+from train.pose.labels import PoseTargets
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.stopwatch import Stopwatch
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from errors import UserError
-from errors.machine import as_size
-from pipelines.control_groups import groups, read
+from errors.refused import as_size
+from machine.control_groups import groups, read
 from train.distributed.world import World
 
 

@@ -19,7 +19,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from errors import UserError
-from models.hand import KEYPOINTS
 from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from pipelines.config import each_source
@@ -87,7 +86,7 @@ class PoseOnnx(nn.Module):
         self.network = network
 
     def forward(self, image: Tensor, intrinsics: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, 3, S, S) uint8 and (N, 3, 3) of the views -> keypoints (N, 21, 2) px, joints (N, 21, 3)."""
+        """(N, 3, S, S) uint8 and (N, 3, 3) of the views -> keypoints (N, K, 2) px, joints (N, K, 3)."""
         output = self.network(image, intrinsics)
         return output.keypoints_px, output.joints
 
@@ -96,8 +95,8 @@ def export_onnx(source: Path, out: Path) -> str:
     """Write the pose network of a fine-tuning run as ONNX, and compare it with torch in onnxruntime.
 
     Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
-    (`models.pose.view_intrinsics`); outputs `keypoints_px` (N, 21, 2) in the view's pixels, corner-based, and `joints`
-    (N, 21, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
+    (`models.pose.view_intrinsics`); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and `joints`
+    (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
     say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 
     Args:
@@ -150,7 +149,7 @@ def export_onnx(source: Path, out: Path) -> str:
 
 def preprocessing(run: PoseRun) -> dict[str, Any]:
     """How a picture becomes the input of an exported network, for who has the file alone."""
-    geometry = run.config.geometry
+    geometry, skeleton = run.config.geometry, run.network.skeleton
     return {
         "image": "uint8 RGB, 0 to 255, layout NCHW, side_px x side_px; the network itself normalises by mean and std",
         "mean": IMAGENET_MEAN,
@@ -166,8 +165,10 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
         "outside_of_the_picture": geometry.fill,
         "intrinsics": "float32, A with the last row (0, 0, 1), times the camera matrix K of the picture",
         "keypoints_px": "pixels of the view, in the same frame; the inverse of A gives those of the picture",
-        "joints": "in the camera's frame, in lengths of the middle finger's first phalanx",
-        "keypoints": KEYPOINTS,
+        "joints": f"in the camera's frame, in lengths of {skeleton.reference_bone_words}",
+        "depths": "learnt" if run.depth else "not learnt: the joints mean nothing",
+        "skeleton": skeleton.name,
+        "keypoints": skeleton.keypoints,
     }
 
 

@@ -25,10 +25,11 @@ from train.config.pretraining import Config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
 from train.pictures import read_sheet, save_sheet
+from train.pose.metrics import METRICS
 from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.contents import Measured, measured, read_runs
-from train.report.numbers import METRICS, as_text, table, verdict
+from train.report.numbers import as_text, table, verdict
 from train.report.write import write_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}

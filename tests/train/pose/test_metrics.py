@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import orthogonal_procrustes
 
-from train.evaluation.metrics import (
+from tests.train.pose_metrics import pixel_metrics, pose_metrics, summarize
+from train.pose.metrics import (
     Interval,
     align,
     confidence_intervals,
     mean_over_hands,
     paired_difference,
     pixel_errors,
-    pixel_metrics,
     pose_errors,
-    pose_metrics,
     score_tables,
-    summarize,
 )
 
 Array = npt.NDArray[np.float64]
@@ -202,7 +200,7 @@ def test_metrics_are_means_of_their_tables() -> None:
     errors = pose_errors(*hands(50))
     found = summarize(errors)
     for name, table in score_tables(errors).items():
-        assert mean_over_hands(table).mean() == pytest.approx(found[name])  # type: ignore[literal-required]
+        assert mean_over_hands(table).mean() == pytest.approx(found[name])
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from errors import UserError
 from models.config import PoseConfig
-from models.hand import KEYPOINTS
 from models.pose import back_project, normalize_keypoints, project
 from pipelines.batch import View
 from pipelines.draws import ColourConfig, draw_view
 from pipelines.index import Index
+from skeleton import HAND
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
 from train.config.finetuning import FinetuneGeometryConfig
-from train.pose.targets import PoseLabels
+from train.pose.labels import PoseLabels, labels_to_learn
 
 COUNT, HEIGHT, WIDTH = 16, 200, 240
 CAMERA = np.array([[400.0, 0, 118], [0, 410, 104], [0, 0, 1]])
@@ -81,7 +81,7 @@ def test_pixels_keypoints_and_intrinsics_stay_consistent(
 ) -> None:
     index = labelled(hands_m)
     view = augmented(backend, index, keypoint)
-    targets = PoseLabels(index, PoseConfig()).of_view(view, torch.arange(COUNT))
+    targets = PoseLabels.of(index).of_view(view, torch.arange(COUNT), PoseConfig())
     seen_px = centroids_px(view.image)
     assert np.abs(targets.keypoints_px[:, keypoint].numpy() - seen_px).max() < 0.1
     projected_px = project(torch.from_numpy(hands_m).float(), targets.intrinsics)
@@ -93,9 +93,9 @@ def test_pixels_keypoints_and_intrinsics_stay_consistent(
 def test_the_hand_comes_back_from_its_targets(root: str, hands_m: npt.NDArray[np.float64]) -> None:
     """2.5D, K' and the root's depth restore the joints in the source camera's frame, whatever the augmentation."""
     index = labelled(hands_m)
-    labels = PoseLabels(index, PoseConfig(root=root))
-    targets = labels.of_view(augmented("opencv", index, 0), torch.arange(COUNT), torch.float64)
-    assert (targets.relative_depth[:, KEYPOINTS.index(root)] == 0).all()
+    labels, pose = PoseLabels.of(index), PoseConfig(root=root)
+    targets = labels.of_view(augmented("opencv", index, 0), torch.arange(COUNT), pose, torch.float64)
+    assert (targets.relative_depth[:, HAND.keypoints.index(root)] == 0).all()
     depth = targets.relative_depth + targets.root_depth[:, None]
     joints = back_project(normalize_keypoints(targets.keypoints_px, targets.intrinsics), depth)
     restored_m = joints.numpy() * labels.scale_m[:, None, None]
@@ -106,17 +106,17 @@ def test_the_hand_comes_back_from_its_targets(root: str, hands_m: npt.NDArray[np
 
 def test_a_given_scale_is_taken(hands_m: npt.NDArray[np.float64]) -> None:
     given = np.full(COUNT, 0.5, np.float32)
-    assert (PoseLabels(labelled(hands_m, scale_m=given), PoseConfig()).scale_m == 0.5).all()
+    assert (PoseLabels.of(labelled(hands_m, scale_m=given)).scale_m == 0.5).all()
 
 
 def test_the_palm_stands_halfway_between_wrist_and_middle_mcp(hands_m: npt.NDArray[np.float64]) -> None:
     index = labelled(hands_m)
     view = augmented("opencv", index, 0)
     wrist, palm = (
-        PoseLabels(index, PoseConfig(first_keypoint=first)).of_view(view, torch.arange(COUNT), torch.float64)
+        PoseLabels.of(index).of_view(view, torch.arange(COUNT), PoseConfig(first_keypoint=first), torch.float64)
         for first in ("wrist", "palm")
     )
-    middle = KEYPOINTS.index("middle_mcp")
+    middle = HAND.keypoints.index("middle_mcp")
     palm_m = torch.from_numpy((hands_m[:, :1] + hands_m[:, middle : middle + 1]) / 2)
     torch.testing.assert_close(palm.keypoints_px[:, :1], project(palm_m, wrist.intrinsics), atol=1e-3, rtol=0)
     torch.testing.assert_close(palm.keypoints_px[:, 1:], wrist.keypoints_px[:, 1:])
@@ -129,7 +129,7 @@ def test_the_palm_stands_halfway_between_wrist_and_middle_mcp(hands_m: npt.NDArr
 def test_images_without_labels_are_told_so() -> None:
     index = Index("photos", Path("photos"), ["a.jpg"], np.zeros((1, 3), np.float32))
     with pytest.raises(UserError, match=r"photos \(photos\) has no K and no xyz_m.*pre-train on this one"):
-        PoseLabels(index, PoseConfig())
+        labels_to_learn(index, PoseConfig())
 
 
 def test_geometry_of_fine_tuning_is_the_papers() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypedDict
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,38 +27,42 @@ LEAST_KEYPOINTS_TO_ALIGN: Final = 3
 _EPSILON: Final = 1e-8  # FreiHAND's script adds it to the sizes that it divides by
 
 
-class PoseMetrics(TypedDict):
-    """Results over N hands; the per-keypoint arrays have 21 rows, NaN for a keypoint that no hand has.
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown.
 
-    `hands` have a valid keypoint; `pa_hands` have enough of them to be aligned; `collapsed` are predicted as one
-    point, which alignment puts at the middle of the true hand. The PCK curves stand over `thresholds_cm`.
+    Attributes:
+        title: its short name.
+        unit: behind the name; empty for a share.
+        of: what its full name adds, as in "EPE (cm)".
+        decimals: of its values.
+        higher_is_better: as an area is; an error is not.
+        meaning: in words.
     """
 
-    hands: int
-    pa_hands: int
-    collapsed: int
-    epe_cm: float
-    auc: float
-    pa_epe_cm: float
-    pa_auc: float
-    epe_cm_per_keypoint: Floats
-    auc_per_keypoint: Floats
-    pa_epe_cm_per_keypoint: Floats
-    pa_auc_per_keypoint: Floats
-    thresholds_cm: Floats
-    pck: Floats
-    pa_pck: Floats
+    title: str
+    unit: str
+    of: str
+    decimals: int
+    higher_is_better: bool
+    meaning: str
 
 
-class PixelMetrics(TypedDict):
-    """2D results over N hands, in pixels of whatever picture the keypoints are in."""
-
-    hands: int
-    epe_px: float
-    auc_px: float
-    epe_px_per_keypoint: Floats
-    thresholds_px: Floats
-    pck_px: Floats
+METRICS: Final = {
+    "pa_epe_cm": Metric(
+        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the hand alone"
+    ),
+    "pa_auc": Metric("PA-AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
+    "pa_epe_px": Metric(
+        "PA-EPE", "px", " (px of the source)", 1, False, "mean distance after alignment, in pixels of the source"
+    ),
+    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: where the hand is, too"),
+    "auc": Metric("AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
+    "epe_px": Metric(
+        "2D EPE", "px", " (px of the source)", 1, False, "mean distance in the picture, in pixels of the source"
+    ),
+}
+"""All metrics, in the order of importance."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class PoseErrors:
     """Distances between predicted and true keypoints of N hands; NaN where they do not count.
 
     Attributes:
-        error_m: (N, 21) metres.
-        pa_error_m: (N, 21) metres, after alignment of each hand.
+        error_m: (N, K) metres.
+        pa_error_m: (N, K) metres, after alignment of each hand.
         collapsed: (N,) the prediction is one point.
     """
 
@@ -91,35 +95,6 @@ class Interval:
     high: float
 
 
-def pose_metrics(
-    predicted_m: npt.ArrayLike,
-    true_m: npt.ArrayLike,
-    *,
-    valid: npt.ArrayLike | None = None,
-    proper_rotation: bool = False,
-) -> PoseMetrics:
-    """EPE, AUC, PA-EPE and PA-AUC of hands.
-
-    Args:
-        predicted_m: (N, J, 3) in metres, J = 21 in this project.
-        true_m: (N, J, 3), the same.
-        valid: (N, J), which keypoints count; all by default. Alignment uses them alone.
-        proper_rotation: forbid alignment by a reflection, as the authors' code does. FreiHAND's script allows it.
-
-    Returns:
-        Lengths in cm, areas in [0, 1].
-
-    Raises:
-        ValueError: the shapes do not fit, nothing is valid, a valid keypoint is no number, or a true hand is one point.
-
-    Example:
-        >>> true_m = np.random.default_rng(0).normal(size=(5, 21, 3))
-        >>> round(pose_metrics(true_m + [0.01, 0, 0], true_m)["epe_cm"], 6)
-        1.0
-    """
-    return summarize(pose_errors(predicted_m, true_m, valid=valid, proper_rotation=proper_rotation))
-
-
 def pose_errors(
     predicted_m: npt.ArrayLike,
     true_m: npt.ArrayLike,
@@ -127,7 +102,17 @@ def pose_errors(
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
 ) -> PoseErrors:
-    """The distances behind `pose_metrics`, which has the arguments and errors."""
+    """Distances of predictions, as they are and after alignment.
+
+    Args:
+        predicted_m: (N, K, 3) in metres.
+        true_m: (N, K, 3), the same.
+        valid: (N, K), which keypoints count; all by default. Alignment uses them alone.
+        proper_rotation: forbid alignment by a reflection, as the authors' code does. FreiHAND's script allows it.
+
+    Raises:
+        ValueError: the shapes do not fit, nothing is valid, a valid keypoint is no number, or a true pose is one point.
+    """
     predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
     alignable = counts.sum(axis=1) >= LEAST_KEYPOINTS_TO_ALIGN
     aligned = align(predicted, true, valid=counts, proper_rotation=proper_rotation)
@@ -143,8 +128,8 @@ def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
     """Hands (N,) whose valid keypoints, two or more, all lie in one place, so that nothing can be aligned to them.
 
     Args:
-        points: (N, J, 3).
-        valid: (N, J), which keypoints count; the others may be anything.
+        points: (N, K, 3).
+        valid: (N, K), which keypoints count; the others may be anything.
     """
     counts = np.asarray(valid, bool)
     kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
@@ -162,10 +147,10 @@ def align(
 ) -> Floats:
     """Predictions, each moved onto its true hand by the best similarity transform (Procrustes).
 
-    Arguments and errors as `pose_metrics`.
+    Arguments and errors as `pose_errors`.
 
     Returns:
-        (N, J, 3) in metres, NaN where not valid.
+        (N, K, 3) in metres, NaN where not valid.
     """
     predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
     true_centre, centre = _centre(true, counts), _centre(predicted, counts)  # (N, 1, 3)
@@ -189,58 +174,21 @@ def align(
     return np.where(counts[..., None], moved, np.nan)
 
 
-def pixel_metrics(
-    predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None
-) -> PixelMetrics:
-    """2D EPE, and the PCK curve up to 30 pixels with its area: (N, J, 2) arrays, else as `pose_metrics`."""
-    errors = pixel_errors(predicted_px, true_px, valid=valid)
-    epe, area = mean_over_hands(errors), mean_over_hands(_area(errors, THRESHOLDS_PX))
-    return {
-        "hands": int((~np.isnan(errors)).any(axis=1).sum()),
-        "epe_px": mean_over_keypoints(epe),
-        "auc_px": mean_over_keypoints(area),
-        "epe_px_per_keypoint": epe,
-        "thresholds_px": THRESHOLDS_PX,
-        "pck_px": pck_curve(errors, THRESHOLDS_PX),
-    }
-
-
 def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None) -> Floats:
-    """Distances (N, J) between (N, J, 2) arrays, NaN where not valid."""
+    """Distances (N, K) between (N, K, 2) arrays, NaN where not valid."""
     return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
 
 
-def summarize(errors: PoseErrors) -> PoseMetrics:
-    """The metrics of distances."""
-    tables = {name: mean_over_hands(table) for name, table in score_tables(errors).items()}  # (J,) each
-    return {
-        "hands": int((~np.isnan(errors.error_m)).any(axis=1).sum()),
-        "pa_hands": int((~np.isnan(errors.pa_error_m)).any(axis=1).sum()),
-        "collapsed": int(errors.collapsed.sum()),
-        "epe_cm": mean_over_keypoints(tables["epe_cm"]),
-        "auc": mean_over_keypoints(tables["auc"]),
-        "pa_epe_cm": mean_over_keypoints(tables["pa_epe_cm"]),
-        "pa_auc": mean_over_keypoints(tables["pa_auc"]),
-        "epe_cm_per_keypoint": tables["epe_cm"],
-        "auc_per_keypoint": tables["auc"],
-        "pa_epe_cm_per_keypoint": tables["pa_epe_cm"],
-        "pa_auc_per_keypoint": tables["pa_auc"],
-        "thresholds_cm": 100 * THRESHOLDS_M,
-        "pck": pck_curve(errors.error_m, THRESHOLDS_M),
-        "pa_pck": pck_curve(errors.pa_error_m, THRESHOLDS_M),
-    }
-
-
 def score_tables(errors: PoseErrors) -> dict[str, Floats]:
-    """The four metrics before any mean, (N, J) each: the mean over hands, then keypoints, is the metric.
+    """The four metrics before any mean, (N, K) each: the mean over hands, then keypoints, is the metric.
 
     An error's share of the AUC is the area under its own step from 0 to 1.
     """
     return {
         "epe_cm": 100 * errors.error_m,
-        "auc": _area(errors.error_m, THRESHOLDS_M),
+        "auc": area(errors.error_m, THRESHOLDS_M),
         "pa_epe_cm": 100 * errors.pa_error_m,
-        "pa_auc": _area(errors.pa_error_m, THRESHOLDS_M),
+        "pa_auc": area(errors.pa_error_m, THRESHOLDS_M),
     }
 
 
@@ -258,7 +206,7 @@ def confidence_intervals(
     same, so no interval can be given.
 
     Args:
-        tables: (N, J) each, from `score_tables`, or differences of such; NaN where a keypoint does not count.
+        tables: (N, K) each, from `score_tables`, or differences of such; NaN where a keypoint does not count.
         groups: (N,), hands that depend on each other, such as the backgrounds of a pose, share a number and are drawn
             together. By default each hand is on its own.
         confidence: share of the resamples within the interval.
@@ -284,7 +232,7 @@ def confidence_intervals(
         values = values[~np.isnan(values)]
         groups_of_table = len(np.unique(members[~np.isnan(table).all(axis=1)]))
         low, high = np.percentile(values, [tail, 100 - tail]) if groups_of_table > 1 else (np.nan, np.nan)
-        intervals[name] = Interval(mean_over_keypoints(mean_over_hands(table)), float(low), float(high))
+        intervals[name] = Interval(metric_of(table), float(low), float(high))
     return intervals
 
 
@@ -302,7 +250,7 @@ def paired_difference(
     Paired: what makes a hand hard is in both and cancels, so far smaller differences show than from two intervals.
 
     Args:
-        tables: (N, J) each, of the one.
+        tables: (N, K) each, of the one.
         other: the same names, of the other, row by row the same hands.
         groups: as `confidence_intervals`, and so the rest.
 
@@ -317,15 +265,16 @@ def paired_difference(
 
 
 def mean_over_hands(table: Floats) -> Floats:
-    """(N, J) -> (J,), NaN left out; NaN for a keypoint without any hand."""
+    """(N, K) -> (K,), NaN left out; NaN for a keypoint without any hand."""
     counts = (~np.isnan(table)).sum(axis=0)
     means: Floats = np.full(table.shape[1], np.nan)
     np.divide(np.nansum(table, axis=0), counts, out=means, where=counts > 0)
     return means
 
 
-def mean_over_keypoints(values: Floats) -> float:
-    """Over the keypoints that have a value; NaN if none has."""
+def metric_of(table: Floats) -> float:
+    """The metric of a table (N, K): the mean over hands, then over the keypoints that have one; NaN if none has."""
+    values = mean_over_hands(table)
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
@@ -357,7 +306,7 @@ def _checked(
 
 
 def _centre(points: Floats, counts: Bools) -> Floats:
-    """Mean of the keypoints that count: (N, J, 3), zero elsewhere -> (N, 1, 3)."""
+    """Mean of the keypoints that count: (N, K, 3), zero elsewhere -> (N, 1, 3)."""
     centre: Floats = points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None]
     return centre
 
@@ -367,7 +316,7 @@ def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
     return np.where(counts, distances, np.nan)
 
 
-def _area(errors: Floats, thresholds: Floats) -> Floats:
+def area(errors: Floats, thresholds: Floats) -> Floats:
     """Trapezoidal area under the step function of each error, 1 at thresholds that are not below it, over the range."""
     weights = np.gradient(thresholds)
     weights[[0, -1]] /= 2
@@ -377,7 +326,7 @@ def _area(errors: Floats, thresholds: Floats) -> Floats:
 
 
 def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
-    """Share of errors within each threshold, per keypoint, then averaged: (N, J) -> (len(thresholds),)."""
+    """Share of errors within each threshold, per keypoint, then averaged: (N, K) -> (len(thresholds),)."""
     curves = []
     for column in errors.T:
         known = np.sort(column[~np.isnan(column)])
@@ -396,9 +345,9 @@ def _resample_weights(members: npt.NDArray[np.intp], resamples: int, seed: int) 
 
 
 def _weighted_metric(table: Floats, weights: Floats) -> Floats:
-    """The metric in each resample: (N, J) and (B, N) -> (B,); a keypoint that a resample lacks is left out of it."""
+    """The metric in each resample: (N, K) and (B, N) -> (B,); a keypoint that a resample lacks is left out of it."""
     known = ~np.isnan(table)
-    totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, J)
+    totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, K)
     present = counts > 0
     means = np.divide(totals, counts, out=np.zeros_like(totals), where=present)
     metric: Floats = np.full(len(weights), np.nan)

@@ -4,12 +4,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.synthetic.camera import SIDE_PX
-from pipelines.synthetic.jit import Floats, Pixels
-from pipelines.synthetic.light import shade
-from pipelines.synthetic.render import Rendering
-from pipelines.synthetic.scenes import SCENE_PX, Scene
-from pipelines.synthetic.surface import to_linear
+from synthetic.hand import SIDE_PX
+from synthetic.jit import Floats, Pixels
+from synthetic.light import shade
+from synthetic.render import Rendering
+from synthetic.scenes import SCENE_PX, Scene
+from synthetic.surface import to_linear
 
 _MOVING = 0.15
 _OCCLUDED = 0.06

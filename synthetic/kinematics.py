@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.synthetic.jit import Floats
+from synthetic.jit import Floats
 
 DIGITS = 5
 SEGMENTS = 3
@@ -129,7 +129,7 @@ class HandShape:
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class PosedHand:
     """A posed hand.
 
     Attributes:
@@ -158,7 +158,7 @@ def draw_shape(rng: np.random.Generator) -> HandShape:
     )
 
 
-def pose_hand(shape: HandShape, angles_rad: Floats) -> Skeleton:
+def pose_hand(shape: HandShape, angles_rad: Floats) -> PosedHand:
     """Forward kinematics.
 
     Args:
@@ -179,4 +179,4 @@ def pose_hand(shape: HandShape, angles_rad: Floats) -> Skeleton:
             frames[digit, segment] = frame
             point = point + shape.segments_m[digit, segment] * frame[:, 1]
             joints[2 + 4 * digit + segment] = point
-    return Skeleton(joints, frames)
+    return PosedHand(joints, frames)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.synthetic.field import part_distance
-from pipelines.synthetic.jit import Floats, kernel
+from synthetic.field import part_distance
+from synthetic.jit import Floats, kernel
 
 NOTHING, SKIN, CLOTH, OBJECT = range(4)
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.synthetic.field import (
+from synthetic.field import (
     Solids,
     hand_distance,
     prop_distance,
     scene_distance,
     sleeve_distance,
 )
-from pipelines.synthetic.jit import Floats, Pixels, kernel
-from pipelines.synthetic.surface import Paint, cloth_at, skin_at, thing_at
+from synthetic.jit import Floats, Pixels, kernel
+from synthetic.surface import Paint, cloth_at, skin_at, thing_at
 
 SAMPLE_COLUMNS = 13
 """Of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pipelines.synthetic.jit import Floats, kernel
-from pipelines.synthetic.skeleton import (
+from synthetic.jit import Floats, kernel
+from synthetic.kinematics import (
     ABDUCTION,
     DIGITS,
     FLEX_1,
@@ -11,7 +11,7 @@ from pipelines.synthetic.skeleton import (
     FLEX_3,
     LIMITS_RAD,
     HandShape,
-    Skeleton,
+    PosedHand,
     pose_hand,
 )
 
@@ -67,7 +67,7 @@ def within_limits(angles_rad: Floats) -> Floats:
     return np.asarray(angles)
 
 
-def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, Skeleton]:
+def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
     """A random pose without interpenetrating digits.
 
     Args:
@@ -82,7 +82,7 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tup
     first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
     weight = float(rng.beta(0.55, 0.55))
     aim = weight * first + (1.0 - weight) * second
-    best: tuple[float, Floats, Skeleton] | None = None
+    best: tuple[float, Floats, PosedHand] | None = None
     for attempt in range(_TRIES):
         # Each try opens the hand a little: blends of two gestures can cross where neither of them does.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)

@@ -4,11 +4,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pipelines.synthetic.camera import SIDE_PX, project
-from pipelines.synthetic.field import PARTS, Solids, distance_to_skin, part_distance
-from pipelines.synthetic.hand import Hand, draw_hand, render_hand
-from pipelines.synthetic.render import HIT_M, Rendering, render
-from pipelines.synthetic.surface import NOTHING, OBJECT, SKIN
+from synthetic.field import PARTS, Solids, distance_to_skin, part_distance
+from synthetic.hand import SIDE_PX, Hand, draw_hand, project, render_hand
+from synthetic.render import HIT_M, Rendering, render
+from synthetic.surface import NOTHING, OBJECT, SKIN
 
 
 @cache

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipelines.synthetic.poses import MAX_OVERLAP_M, deepest_overlap, draw_pose, within_limits
-from pipelines.synthetic.skeleton import LIMITS_RAD, draw_shape, pose_hand
+from synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
+from synthetic.poses import MAX_OVERLAP_M, deepest_overlap, draw_pose, within_limits
 
 
 def bone_lengths(joints: np.ndarray) -> np.ndarray:

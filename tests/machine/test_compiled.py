@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.compiled import choose_cache_folder
+from machine.compiled import choose_cache_folder
 from tests.train import tiny_run
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import math
 import os
 from pathlib import Path
 
-from pipelines.control_groups import groups, read
+from machine.control_groups import groups, read
 
 log = logging.getLogger(__name__)
 

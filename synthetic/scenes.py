@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.synthetic.jit import Floats, Pixels
-from pipelines.synthetic.light import Light
-from pipelines.synthetic.surface import to_linear
+from synthetic.jit import Floats, Pixels
+from synthetic.light import Light
+from synthetic.surface import to_linear
 
 SCENE_PX = 352
 Picture = NDArray[np.uint8]

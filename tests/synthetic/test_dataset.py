@@ -10,10 +10,10 @@ import pytest
 
 from errors import UserError
 from pipelines.files import check_image
-from pipelines.synthetic import dataset, make_dataset
-from pipelines.synthetic.camera import project
-from pipelines.synthetic.dataset import Recipe, parts_of, scenes_of
-from pipelines.synthetic.scenes import Scene, draw_scene
+from synthetic import dataset, make_dataset
+from synthetic.dataset import Recipe, parts_of, scenes_of
+from synthetic.hand import project
+from synthetic.scenes import Scene, draw_scene
 from tests.full_disk import files_of_at_most
 
 # More poses than one task takes, so that two workers share them.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.synthetic.jit import Floats, Pixels, kernel
-from pipelines.synthetic.render import Rendering
+from synthetic.jit import Floats, Pixels, kernel
+from synthetic.render import Rendering
 
 _SHADOW_STEPS = 10
 

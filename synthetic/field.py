@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.synthetic.jit import Floats, kernel
-from pipelines.synthetic.skeleton import DIGITS, HandShape, Skeleton, rotation_x, rotation_z
+from synthetic.jit import Floats, kernel
+from synthetic.kinematics import DIGITS, HandShape, PosedHand, rotation_x, rotation_z
 
 PALM_PARTS = 10
 ARM = 10
@@ -51,7 +51,7 @@ def arm_rotation(wrist_rad: tuple[float, float]) -> Floats:
 
 
 def build_hand(
-    shape: HandShape, skeleton: Skeleton, rotation: Floats, translation_m: Floats, wrist_rad: tuple[float, float]
+    shape: HandShape, skeleton: PosedHand, rotation: Floats, translation_m: Floats, wrist_rad: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats]:
     """Parts, frames and bounds (see Solids) of a posed hand in the camera frame.
 
