@@ -21,6 +21,8 @@ from train.pretrain import Pretraining, pretrain
 from train.runs.folder import RunFolder
 from train.steps.state import Result, TrainingState
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 
 def pretraining(tmp_path: Path) -> RunFolder:
     """A run of pre-training, where the steps allow it."""

@@ -25,6 +25,8 @@ from train.config.pretraining import Config
 from train.pretrain import pretrain
 from train.runs.bad_files import BadFiles
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 BAD = (7, 31)
 NAMES = [f"{number:02}.jpg" for number in range(50)]
 
