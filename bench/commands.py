@@ -311,7 +311,7 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
 
     from bench.experiment_report import as_table
     from bench.experiments import run_experiment
-    from train.runs.interrupt import Interrupted
+    from train.distributed.interrupt import Interrupted
     from train.runs.log import configure_logging
 
     configure_logging()

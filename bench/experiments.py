@@ -27,10 +27,10 @@ from errors import UserError
 from models.config import PoseConfig
 from pipelines.sources import load_index
 from synthetic import make_dataset
-from train.config import Config
+from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from train.config.pretraining import Config
 from train.distributed.world import World
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.errors import errors_of
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn

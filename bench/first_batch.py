@@ -14,7 +14,8 @@ from bench.loader import Settings, check, drop_from_page_cache, our_batches
 from bench.measure import limited_to_cores
 from errors import UserError
 from pipelines.sources import load_index
-from train.config import Config, to_dict
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 
 
 @dataclass(frozen=True)

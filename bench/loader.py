@@ -29,7 +29,7 @@ from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from bench.hardware import describe_machine
 from bench.loader import Report, Row, Settings
 from bench.measure import Interval, Rate
 from errors import UserError
-from train.config import Config, to_dict
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 from train.pictures import save_figure
 
 _OURS, _PEER, _PART = "#2f6f4f", "#9aa5b1", "#c9a227"

@@ -18,7 +18,8 @@ from bench.frames import large_frames
 from bench.loader import Settings
 from bench.loader import bench_loader as measure_loader
 from errors import UserError
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
 from writing import write_text

@@ -13,7 +13,8 @@ from bench.hardware import describe_machine
 from bench.loader import Settings, check, our_batches
 from bench.measure import limited_to_cores, memory_mib, open_files
 from pipelines.sources import load_index
-from train.config import Config, to_dict
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 
 SETTLED_AFTER_S = 60.0
 """What the loader holds then is what it should hold at the end; of a shorter soak, half of it is for settling."""

@@ -27,7 +27,7 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import build_order
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.plan import plan_views
-from train.config import Config
+from train.config.pretraining import Config
 
 _VIEWS: Final = 2
 _CHUNKS_KEPT: Final = 8

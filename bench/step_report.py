@@ -13,7 +13,8 @@ from rich.table import Table
 from bench.hardware import describe_machine
 from bench.measure import Interval, Rate
 from bench.step import Settings, StepFigures
-from train.config import Config, to_dict
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 
 _LEFT_OUT = "not measured"
 

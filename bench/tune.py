@@ -15,7 +15,7 @@ from bench.measure import Rate, limited_to_cores, measure_in_rounds
 from pipelines.config import PipelinesConfig
 from pipelines.render.backends import resolve_backend
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 _ROUNDS = 3
 

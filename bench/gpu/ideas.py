@@ -15,7 +15,7 @@ from bench.measure import measure
 from bench.step import Settings, StepBench
 from pipelines.config import PipelinesConfig
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 from train.distributed.world import described_world
 
 

@@ -16,7 +16,7 @@ from bench.gpu.claims import Claim, Findings, Job, at_most, looked_at
 from bench.measure import Rate, memory_mib
 from bench.step import Settings, StepBench
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 from train.distributed.world import described_world
 
 _OTHERS_SHARE: Final = 0.25

@@ -20,7 +20,7 @@ from bench.experiment_report import save_comparisons
 from bench.experiments import compare, constant_errors, run_experiment
 from errors import UserError
 from tests.train import tiny_hands
-from train.runs.interrupt import Interrupted
+from train.distributed.interrupt import Interrupted
 
 HANDS = 50
 

@@ -19,10 +19,11 @@ from pipelines.sources import load_index
 from skeleton import BODY
 from tests.command_line import run_cli
 from tests.train import tiny_hands, tiny_people, tiny_run
-from train.config import Config, load_config
+from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.labels import PoseLabels, labels_to_learn, left_for_right
 from train.pose.predict import predict
 from train.pose.run import load_pose_run

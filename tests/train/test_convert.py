@@ -18,8 +18,8 @@ from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
 from models.pose import PoseNetwork
 from models.weights import resnet_name
 from skeleton import FINGERS, HAND
-from train.convert import convert
 from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from train.weights.convert import convert
 
 State = dict[str, Tensor]
 

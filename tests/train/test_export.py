@@ -21,13 +21,13 @@ from skeleton import HAND
 from synthetic import make_dataset
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
-from train import export
-from train.config import to_dict
-from train.convert import convert
-from train.export import OPSET, OUTPUTS, export_encoder, export_onnx
+from train.config.tables import to_dict
 from train.pose.predict import predict
 from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints
+from train.weights import export
+from train.weights.convert import convert
+from train.weights.export import OPSET, OUTPUTS, export_encoder, export_onnx
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from models.config import EncoderConfig, PoseConfig
 from models.encoders import build_encoder
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
-from train.config import load_config
+from tests.train.narrow import full_resnet18
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
 from train.distributed.world import World
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
 from train.pose.errors import errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
@@ -32,7 +33,9 @@ from train.pose.run import load_pose_run
 from train.pose.validation import Validation, best_of, validate
 from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from train.runs.folder import RunFolder
-from train.starting_weights import start_pose_network
+from train.weights.starting_weights import start_pose_network
+
+pytestmark = pytest.mark.usefixtures("narrow")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,12 @@ def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    with full_resnet18():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +165,7 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
 ) -> None:
     out, log = tmp_path / "killed", tmp_path / "log"
     target = random.Random(os.urandom(8)).randrange(1, 12)
-    processes = ranks.start_ranks(1, ranks.finetune, tiny_hands.settings(hands, out), log=log)
+    processes = ranks.start_ranks(1, ranks.finetune_slowly, tiny_hands.settings(hands, out), log=log)
     seen = out / "samples-rank0.jsonl"
     while processes[0].is_alive() and not (seen.exists() and len(seen.read_text().splitlines()) >= target):
         time.sleep(0.005)
@@ -204,6 +213,7 @@ def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplo
     assert "the encoder stays random (train.frozen = true): --from RUN gives it weights" in caplog.messages
 
 
+@pytest.mark.usefixtures("full")
 def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     """Held out and trained on are the same images here: the error must fall clearly."""
     settings = (

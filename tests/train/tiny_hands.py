@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 
 from skeleton import HAND
-from train.config import load_config, to_dict
-from train.finetune_config import FinetuneConfig
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.tables import to_dict
 from train.pictures import draw_skeleton
 from train.runs.checkpoint import Checkpoints
-from train.starting_weights import start_pose_network
+from train.weights.starting_weights import start_pose_network
 
 SIDE_PX = 64
 TINY = (

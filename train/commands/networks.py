@@ -63,7 +63,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from train.config import as_toml
+    from train.config.tables import as_toml
     from train.evaluation.evaluate import evaluate as measure
     from train.runs.log import configure_logging, progress_bar
 
@@ -198,7 +198,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
     Names and shapes are checked, and nothing in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
-    from train.convert import convert as run
+    from train.weights.convert import convert as run
 
     say(run(source, out, to))
 
@@ -223,7 +223,7 @@ def export(source: Path, out: Path | None, onnx: Path | None) -> None:
     only `fc` missing. --onnx writes a fine-tuned network with its head, and checks it against torch in onnxruntime.
     Of a fine-tuning run's folder both take the best checkpoint on validation (best/), of pre-training's the newest.
     """
-    from train.export import export_encoder, export_onnx
+    from train.weights.export import export_encoder, export_onnx
 
     if out is None and onnx is None:
         raise UserError("export needs a file to write: OUT for the encoder, or --onnx OUT.onnx for the pose network")

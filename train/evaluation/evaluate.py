@@ -14,6 +14,7 @@ from rich.table import Table
 
 from errors import UserError
 from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
 from train.evaluation.measure import (
     Evaluation,
@@ -28,7 +29,6 @@ from train.evaluation.measure import (
 )
 from train.evaluation.report import comparison, of_hands, results, save_hands, save_json, save_pck, save_worst, table_of
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels
 from train.pose.run import PoseRun, load_pose_run

@@ -14,8 +14,9 @@ import torch
 from errors import UserError
 from pipelines.config import each_source
 from pipelines.samples.index import Index
-from train.config import load_config, to_dict
-from train.finetune_config import FinetuneConfig
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.tables import to_dict
 from train.pose.errors import Errors, errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels

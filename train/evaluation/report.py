@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from errors import printable
+from errors.terminal import printable
 from pipelines.config import each_source
 from train.evaluation.measure import Evaluation
 from train.pictures import Image, save_figure, save_sheet

@@ -14,8 +14,8 @@ import torch
 from errors import UserError
 from models.pose import PoseNetwork
 from pipelines.samples.index import Index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Floats, Poses, Progress
 from writing import whole_file, write_text
 

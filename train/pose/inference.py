@@ -16,10 +16,11 @@ from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from train.config.finetuning import FinetuneConfig
+from train.distributed.activity import activity
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.pose.labels import left_for_right
-from train.state import PRECISIONS, resolve_precision
+from train.steps.state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -110,7 +111,7 @@ def estimate_poses(
         ) as loader,
     ):
         for step, made in enumerate(loader):
-            world.progress.moved("estimates poses")
+            activity.moved("estimates poses")
             view = made.to(world.device).views[0]
             source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
             with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):

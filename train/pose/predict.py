@@ -23,16 +23,13 @@ from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
-from skeleton import Skeleton
 from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses
-from train.pose.prediction_picture import save_prediction
+from train.pose.prediction_picture import Box, Prediction, save_prediction
 from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
 
-Box = tuple[float, float, float, float]
 Image = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
@@ -44,39 +41,6 @@ entry is larger, either, so that float32 inverts the matrix."""
 SECOND_LOOK_FRAC: Final = 0.25
 """If the crop around a first prediction moves the keypoints by more than this share of the hand, neither is to be
 trusted."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """A pose in a picture.
-
-    Attributes:
-        image: of the file.
-        picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
-            behind where that would be written over another file.
-        skeleton: what was looked for.
-        keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
-        joints: (K, 3) in the camera's frame (x right, y down, z forward), in `unit`; None of a network that has learnt
-            no depths.
-        unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
-        box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
-        intrinsics: (3, 3), as given or assumed.
-        intrinsics_assumed: whether nobody gave them.
-        box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
-        note: for people.
-    """
-
-    image: Path
-    picture: Path
-    skeleton: Skeleton
-    keypoints_px: Floats
-    joints: Floats | None
-    unit: Literal["m", "reference_bone"]
-    box_px: Box
-    intrinsics: Floats
-    intrinsics_assumed: bool
-    box_needed: Literal["no", "likely", "unknown"]
-    note: str
 
 
 @dataclasses.dataclass(frozen=True)

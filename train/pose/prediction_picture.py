@@ -1,10 +1,11 @@
-"""The drawing of one prediction: the picture with its skeleton, what the network saw, and the pose in 3D."""
+"""One prediction and its drawing: the picture with its skeleton, what the network saw, and the pose in 3D."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import cv2
 import matplotlib as mpl
@@ -12,15 +13,48 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from errors import printable
+from errors.terminal import printable
 from skeleton import Skeleton
 from train.pictures import Image, save_figure
 
-if TYPE_CHECKING:
-    from train.pose.predict import Prediction
+Box = tuple[float, float, float, float]
+Floats = npt.NDArray[np.float64]
 
 _LONGEST_PX = 1024
 """Larger pictures are drawn smaller; the coordinates stay the picture's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A pose in a picture.
+
+    Attributes:
+        image: of the file.
+        picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
+            behind where that would be written over another file.
+        skeleton: what was looked for.
+        keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
+        joints: (K, 3) in the camera's frame (x right, y down, z forward), in `unit`; None of a network that has learnt
+            no depths.
+        unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
+        box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
+        intrinsics: (3, 3), as given or assumed.
+        intrinsics_assumed: whether nobody gave them.
+        box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
+        note: for people.
+    """
+
+    image: Path
+    picture: Path
+    skeleton: Skeleton
+    keypoints_px: Floats
+    joints: Floats | None
+    unit: Literal["m", "reference_bone"]
+    box_px: Box
+    intrinsics: Floats
+    intrinsics_assumed: bool
+    box_needed: Literal["no", "likely", "unknown"]
+    note: str
 
 
 def save_prediction(path: Path, image: Image, result: Prediction) -> None:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
 from models.pose import PoseNetwork, build_pose_network
-from train.finetune_config import FinetuneConfig
+from train.config.finetuning import FinetuneConfig
 from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
 
 

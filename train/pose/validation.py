@@ -11,8 +11,8 @@ from models.pose import PoseNetwork
 from pipelines.config import each_source
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.pose.errors import errors_of
 from train.pose.inference import Poses, estimate_poses
 from train.pose.labels import PoseLabels, labels_to_learn

@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from errors import OneLine
+from errors.terminal import OneLine
 from train.runs.folder import RunFolder
 
 console = Console(stderr=True, soft_wrap=True)

@@ -17,7 +17,9 @@ from pipelines.config import each_source
 from pipelines.sources import load_index
 from tests.train import tiny_hands
 from tests.train.pose_metrics import pixel_metrics, pose_metrics
-from train.config import load_config, to_dict
+from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from train.config.load import load_config
+from train.config.tables import to_dict
 from train.distributed.world import World
 from train.evaluation.evaluate import Evaluated, evaluate
 from train.evaluation.measure import (
@@ -30,7 +32,6 @@ from train.evaluation.measure import (
     worst_hands,
 )
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.inference import estimate_poses
 from train.pose.labels import PoseLabels
 from train.pose.run import PoseRun, load_pose_run

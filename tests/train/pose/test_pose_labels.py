@@ -21,7 +21,7 @@ from pipelines.views.draws import draw_view
 from skeleton import HAND
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
-from train.finetune_config import FinetuneGeometryConfig
+from train.config.finetuning import FinetuneGeometryConfig
 from train.pose.labels import PoseLabels, labels_to_learn
 
 COUNT, HEIGHT, WIDTH = 16, 200, 240

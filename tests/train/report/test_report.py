@@ -19,10 +19,11 @@ import torch
 
 from errors import UserError
 from tests.train import tiny_hands, tiny_run
-from train.config import Config, load_config
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
 from train.pictures import read_sheet, save_sheet
 from train.pose.metrics import METRICS
 from train.pose.predict import predict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,8 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
-from errors import UserError, as_size
+from errors import UserError
+from errors.refused import as_size
 from machine.control_groups import groups, read
 from train.distributed.world import World
 
@@ -53,8 +55,8 @@ def _free_in(group: Path) -> float:
         prefix = "total_"
     if not (limit.isdecimal() and used.isdecimal()):
         return math.inf
-    values = dict(line.split(" ", 1) for line in cache.splitlines())
-    return int(limit) - int(used) + sum(int(values.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    files = re.findall(rf"^{prefix}(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
+    return int(limit) - int(used) + sum(map(int, files))
 
 
 def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: World, keys: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
 from models.config import EncoderConfig, PoseConfig
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
-from train.config import OneOrMore, RunConfig, StepsConfig
+from train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

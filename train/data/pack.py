@@ -10,7 +10,7 @@ from machine.cores import available_cores
 from pipelines.config import each_source
 from pipelines.sources import load_index
 from pipelines.sources.pack import Packed, Progress, pack
-from train.config import Config
+from train.config.pretraining import Config
 
 
 def pack_data(config: Config, out: Path, *, per_shard: int, workers: int | None, progress: Progress) -> Packed:

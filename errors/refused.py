@@ -1,52 +1,14 @@
-"""What ends in one line: bad input, and what the machine refuses; and how such a line is printed.
-
-Nothing is imported here that a command does not need.
-"""
+"""What the machine refuses, be it memory or a file, in one line."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import traceback
 from pathlib import Path
 
-_OF_THE_SHELL = re.compile(r"~|\$\w|.*\$\{")
-
-
-class UserError(Exception):
-    """Bad input: the command line prints the message as one line and exits with code 2.
-
-    The message says what was found, where, what was expected and what to do about it.
-    """
-
-
-class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
-    """Another rank of the run met bad input and prints it: this one leaves with the same exit code, in silence."""
-
-
-class RanksLost(UserError):  # noqa: N818  what has happened, not a defect
-    """Other ranks, or the place where they meet, cannot be reached: the input is not to blame, a restart may help."""
-
-
-def printable(text: str) -> str:
-    """The text as one line without effect on a terminal: what does not print, such as ESC or a newline, is escaped.
-
-    Names of files may hold anything but "/" and NUL.
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-class OneLine(logging.Formatter):
-    """Escapes what would change the terminal or begin another line, such as in names of files."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
-        """The message of a record, escaped."""
-        return printable(super().formatMessage(record))
-
-
-_ROOT = Path(__file__).parent
+_ROOT = Path(__file__).parents[1]
 _LACKS_MEMORY = re.compile(
     r"(can't|cannot|unable to|failed to) allocate|out of memory|insufficient memory|bad_?alloc|alloc_failed"
     r"|failed to map segment|can't start new thread",
@@ -55,7 +17,7 @@ _LACKS_MEMORY = re.compile(
 _ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)
 _TASKS = (
     (
-        "train/contrastive_step.py",
+        "train/steps/contrastive.py",
         "a training step",
         'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"',
     ),
@@ -104,11 +66,3 @@ def as_size(count: float) -> str:
     """Bytes with a binary unit, such as "1.5 GiB"."""
     power = min(max(int(count), 1).bit_length() - 1, 49) // 10
     return f"{count / 1024**power:.{1 if power else 0}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-def is_left_to_shell(path: str) -> bool:
-    """Whether a path holds a ~ or $NAME that no shell has replaced, as in quotes, behind "=" or in a file.
-
-    Taken as it is, it would make a folder named "~".
-    """
-    return _OF_THE_SHELL.match(path) is not None and not os.path.lexists(path)

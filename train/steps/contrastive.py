@@ -19,10 +19,12 @@ from torch.amp.grad_scaler import GradScaler
 from models.health import health
 from models.losses import nt_xent_rows
 from pipelines.batch import Batch
-from train.batch_statistics import one_momentum_step
+from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
-from train.free_memory import free_bytes
-from train.graph_memory import with_graph_bytes
+from train.steps.batch_statistics import one_momentum_step
+from train.steps.free_memory import free_bytes
+from train.steps.graph_memory import with_graph_bytes
+from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class ContrastiveStep:
     Attributes:
         share: the positions within the global batch that this rank's batches hold.
         recompute: as given, but no longer "auto" after the first call.
+        own_work: times what this rank does without the others.
 
     Raises:
         UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
@@ -108,6 +111,7 @@ class ContrastiveStep:
         self.autocast_dtype = autocast_dtype
         self.scaler = scaler
         self.world = World() if world is None else world
+        self.own_work = Stopwatch()
         self.share = micro_batch_share(batch, micro_batch, self.world.rank, self.world.world_size)
         self.recompute: Literal["auto", "always", "never"] = recompute
         if recompute == "auto" and batch // micro_batch == self.world.world_size:  # one micro-batch everywhere
@@ -129,7 +133,7 @@ class ContrastiveStep:
             parameter.grad = None
         with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
             embedded = []  # of each micro-batch (2, n, D); with its graph if that is kept
-            with self.world.progress.own_work.running(self.world.device):
+            with self.own_work.running(self.world.device):
                 for rows in micro_batches:
                     embedded.append(self._embed_first(batch, rows))
                     add_statistics()
@@ -137,7 +141,7 @@ class ContrastiveStep:
             loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
 
             difference = None
-            with self.world.progress.own_work.running(self.world.device):
+            with self.own_work.running(self.world.device):
                 for first, rows in zip(embedded, micro_batches, strict=True):
                     embedding = self._embed(batch, rows) if self.recompute == "always" else first
                     torch.autograd.backward([embedding], [gradient[:, rows]])
@@ -151,7 +155,7 @@ class ContrastiveStep:
 
     def _embed(self, batch: Batch, rows: slice) -> Tensor:
         """Both views of one micro-batch through network and inverse, with graph: (2, n, D)."""
-        self.world.progress.moved(self.world.progress.doing)
+        activity.moved()
         first, second = batch.views[:2]
         image = torch.cat([first.image[rows], second.image[rows]])  # (2n, 3, S, S)
         matrix = torch.cat([first.matrix[rows], second.matrix[rows]])  # (2n, 2, 3)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from errors import UserError
-from train.config import OptimConfig
+from train.config.pretraining import OptimConfig
 
 
 class Lars(torch.optim.Optimizer):
