@@ -22,10 +22,12 @@ from bench.stages import stages
 from bench.verdict import PageCache, verdict
 from errors import UserError
 from machine.cores import available_cores
-from pipelines.files import BadImage, check_image
-from pipelines.index import Index
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order
+from pipelines.render.backends import prepare_process
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config.pretraining import Config
 
@@ -214,16 +216,13 @@ def require_sound(index: Index) -> None:
 def our_batches(index: Index, config: Config, batch: int, device: torch.device | None = None) -> Generator[int]:
     """Endless sizes of batches of our loader, as configured; closing it closes the loader."""
     device = torch.device("cpu") if device is None else device
+    prepare_process(config.pipelines, device)
     with Loader(
         index,
-        build_order(index, batch=batch, seed=config.run.seed),
-        RankSlice(batch, 0, batch),
+        Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch)),
         config.pipelines,
-        config.geometry,
-        config.colour,
-        seed=config.run.seed,
+        config.augmentation,
         device=device,
-        appearance=config.appearance,
     ) as loader:
         for made in loader:
             if device.type == "cuda":

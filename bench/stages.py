@@ -10,24 +10,23 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import cv2
 import numpy as np
 import torch
 
 from machine.cores import available_cores
-from pipelines.backends import make_backend, resolve_backend
 from pipelines.batch import View
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.feed import Chunk, Feed, Quarantine
-from pipelines.index import Index
-from pipelines.loader import decodes_regions
-from pipelines.order import build_order
-from pipelines.plan import plan_views
-from pipelines.probe import largest_pixels, samples_at_once
-from pipelines.runner import Runner
-from pipelines.views import Encoded, GraphConfig, Request, decode_pipeline
+from pipelines.render.backends import configure_graph, make_backend, resolve_backend
+from pipelines.render.graph import decode_pipeline
+from pipelines.render.request import Encoded, Request
+from pipelines.render.runner import Runner
+from pipelines.samples.index import Index
+from pipelines.samples.order import build_order
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.plan import plan_views
 from train.config.pretraining import Config
 
 _VIEWS: Final = 2
@@ -59,7 +58,7 @@ class Stage:
 def stages(index: Index, config: Config, batch: int, device: torch.device) -> list[Stage]:
     """All of them, for a loader as configured."""
     parts = _Parts(index, config, batch, device)
-    plain = ColourConfig(jitter="none")
+    plain = Augmentation(config.geometry, ColourConfig(jitter="none"))
     found = [
         Stage("read only", "files read, checked and queued, from the page cache; draws made", parts.read),
         Stage("decode only", f"bytes in memory to decoded images, {parts.what_is_decoded}", parts.decode),
@@ -76,12 +75,12 @@ def stages(index: Index, config: Config, batch: int, device: torch.device) -> li
             Stage(
                 "geometry only",
                 "decoded images to both views, colours as they are",
-                lambda: parts.views(plain, NO_APPEARANCE),
+                lambda: parts.views(plain),
             ),
             Stage(
                 "views only",
                 "decoded images to both views, colours and all",
-                lambda: parts.views(config.colour, config.appearance),
+                lambda: parts.views(config.augmentation),
             ),
             Stage("colour only", "the jitter of both views, of images that are views already", parts.colour),
         ]
@@ -90,12 +89,12 @@ def stages(index: Index, config: Config, batch: int, device: torch.device) -> li
             Stage(
                 "decode + geometry",
                 "the graph, colours as they are, from bytes in memory",
-                lambda: parts.graph(plain, NO_APPEARANCE),
+                lambda: parts.graph(plain),
             ),
             Stage(
                 "decode + views",
                 "the graph, from bytes in memory",
-                lambda: parts.graph(config.colour, config.appearance),
+                lambda: parts.graph(config.augmentation),
             ),
         ]
     found.append(
@@ -110,18 +109,7 @@ class _Parts:
         self._threads = config.pipelines.threads or available_cores()
         self.backend = resolve_backend(config.pipelines.backend, device)
         self.on_gpu = self.backend == "dali" and device.type == "cuda"
-        decoder: Literal["cpu", "gpu"] = "gpu" if self.on_gpu else "cpu"
-        pixels = largest_pixels(index)
-        self._graph = GraphConfig(
-            device=decoder,
-            device_id=device.index or 0 if device.type == "cuda" else None,
-            batch=min(config.pipelines.batch or samples_at_once(pixels), batch),
-            threads=self._threads,
-            prefetch=config.pipelines.prefetch,
-            views=_VIEWS,
-            hw_decoder_load=config.pipelines.hw_decoder_load,
-            regions=decodes_regions(config.pipelines, decoder, pixels),
-        )
+        self._graph = configure_graph(index, config.pipelines, device, rows=batch, views=_VIEWS)
 
     @property
     def what_is_decoded(self) -> str:
@@ -153,21 +141,20 @@ class _Parts:
         while True:
             yield len(next(runner)[0])
 
-    def graph(self, colour: ColourConfig, appearance: AppearanceConfig) -> Generator[int]:
+    def graph(self, augmentation: Augmentation) -> Generator[int]:
         """The whole graph, fed with bytes in memory."""
         requests = [chunk.request for chunk in self.encoded_chunks()]
-        backend = make_backend(self.backend, self._graph, self._config.geometry, colour, appearance)
+        backend = make_backend(self.backend, self._graph, augmentation)
         runner = Runner(backend.build, _round_and_round(requests))
         views = self._empty_views(self._graph.batch)
         while True:
             outputs = next(runner)
-            backend.write(outputs, requests[0], views)
+            backend.write(outputs, requests[0].plan, views)()
             yield self._graph.batch
 
-    def views(self, colour: ColourConfig, appearance: AppearanceConfig) -> Generator[int]:
+    def views(self, augmentation: Augmentation) -> Generator[int]:
         """The fast path's kernel, on decoded images in memory."""
-        geometry = self._config.geometry
-        yield from self._write_views(self._chunks(_CHUNKS_KEPT, geometry), geometry, colour, appearance)
+        yield from self._write_views(self._chunks(_CHUNKS_KEPT, self._config.geometry), augmentation)
 
     def colour(self) -> Generator[int]:
         """The jitter of views that are views already: maps that move nothing, on images as large as a view."""
@@ -183,7 +170,7 @@ class _Parts:
                 still,
             )
             chunks.append(replace(chunk, request=Request(encoded, plan)))
-        yield from self._write_views(chunks, still, self._config.colour, NO_APPEARANCE)
+        yield from self._write_views(chunks, Augmentation(still, self._config.colour))
 
     def hand_over(self) -> Generator[int]:
         """Batches through a queue, from a thread that copies ready views into them, to the device."""
@@ -214,19 +201,16 @@ class _Parts:
             stop.set()
             thread.join()
 
-    def _write_views(
-        self, chunks: list[Chunk], geometry: GeometryConfig, colour: ColourConfig, appearance: AppearanceConfig
-    ) -> Generator[int]:
+    def _write_views(self, chunks: list[Chunk], augmentation: Augmentation) -> Generator[int]:
         requests = iter([chunk.request for chunk in chunks])
         runner = Runner(lambda source: decode_pipeline(self._graph, source), requests.__next__)
         decoded = [next(runner) for _ in chunks]
-        backend = make_backend(self.backend, self._graph, geometry, colour, appearance)
+        backend = make_backend(self.backend, self._graph, augmentation)
         views = self._empty_views(self._graph.batch)
         try:
             while True:
                 for chunk, outputs in zip(chunks, decoded, strict=True):
-                    for part in backend.write(outputs, chunk.request, views):
-                        part.result()
+                    backend.write(outputs, chunk.request.plan, views)()
                     yield len(chunk.positions)
         finally:
             backend.close()
@@ -247,13 +231,10 @@ class _Parts:
         return Feed(
             self._index,
             build_order(self._index, batch=self._batch, seed=self._config.run.seed),
-            geometry,
-            self._config.colour,
-            seed=self._config.run.seed,
+            replace(self._config.augmentation, geometry=geometry),
             views=_VIEWS,
             quarantine=Quarantine(),
             readers=self._threads,
-            appearance=self._config.appearance,
             regions=self._graph.regions,
         )
 

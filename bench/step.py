@@ -19,9 +19,9 @@ from errors import UserError
 from models.equivariance import build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config.pretraining import Config
 from train.distributed.world import World, described_world
@@ -280,14 +280,10 @@ class StepBench:
         config, batch = self._config, self._config.train.batch
         return Loader(
             self._index,
-            build_order(self._index, batch=batch, seed=config.run.seed),
-            RankSlice(batch, 0, batch),
+            Schedule(build_order(self._index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch)),
             config.pipelines,
-            config.geometry,
-            config.colour,
-            seed=config.run.seed,
+            config.augmentation,
             device=self.world.device,
-            appearance=config.appearance,
         )
 
     def _exact(self, micro_batch: int, recompute: str) -> ContrastiveStep:

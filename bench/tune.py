@@ -12,8 +12,8 @@ import torch
 
 from bench.loader import Settings, check, our_batches, thread_counts
 from bench.measure import Rate, limited_to_cores, measure_in_rounds
-from pipelines.backends import resolve_backend
 from pipelines.config import PipelinesConfig
+from pipelines.render.backends import resolve_backend
 from pipelines.sources import load_index
 from train.config.pretraining import Config
 

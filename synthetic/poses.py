@@ -3,17 +3,7 @@
 import numpy as np
 
 from synthetic.jit import Floats, kernel
-from synthetic.kinematics import (
-    ABDUCTION,
-    DIGITS,
-    FLEX_1,
-    FLEX_2,
-    FLEX_3,
-    LIMITS_RAD,
-    HandShape,
-    PosedHand,
-    pose_hand,
-)
+from synthetic.kinematics import ABDUCTION, DIGITS, FLEX_1, FLEX_2, FLEX_3, LIMITS_RAD, HandShape, PosedHand, pose_hand
 
 _OPEN = (2, 4, 5, 3)
 _LOOSE = (1, 22, 30, 16)

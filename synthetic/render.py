@@ -13,13 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from synthetic.field import (
-    Solids,
-    hand_distance,
-    prop_distance,
-    scene_distance,
-    sleeve_distance,
-)
+from synthetic.field import Solids, hand_distance, prop_distance, scene_distance, sleeve_distance
 from synthetic.jit import Floats, Pixels, kernel
 from synthetic.surface import Paint, cloth_at, skin_at, thing_at
 

@@ -13,8 +13,8 @@ from errors import UserError
 from models.config import EncoderConfig
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.batch import Batch
-from pipelines.index import Index
 from pipelines.loader import Loader
+from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.config.tables import to_dict
 from train.distributed.together import together

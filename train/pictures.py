@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from errors import UserError
 from pipelines.batch import Batch
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from skeleton import Colour, Skeleton
 from writing import whole_file, write_bytes
 

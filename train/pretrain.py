@@ -14,9 +14,9 @@ from models.config import EncoderConfig
 from models.equivariance import build_undo
 from models.network import ContrastiveNetwork, build_network
 from pipelines.batch import Batch
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import rows_per_batch
+from pipelines.samples.index import Index
+from pipelines.samples.order import rows_per_batch
 from train.config.pretraining import Config
 from train.distributed.world import World
 from train.pictures import save_loss
@@ -46,7 +46,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     optimizer: Lars
 
     def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
-        self.config, self.appearance = config, config.appearance
+        self.config = config
         train = config.train
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
         if train.sync_batch_norm:

@@ -16,10 +16,10 @@ from torch import nn
 
 from errors import UserError
 from machine.cores import available_cores, warn_of_threads
-from pipelines.draws import AppearanceConfig
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order
+from pipelines.render.backends import prepare_process
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
@@ -48,12 +48,10 @@ class Task(TrainingState[N, R]):
     Attributes:
         title: of the progress bar.
         views: of each image.
-        appearance: how views look beside their colours; by default as they are.
     """
 
     title: ClassVar[str]
     views: ClassVar[int]
-    appearance = AppearanceConfig()
 
     @abstractmethod
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
@@ -115,6 +113,7 @@ class Trainer:
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
         set_threads(config.train.threads, world)
+        prepare_process(config.pipelines, world.device)
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
@@ -134,18 +133,17 @@ class Trainer:
         make_loader = partial(
             Loader,
             index,
-            order,
-            RankSlice(config.train.batch, self.share.start, self.share.stop),
+            Schedule(
+                order,
+                RankSlice(config.train.batch, self.share.start, self.share.stop),
+                first_step=task.steps_done,
+                last_step=task.total_steps,
+            ),
             config.pipelines,
-            config.geometry,
-            config.colour,
-            seed=config.run.seed,
+            config.augmentation,
             device=world.device,
             views=task.views,
-            first_step=task.steps_done,
-            last_step=task.total_steps,
             processes_here=world.local_world_size,
-            appearance=task.appearance,
         )
         loader = together(world, make_loader)
         if world.is_main:

@@ -15,7 +15,7 @@ import pytest
 from bench.first_batch import as_json, first_batch
 from bench.loader import Settings, our_batches
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config

@@ -23,7 +23,7 @@ from bench.dataloader_peers import (
     source_to_view_px,
 )
 from bench.peers import Peer, installed_peers
-from pipelines.index import WHOLE_IMAGE
+from pipelines.samples.index import WHOLE_IMAGE
 
 IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
 LEVELS = list(range(10, 250, 20))

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bounds import LARGEST_SEED
 from errors import UserError
-from pipelines.parsing import regular
+from parsing import regular
 from train.config.mistakes import explain, shortened
 from train.config.shell import is_left_to_shell
 from train.config.tables import is_array_of_tables

@@ -12,7 +12,7 @@ from bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
 from errors import UserError
 from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.draws import AppearanceConfig, ColourConfig, GeometryConfig
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
 D = TypeVar("D", bound=DataConfig)
 
@@ -136,6 +136,11 @@ class Config:
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How views are made at random."""
+        return Augmentation(self.geometry, self.colour, self.appearance)
 
 
 def require_whole_micro_batches(batch: int, micro_batch: int) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from errors import UserError
 from machine.cores import available_cores
 from pipelines.config import each_source
-from pipelines.pack import Packed, Progress, pack
 from pipelines.sources import load_index
+from pipelines.sources.pack import Packed, Progress, pack
 from train.config.pretraining import Config
 
 

@@ -27,16 +27,7 @@ from train.evaluation.measure import (
     trained_on,
     worst_hands,
 )
-from train.evaluation.report import (
-    comparison,
-    of_hands,
-    results,
-    save_hands,
-    save_json,
-    save_pck,
-    save_worst,
-    table_of,
-)
+from train.evaluation.report import comparison, of_hands, results, save_hands, save_json, save_pck, save_worst, table_of
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels

@@ -13,7 +13,7 @@ import torch
 
 from errors import UserError
 from pipelines.config import each_source
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.tables import to_dict

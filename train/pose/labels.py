@@ -15,7 +15,7 @@ from errors import UserError
 from models.config import PoseConfig
 from models.pose import project, view_intrinsics
 from pipelines.batch import View
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from skeleton import Skeleton
 
 log = logging.getLogger(__name__)

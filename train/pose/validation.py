@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from models.pose import PoseNetwork
 from pipelines.config import each_source
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
