@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.training.step import StepSettings
 from pipelines.cores import available_cores
 from train.config import Config, load_config
 
@@ -23,7 +24,7 @@ class Claim:
     """One claim.
 
     Attributes:
-        what: of what.
+        what: the quantity measured.
         found: with its unit.
         wanted: with its unit.
         holds: whether; None if it was only looked at, or could not be shown here.
@@ -95,6 +96,16 @@ class Job:
     def seconds(self, seconds: float) -> float:
         """How long to measure."""
         return 0.05 if self.tiny else seconds
+
+    def step_settings(self, *, repeats: int = 2, repeat_s: float = 1.0, steps_per_sync: int = 4) -> StepSettings:
+        """How long to measure a step, without what it is compared with."""
+        return StepSettings(
+            repeats=repeats,
+            repeat_s=self.seconds(repeat_s),
+            warmup_s=self.seconds(1),
+            steps_per_sync=steps_per_sync,
+            comparisons=False,
+        )
 
     @property
     def cores(self) -> int:

@@ -19,11 +19,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu import gpu_tests, ideas, loading, memory, real_run, stepping
+from bench.gpu import measured_stages, program_stages
 from bench.gpu.claims import Claim, Findings, Job, said
-from bench.hardware import describe_machine
-from bench.report import read_rows
-from bench.run import append
+from bench.rows import append, describe_machine, read_rows
 from pipelines.synthetic import make_dataset
 from train.runs.log import configure_logging
 
@@ -42,15 +40,14 @@ class Stage:
 
 
 STAGES: Final = {
-    "tests": Stage(gpu_tests.run_tests, 300),
-    "loader": Stage(loading.small, 300),
-    "loader-large": Stage(loading.large, 300),
-    "step-resnet50": Stage(stepping.resnet50, 300),
-    "step-resnet152": Stage(stepping.resnet152, 400),
-    "memory-11gb": Stage(memory.card_of_11_gb, 120),
-    "memory-24gb": Stage(memory.card_of_24_gb, 180),
-    "ideas": Stage(ideas.try_ideas, 400),
-    "run": Stage(real_run.real_run, 590),
+    "tests": Stage(program_stages.run_tests, 300),
+    "loader": Stage(measured_stages.loader, 300),
+    "loader-large": Stage(measured_stages.loader_of_large_sources, 300),
+    "step-resnet50": Stage(measured_stages.resnet50, 300),
+    "step-resnet152": Stage(measured_stages.resnet152, 400),
+    "memory-11gb": Stage(measured_stages.card_of_11_gb, 120),
+    "memory-24gb": Stage(measured_stages.card_of_24_gb, 180),
+    "run": Stage(program_stages.real_run, 590),
 }
 """In the order in which they are worth having, if time is short."""
 

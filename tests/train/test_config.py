@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment_config import load_experiment
 from errors import UserError
+from experiments.config import load_experiment
 from tests.command_line import run_cli
 from train.config import Config, first_difference, key_meanings, load_config, to_dict, to_toml
 from train.distributed.world import micro_batch_share
