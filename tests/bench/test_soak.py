@@ -47,7 +47,7 @@ def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest
     ticks = itertools.count()  # a clock of the batches, so that a busy machine makes as many
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 50, sleep=time.sleep)
     monkeypatch.setattr(soak, "time", clock)
-    clean = soak.soak(config, settings, 3)
+    clean = soak.soak(config, settings, 1)
     assert clean.images > 0
     assert clean.end.open_files <= clean.settled.open_files
     assert len(clean.history) > 10
@@ -58,11 +58,11 @@ def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest
 
     def leaking(*arguments: Any) -> Generator[int]:
         for count in real(*arguments):
-            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (1 << 20)])
+            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (2 << 20)])
             yield count
 
     monkeypatch.setattr(soak, "our_batches", leaking)
-    leaky = soak.soak(config, settings, 3)
+    leaky = soak.soak(config, settings, 1)
     assert leaky.end.open_files > leaky.settled.open_files
     assert leaky.memory_growth > 0
     assert not leaky.steady
