@@ -22,7 +22,7 @@ import click
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train
 from errors import OneLine, RanksLost, ToldByAnother, UserError, of_machine
 from experiments.commands import experiment
-from pipelines.compiled import choose_cache_folder
+from machine.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report
 from train.commands.options import is_first_on_host, is_main_rank, say

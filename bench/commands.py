@@ -150,7 +150,7 @@ def bench_loader(
     config = pretraining_config(files, overrides)
     from bench import run
     from bench.loaders.ours import LoaderSettings
-    from pipelines.cores import available_cores
+    from machine.cores import available_cores
     from train.runs.log import configure_logging
 
     configure_logging()

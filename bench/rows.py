@@ -13,7 +13,7 @@ import torch
 from rich.console import Console, RenderableType
 
 from errors import UserError
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from train.config import Config, to_dict
 from train.runs.folder import versions
 

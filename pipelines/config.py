@@ -83,8 +83,12 @@ class PipelinesConfig:
         prefetch: DALI batches under way at once.
         ahead: training batches made ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        decode: "whole" images, or only the "region" of large ones that the views reach. The pixels are the same. "auto"
-            decodes regions on a CPU where a few of the images are large, and else whole images.
+        decode: "whole" images, or only the "region" of large ones that the views reach. The same pixels are decoded; a
+            view of a region may differ by two levels before the colour jitter. "auto" decodes regions on a CPU where a
+            few of the images are large, and else whole images.
+        decoder_memory: "auto" sets up the process's memory for a decoder on the CPU, which makes it faster: malloc
+            keeps what is freed, and the JPEG decoder's images begin where their rows go through the caches. "off"
+            changes nothing. A decoder on a GPU never needs it.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -94,6 +98,7 @@ class PipelinesConfig:
     ahead: Queue = 2
     hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
+    decoder_memory: Literal["auto", "off"] = "auto"
 
 
 def each_source(config: D | Sequence[D]) -> tuple[D, ...]:

@@ -12,21 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from errors import UserError
-from pipelines.draws import (
-    NO_APPEARANCE,
-    AppearanceConfig,
-    ColourConfig,
-    FloatArray,
-    GeometryConfig,
-    IntArray,
-    draw_view,
-)
-from pipelines.files import BadImage, ImageFile, check_image
-from pipelines.index import Index
-from pipelines.order import Order
-from pipelines.plan import plan_views
-from pipelines.reading import read_sound_jpegs
-from pipelines.views import Request
+from pipelines.arrays import FloatArray, IntArray
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage, ImageFile
+from pipelines.files.reading import read_sound_jpegs
+from pipelines.render.request import Request
+from pipelines.samples.index import Index
+from pipelines.samples.order import Order
+from pipelines.views.augmentation import Augmentation
+from pipelines.views.draws import draw_view
+from pipelines.views.plan import plan_views
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +79,10 @@ class Feed:
     Args:
         index: the samples.
         order: which of them stands where.
-        geometry: ranges of the affine map.
-        colour: ranges of the colour jitter.
-        seed: the run's seed.
+        augmentation: ranges of the draws.
         views: views per sample.
         quarantine: grows with what turns out to be bad.
         readers: threads that read files, each a chunk at a time.
-        appearance: the further augmentations.
         regions: decode only the part of a large JPEG that its views reach.
     """
 
@@ -98,19 +90,15 @@ class Feed:
         self,
         index: Index,
         order: Order,
-        geometry: GeometryConfig,
-        colour: ColourConfig,
+        augmentation: Augmentation,
         *,
-        seed: int,
         views: int,
         quarantine: Quarantine,
         readers: int,
-        appearance: AppearanceConfig = NO_APPEARANCE,
         regions: bool = False,
     ) -> None:
         self.index, self._order = index, order
-        self._geometry, self._colour, self._appearance = geometry, colour, appearance
-        self._seed, self._views, self._regions = seed, views, regions
+        self._augmentation, self._views, self._regions = augmentation, views, regions
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
 
@@ -132,15 +120,7 @@ class Feed:
             samples[here] = self._order.samples(epoch, places[here])
             for view, tables in enumerate(draws):
                 tables.append(
-                    draw_view(
-                        self._geometry,
-                        self._colour,
-                        self._appearance,
-                        seed=self._seed,
-                        epoch=epoch,
-                        view=view,
-                        positions=places[here],
-                    )
+                    draw_view(self._augmentation, seed=self._order.seed, epoch=epoch, view=view, places=places[here])
                 )
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
@@ -155,7 +135,7 @@ class Feed:
             np.array([file.orientation for file in files], np.int64),
             self.index.box_px[used],
             [np.concatenate(parts) for parts in draws],
-            self._geometry,
+            self._augmentation.geometry,
             mirror=None if self.index.mirror is None else self.index.mirror[used],
             croppable=np.array([file.is_jpeg for file in files]) if self._regions else None,
         )

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.backends import make_backend, resolve_backend
+from machine.cores import warn_of_threads
+from pipelines.arrays import IntArray
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
-from pipelines.cores import available_cores, warn_of_threads
-from pipelines.decoder_memory import keep_decoded_in_cache
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, IntArray
 from pipelines.feed import Chunk, Feed, Quarantine
-from pipelines.index import Index
-from pipelines.memory import PixelBuffers, keep_freed_memory
-from pipelines.order import Order, RankSlice
-from pipelines.probe import largest_pixels, samples_at_once
-from pipelines.regions import LEAST_PIXELS
-from pipelines.runner import DecodeError, Outputs, Runner, decodes
-from pipelines.views import GraphConfig, Request
-
-
-def decodes_regions(config: PipelinesConfig, decoder: Literal["cpu", "gpu"], pixels: int) -> bool:
-    """Whether to decode regions, given the pixels of the largest of the sampled images."""
-    return config.decode == "region" or (config.decode == "auto" and decoder == "cpu" and pixels >= LEAST_PIXELS)
+from pipelines.render.backends import configure_graph, make_backend, resolve_backend
+from pipelines.render.buffers import PixelBuffers
+from pipelines.render.request import Request
+from pipelines.render.runner import DecodeError, Outputs, Runner, decodes
+from pipelines.samples.index import Index
+from pipelines.samples.order import Schedule
+from pipelines.views.augmentation import Augmentation
 
 
 class Loader:
@@ -44,79 +35,48 @@ class Loader:
 
     Args:
         index: the samples.
-        order: which of them stands where in the global order.
-        rows: the rows of each global batch that this rank loads.
+        schedule: which of them this rank loads at which step; its order's seed is the seed of all draws.
         config: how views are made.
-        geometry: ranges of the affine map.
-        colour: ranges of the colour jitter.
-        seed: the run's seed.
+        augmentation: ranges of the draws.
         device: where the batches are to be.
         views: views per sample.
-        first_step: step of the first batch.
-        last_step: the iteration ends before this step; None never ends it.
         processes_here: processes that share this machine's cores.
         quarantine: what is known to be bad, and grows.
-        appearance: the further augmentations.
     """
 
     def __init__(
         self,
         index: Index,
-        order: Order,
-        rows: RankSlice,
+        schedule: Schedule,
         config: PipelinesConfig,
-        geometry: GeometryConfig,
-        colour: ColourConfig,
+        augmentation: Augmentation,
         *,
-        seed: int,
         device: torch.device,
         views: int = 2,
-        first_step: int = 0,
-        last_step: int | None = None,
         processes_here: int = 1,
         quarantine: Quarantine | None = None,
-        appearance: AppearanceConfig = NO_APPEARANCE,
     ) -> None:
-        threads = config.threads or max(1, available_cores() // processes_here)
-        if config.threads and rows.start == 0:  # rank 0's
-            warn_of_threads("pipelines.threads", threads, processes_here)
+        rows, side_px = schedule.rows, augmentation.geometry.side_px
         self.backend = resolve_backend(config.backend, device)
         self.quarantine = Quarantine() if quarantine is None else quarantine
-        self._rows, self._device, self._views = rows, device, views
-        keep_freed_memory()
-        keep_decoded_in_cache()
-        self._buffers = PixelBuffers((len(rows), geometry.side_px, geometry.side_px, 3))
-        self._steps = (first_step, last_step)
-        self._ahead = config.ahead
-        decoder: Literal["cpu", "gpu"] = "gpu" if self.backend == "dali" and device.type == "cuda" else "cpu"
-        pixels = largest_pixels(index)
-        regions = decodes_regions(config, decoder, pixels)
-        self._graph = GraphConfig(
-            device=decoder,
-            device_id=device.index or 0 if device.type == "cuda" else None,
-            batch=min(config.batch or samples_at_once(pixels), len(rows)),
-            threads=threads,
-            prefetch=config.prefetch,
-            views=views,
-            hw_decoder_load=config.hw_decoder_load,
-            regions=regions,
-        )
+        self._schedule, self._device, self._views = schedule, device, views
+        self._graph = configure_graph(index, config, device, rows=len(rows), views=views, processes_here=processes_here)
+        if config.threads and rows.start == 0:  # rank 0's
+            warn_of_threads("pipelines.threads", config.threads, processes_here)
+        self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
         self._feed = Feed(
             index,
-            order,
-            geometry,
-            colour,
-            seed=seed,
+            schedule.order,
+            augmentation,
             views=views,
             quarantine=self.quarantine,
-            readers=threads,
-            appearance=appearance,
-            regions=regions,
+            readers=self._graph.threads,
+            regions=self._graph.regions,
         )
-        self._maker = make_backend(self.backend, self._graph, geometry, colour, appearance)
+        self._maker = make_backend(self.backend, self._graph, augmentation)
         self._stream = _side_stream(device) if self._graph.device == "gpu" else None
         self._stop = threading.Event()
-        self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(self._ahead)
+        self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Loader:
@@ -187,22 +147,22 @@ class Loader:
 
     def _make_batches(self) -> Iterator[Batch]:
         pieces = self._pieces()
-        reading = deque(self._feed.start(positions) for positions in islice(pieces, self._graph.threads))
+        reading = deque(self._feed.start(piece) for piece in itertools.islice(pieces, self._graph.threads))
         under_way: deque[Chunk] = deque()
 
         def next_request() -> Request:
             if self._stop.is_set() or not reading:
                 raise StopIteration
             under_way.append(reading.popleft().result())
-            reading.extend(self._feed.start(positions) for positions in islice(pieces, 1))
+            reading.extend(self._feed.start(piece) for piece in itertools.islice(pieces, 1))
             return under_way[-1].request
 
         runner = Runner(self._maker.build, next_request)
-        step = self._steps[0]
-        while step != self._steps[1]:
-            batch, row, unfinished = self._empty_batch(step), 0, list[Future[None]]()
+        for step in self._schedule.steps():
+            batch, row = self._empty_batch(step), 0
+            finish: Callable[[], None] | None = None
             bad = [batch.bad]
-            while row < len(self._rows):
+            while row < len(batch):
                 try:
                     outputs = next(runner)
                     chunk = under_way.popleft()
@@ -211,23 +171,23 @@ class Loader:
                 except StopIteration:
                     raise _Stopped from None
                 stop = row + len(chunk.positions)
-                started = self._maker.write(outputs, chunk.request, [_rows(view, row, stop) for view in batch.views])
-                _wait_for(unfinished)  # for the chunk before, so that the threads have the next when it is done
-                unfinished = started
+                views = [_rows(view, row, stop) for view in batch.views]
+                finish_this = self._maker.write(outputs, chunk.request.plan, views)
+                if finish is not None:
+                    finish()  # the chunk before, only now, so that the threads have the next when it is done
+                finish = finish_this
                 batch.samples[row:stop] = torch.from_numpy(chunk.samples)
                 bad.append(torch.from_numpy(chunk.bad))
                 row = stop
-            _wait_for(unfinished)
+            if finish is not None:
+                finish()
             yield replace(batch, bad=torch.cat(bad))
-            step += 1
 
     def _pieces(self) -> Iterator[IntArray]:
         """Positions of one DALI batch after another; none crosses from one step to the next."""
-        step, last = self._steps
-        while step != last:
-            positions = self._rows.positions(step)
+        for step in self._schedule.steps():
+            positions = self._schedule.rows.positions(step)
             yield from np.array_split(positions, -(-len(positions) // self._graph.batch))
-            step += 1
 
     def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
         """Make a chunk again without what does not decode; the pipeline's other chunks go on undisturbed."""
@@ -244,7 +204,7 @@ class Loader:
                 continue
 
     def _empty_batch(self, step: int) -> Batch:
-        count, pin = len(self._rows), self._device.type == "cuda"
+        count, pin = len(self._schedule.rows), self._device.type == "cuda"
         views = tuple(
             View(
                 self._empty_pixels().permute(0, 3, 1, 2),
@@ -253,7 +213,7 @@ class Loader:
             )
             for _ in range(self._views)
         )
-        positions = torch.from_numpy(self._rows.positions(step))
+        positions = torch.from_numpy(self._schedule.rows.positions(step))
         return Batch(views, torch.empty(count, dtype=torch.int64), positions)
 
     def _empty_pixels(self) -> Tensor:
@@ -269,11 +229,6 @@ _CLOSED = "the loader is closed; make another one"
 
 class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
     """The loader was closed."""
-
-
-def _wait_for(work: list[Future[None]]) -> None:
-    for part in work:
-        part.result()
 
 
 def _rows(view: View, start: int, stop: int) -> View:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.compiled import choose_cache_folder
+from machine.compiled import choose_cache_folder
 
 choose_cache_folder()
 torch.set_num_threads(1)  # tests run side by side; one thread each also makes sums reproducible

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from errors import as_size, of_machine
-from pipelines.memory import PixelBuffers
+from pipelines.render.buffers import PixelBuffers
 from tests.train.tiny_step import UNDO, images, network
 from train.contrastive_step import ContrastiveStep
 

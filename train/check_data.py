@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 
 from errors import UserError
-from pipelines.backends import resolve_backend
-from pipelines.bad_list import write_bad_list
 from pipelines.config import DataConfig, PipelinesConfig, each_source
-from pipelines.cores import available_cores
-from pipelines.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
-from pipelines.files import BadImage, check_image
-from pipelines.index import Index
-from pipelines.probe import largest_pixels, samples_at_once
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
+from pipelines.render.backends import configure_graph
+from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
+from pipelines.render.graph import GraphConfig
+from pipelines.render.request import Encoded
+from pipelines.samples.bad_list import write_bad_list
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from pipelines.sources.shards import verified
-from pipelines.views import Encoded, GraphConfig
 
 MakeDecoder = Callable[[GraphConfig], Decoder]
 
@@ -104,16 +104,7 @@ def _advance(progress: Callable[[int, int], None], before: int, total: int, done
 
 def _decode_whole(index: Index, pipelines: PipelinesConfig, device: torch.device) -> GraphConfig:
     """How the run decodes, whole images."""
-    on_gpu = device.type == "cuda" and resolve_backend(pipelines.backend, device) == "dali"
-    return GraphConfig(
-        device="gpu" if on_gpu else "cpu",
-        device_id=device.index or 0 if on_gpu else None,
-        batch=min(pipelines.batch or samples_at_once(largest_pixels(index)), len(index)),
-        threads=pipelines.threads or available_cores(),
-        prefetch=1,
-        views=1,
-        hw_decoder_load=pipelines.hw_decoder_load,
-    )
+    return replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
 
 
 def _bad_files(

@@ -28,9 +28,9 @@ from pydantic.dataclasses import dataclass
 from bounds import LARGEST_SEED, Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
 from errors import UserError, is_left_to_shell
 from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
+from parsing import regular
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.draws import AppearanceConfig, ColourConfig, GeometryConfig
-from pipelines.parsing import regular
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
 T = TypeVar("T")
 D = TypeVar("D", bound=DataConfig)
@@ -155,6 +155,11 @@ class Config:
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How views are made at random."""
+        return Augmentation(self.geometry, self.colour, self.appearance)
 
 
 FREE_ON_RESUME = (

@@ -9,7 +9,8 @@ import torch
 
 from errors import UserError
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order
+from pipelines.render.backends import prepare_process
+from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config import to_dict
 from train.distributed.launcher import leaving_with_launcher
@@ -52,6 +53,7 @@ def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
 
 def _finetune(config: FinetuneConfig, folder: RunFolder, resume: Resume, world: World, share: range) -> None:
     set_threads(config.train.threads, world)
+    prepare_process(config.pipelines, world.device)
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))
@@ -73,16 +75,16 @@ def _finetune(config: FinetuneConfig, folder: RunFolder, resume: Resume, world: 
     make_loader = partial(
         Loader,
         index,
-        order,
-        RankSlice(config.train.batch, share.start, share.stop),
+        Schedule(
+            order,
+            RankSlice(config.train.batch, share.start, share.stop),
+            first_step=state.steps_done,
+            last_step=total_steps,
+        ),
         config.pipelines,
-        config.geometry,
-        config.colour,
-        seed=config.run.seed,
+        config.augmentation,
         device=world.device,
         views=1,
-        first_step=state.steps_done,
-        last_step=total_steps,
         processes_here=world.local_world_size,
     )
     loader = together(world, make_loader)

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
 from models.config import EncoderConfig, PoseConfig
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.draws import ColourConfig, GeometryConfig, Range
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
 from train.config import OneOrMore, RunConfig, StepsConfig
 
 
@@ -124,3 +124,8 @@ class FinetuneConfig:
     optim: FinetuneOptimConfig = FinetuneOptimConfig()
     train: FinetuneTrainConfig = FinetuneTrainConfig()
     validation: ValidationConfig = ValidationConfig()
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How views are made at random."""
+        return Augmentation(self.geometry, self.colour)

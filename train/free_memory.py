@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from errors import UserError, as_size
-from pipelines.control_groups import groups, read
+from machine.control_groups import groups, read
 from train.distributed.world import World
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from errors import UserError
-from pipelines.cores import available_cores, warn_of_threads
-from pipelines.index import Index
+from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
+from pipelines.samples.index import Index
 from train.config import Config, to_dict
 from train.distributed.together import Together, together
 from train.distributed.world import World

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from errors import UserError
+from machine.cores import available_cores
 from pipelines.config import each_source
-from pipelines.cores import available_cores
-from pipelines.pack import Packed, Progress, pack
 from pipelines.sources import load_index
+from pipelines.sources.pack import Packed, Progress, pack
 from train.config import Config
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from errors import UserError
 from pipelines.batch import Batch
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from writing import whole_file, write_bytes
 
 FINGERS = {"thumb": range(1, 5), "index": range(5, 9), "middle": range(9, 13), "ring": range(13, 17),

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order, rows_per_batch
+from pipelines.render.backends import prepare_process
+from pipelines.samples.order import RankSlice, Schedule, build_order, rows_per_batch
 from pipelines.sources import load_index
 from train.config import Config
 from train.distributed.launcher import leaving_with_launcher
@@ -47,6 +48,7 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
 
 def _pretrain(config: Config, folder: RunFolder, resume: Resume, world: World, share: range) -> None:
     set_threads(config.train.threads, world)
+    prepare_process(config.pipelines, world.device)
     torch.manual_seed(config.run.seed)
 
     index = together(world, lambda: load_index(config.data))
@@ -65,17 +67,16 @@ def _pretrain(config: Config, folder: RunFolder, resume: Resume, world: World, s
     make_loader = partial(
         Loader,
         index,
-        order,
-        RankSlice(config.train.batch, share.start, share.stop),
+        Schedule(
+            order,
+            RankSlice(config.train.batch, share.start, share.stop),
+            first_step=state.steps_done,
+            last_step=total_steps,
+        ),
         config.pipelines,
-        config.geometry,
-        config.colour,
-        seed=config.run.seed,
+        config.augmentation,
         device=world.device,
-        first_step=state.steps_done,
-        last_step=total_steps,
         processes_here=world.local_world_size,
-        appearance=config.appearance,
     )
     loader = together(world, make_loader)
     if world.is_main:

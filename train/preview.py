@@ -8,7 +8,8 @@ import torch
 
 from errors import UserError
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order
+from pipelines.render.backends import prepare_process
+from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config import Config
 from train.pictures import save_views
@@ -32,16 +33,12 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)
+    prepare_process(config.pipelines, torch.device("cpu"))
     with Loader(
         index,
-        order,
-        RankSlice(batch, 0, count),
+        Schedule(order, RankSlice(batch, 0, count), last_step=1),
         config.pipelines,
-        config.geometry,
-        config.colour,
-        seed=config.run.seed,
+        config.augmentation,
         device=torch.device("cpu"),
-        last_step=1,
-        appearance=config.appearance,
     ) as loader:
         save_views(out, next(iter(loader)), index, samples=count)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.training.step import StepSettings
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from train.config import Config, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"

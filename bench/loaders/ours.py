@@ -12,11 +12,13 @@ import torch
 
 from bench.measure import Rounds
 from errors import UserError
-from pipelines.cores import available_cores
-from pipelines.files import BadImage, check_image
-from pipelines.index import Index
+from machine.cores import available_cores
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
 from pipelines.loader import Loader
-from pipelines.order import RankSlice, build_order
+from pipelines.render.backends import prepare_process
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
 from train.config import Config
 
 CPU = torch.device("cpu")
@@ -45,17 +47,9 @@ class LoaderSettings(Rounds):
 
 def make_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
     """Our loader as configured, for one rank, without end."""
-    return Loader(
-        index,
-        build_order(index, batch=batch, seed=config.run.seed),
-        RankSlice(batch, 0, batch),
-        config.pipelines,
-        config.geometry,
-        config.colour,
-        seed=config.run.seed,
-        device=device,
-        appearance=config.appearance,
-    )
+    prepare_process(config.pipelines, device)
+    schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
+    return Loader(index, schedule, config.pipelines, config.augmentation, device=device)
 
 
 def our_batches(index: Index, config: Config, batch: int, device: torch.device = CPU) -> Generator[int]:

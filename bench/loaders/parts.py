@@ -16,12 +16,12 @@ import torch
 
 from bench.loaders.ours import make_loader
 from pipelines.batch import View
-from pipelines.draws import NO_APPEARANCE, ColourConfig
 from pipelines.feed import Chunk
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.runner import Runner
-from pipelines.views import decode_pipeline
+from pipelines.render.graph import decode_pipeline
+from pipelines.render.runner import Runner
+from pipelines.samples.index import Index
+from pipelines.views.augmentation import AppearanceConfig, ColourConfig
 from train.config import Config
 
 _CHUNKS_KEPT: Final = 8
@@ -61,7 +61,7 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
 
     with make_loader(index, config, batch, device) as loader:
         backend, graph = loader.backend, loader._graph
-    plain = replace(config, colour=ColourConfig(jitter="none"), appearance=NO_APPEARANCE)
+    plain = replace(config, colour=ColourConfig(jitter="none"), appearance=AppearanceConfig())
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
     found = [
@@ -120,7 +120,7 @@ def _graph(loader: Loader) -> Generator[int]:
     chunks, views = encoded_chunks(loader), loader._empty_batch(0).views
     runner = Runner(loader._maker.build, cycle([chunk.request for chunk in chunks]).__next__)
     for chunk in cycle(chunks):
-        loader._maker.write(next(runner), chunk.request, _first_rows(views, chunk))
+        loader._maker.write(next(runner), chunk.request.plan, _first_rows(views, chunk))()
         yield len(chunk.positions)
 
 
@@ -132,8 +132,7 @@ def _views(loader: Loader) -> Generator[int]:
     decoded = [(next(runner), chunk) for chunk in chunks]
     views = loader._empty_batch(0).views
     for outputs, chunk in cycle(decoded):
-        for part in loader._maker.write(outputs, chunk.request, _first_rows(views, chunk)):
-            part.result()
+        loader._maker.write(outputs, chunk.request.plan, _first_rows(views, chunk))()
         yield len(chunk.positions)
 
 

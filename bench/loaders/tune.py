@@ -10,8 +10,8 @@ import torch
 
 from bench.loaders.ours import LoaderSettings, our_batches, require_enough, thread_counts
 from bench.measure import Progress, Rate, Rounds, Start, limited_to_cores, measure_in_rounds, no_progress
-from pipelines.backends import resolve_backend
 from pipelines.config import PipelinesConfig
+from pipelines.render.backends import resolve_backend
 from pipelines.sources import load_index
 from train.config import Config
 

@@ -20,8 +20,8 @@ from errors import UserError
 from models.equivariance import build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
-from pipelines.index import Index
 from pipelines.loader import Loader
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.config import Config
 from train.contrastive_step import ContrastiveStep

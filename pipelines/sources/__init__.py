@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from errors import UserError
-from pipelines.bad_list import rows_not_listed
-from pipelines.box_check import check_boxes
+from parsing import paths_in_one_line
 from pipelines.config import DataConfig
-from pipelines.index import Index, join
-from pipelines.parsing import paths_in_one_line
+from pipelines.samples.bad_list import rows_not_listed
+from pipelines.samples.box_check import check_boxes
+from pipelines.samples.index import Index, join
 from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.index import WHOLE_IMAGE
-from pipelines.parsing import as_numbers, parse_json, regular
+from parsing import as_numbers, parse_json, regular
+from pipelines.samples.index import WHOLE_IMAGE
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")
 _log = logging.getLogger(__name__)

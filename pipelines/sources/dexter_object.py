@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.index import Index
-from pipelines.parsing import regular
+from parsing import regular
+from pipelines.samples.index import Index
 from pipelines.sources.boxes import read_boxes, squares_around
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from errors import UserError
-from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
 _ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")

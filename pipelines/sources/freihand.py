@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
+from parsing import as_numbers, parse_json, regular
 from pipelines.config import CENTER_FRAC
-from pipelines.index import Index
-from pipelines.parsing import as_numbers, parse_json, regular
+from pipelines.samples.index import Index
+from pipelines.sources.annotations.image_size import displayed_size_px
 from pipelines.sources.boxes import read_boxes, squares_around
-from pipelines.sources.image_size import displayed_size_px
 from pipelines.sources.subsets import held_out
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import track
 
 from errors import UserError
-from pipelines.index import Index
-from pipelines.parsing import as_numbers, parse_json, regular
+from parsing import as_numbers, parse_json, regular
+from pipelines.samples.index import Index
+from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
+from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
+from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.boxes import read_boxes, squares_around
-from pipelines.sources.mano import MANO_TO_KEYPOINTS
-from pipelines.sources.numpy_pickle import read_numpy_pickle
-from pipelines.sources.remembered import Tables, remembered
 
 KEYPOINTS: Final = 21
 VALIDATION_FRAC: Final = 0.1

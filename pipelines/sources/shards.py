@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.files import MAX_FILE_BYTES
-from pipelines.index import Blocks, Index, NamesOnDemand, Store
-from pipelines.parsing import parse_json, regular
+from parsing import parse_json, regular
+from pipelines.files.image_file import MAX_FILE_BYTES
+from pipelines.samples.index import Blocks, Index, NamesOnDemand, Store
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.index import Index
-from pipelines.parsing import as_numbers
+from parsing import as_numbers
+from pipelines.samples.index import Index
+from pipelines.sources.annotations.image_size import displayed_size_px
+from pipelines.sources.annotations.json_stream import elements
+from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
+from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.boxes import squares_around
-from pipelines.sources.image_size import displayed_size_px
-from pipelines.sources.json_stream import elements
-from pipelines.sources.mano import VERTICES, keypoint_regressor, read_regressor
-from pipelines.sources.remembered import Tables, remembered
 
 PARTS: Final = ("train", "val", "test")
 

@@ -29,7 +29,7 @@ import cv2
 import numpy as np
 
 from errors import UserError
-from pipelines.cores import available_cores
+from machine.cores import available_cores
 from pipelines.synthetic.hand import draw_hand, render_hand
 from pipelines.synthetic.photo import take_photo
 from pipelines.synthetic.scenes import Scene, draw_scene

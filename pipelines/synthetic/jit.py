@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.compiled import cached
+from machine.compiled import cached
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,8 +14,8 @@ from bench.loaders.first_batch import first_batch
 from bench.loaders.ours import CPU, LoaderSettings, require_sound
 from errors import UserError
 from pipelines.config import DataConfig
-from pipelines.pack import pack
 from pipelines.sources import load_index
+from pipelines.sources.pack import pack
 from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
 from train.config import Config

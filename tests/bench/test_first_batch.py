@@ -15,7 +15,7 @@ import pytest
 from bench.loaders.first_batch import first_batch, told
 from bench.loaders.ours import LoaderSettings, our_batches
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
 from train.config import Config

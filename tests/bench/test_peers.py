@@ -14,7 +14,7 @@ from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches, sour
 from bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
 from bench.loaders.peers.torchvision_v2 import TorchvisionViews
 from bench.loaders.peers.workers import ViewsOfFiles, worker_loader
-from pipelines.index import WHOLE_IMAGE
+from pipelines.samples.index import WHOLE_IMAGE
 
 IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
 LEVELS = list(range(10, 250, 20))

@@ -18,10 +18,12 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from pipelines.files import BadImage, check_image
-from pipelines.plan import Plan
-from pipelines.runner import DecodeError, Runner
-from pipelines.views import GraphConfig, Request, decode_pipeline
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
+from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.request import Request
+from pipelines.render.runner import DecodeError, Runner
+from pipelines.views.plan import Plan
 
 BATCH = 64
 

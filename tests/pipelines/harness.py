@@ -10,15 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipelines.backends import make_backend
+from pipelines.arrays import BoolArray, FloatArray
 from pipelines.batch import View
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig, BoolArray, ColourConfig, FloatArray, GeometryConfig
-from pipelines.files import check_image
-from pipelines.plan import plan_views
-from pipelines.runner import Runner
-from pipelines.views import GraphConfig, Request
+from pipelines.files.check import check_image
+from pipelines.render.backends import make_backend
+from pipelines.render.graph import GraphConfig
+from pipelines.render.request import Request
+from pipelines.render.runner import Runner
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.plan import plan_views
 
 Image = npt.NDArray[np.uint8]
+NO_APPEARANCE = AppearanceConfig()
 BACKENDS: tuple[Literal["dali", "opencv"], ...] = ("dali", "opencv")
 
 
@@ -78,7 +81,7 @@ def make_views(
         device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws),
         regions=regions,
     )  # fmt: skip
-    made = make_backend(backend, graph, geometry, colour, appearance)
+    made = make_backend(backend, graph, Augmentation(geometry, colour, appearance))
     request = plan_request([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
     count, side = len(images), geometry.side_px
     pixels = "cuda:0" if device == "gpu" else "cpu"
@@ -90,7 +93,6 @@ def make_views(
         )
         for _ in draws
     ]
-    for work in made.write(next(Runner(made.build, iter([request]).__next__)), request, views):
-        work.result()
+    made.write(next(Runner(made.build, iter([request]).__next__)), request.plan, views)()
     made.close()
     return views

@@ -35,12 +35,12 @@ import numpy.typing as npt
 import torch
 
 from pipelines.config import PipelinesConfig
-from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.index import WHOLE_IMAGE
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.samples.index import WHOLE_IMAGE
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.mutations import Made, good_file, mutated_file
 from tests.pipelines.second_opinion import MAX_LEVELS, MEAN_LEVELS, Verdict, judge, opinion_of
 
@@ -93,11 +93,13 @@ def run_loader(
     index = dataclasses.replace(load_folder(root), box_px=box_px)
     rows = min(ROWS, len(index))
     with Loader(
-        index, in_order(len(index)), RankSlice(rows, 0, rows),
+        index,
+        Schedule(in_order(len(index)), RankSlice(rows, 0, rows), last_step=-(-len(index) // rows)),
         PipelinesConfig(backend=backend, batch=16, threads=2, decode=decode),
-        replace(STILL, antialias=HALVES[decode]), ColourConfig(jitter="none"),
-        seed=1, device=torch.device("cpu"), last_step=-(-len(index) // rows), quarantine=Quarantine(quiet=True),
-    ) as loader:  # fmt: skip
+        Augmentation(replace(STILL, antialias=HALVES[decode]), ColourConfig(jitter="none")),
+        device=torch.device("cpu"),
+        quarantine=Quarantine(quiet=True),
+    ) as loader:
         samples, views, shifts, matrices = zip(*(
             (
                 made.samples.numpy(),

@@ -10,11 +10,15 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, Draw, FloatArray, GeometryConfig
+from pipelines.arrays import FloatArray
+from pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
+from pipelines.views.draws import Draw
 
 Array = npt.NDArray[np.float64]
 Image = npt.NDArray[np.uint8]
 
+
+NO_APPEARANCE = AppearanceConfig()
 
 HALVE_BELOW = math.sqrt(0.5)
 """A view that shows the source at less than this size samples a halved source, and so on for each halving."""

@@ -10,7 +10,7 @@ import pytest
 
 from errors import UserError
 from pipelines.config import DataConfig
-from pipelines.index import WHOLE_IMAGE, Index
+from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources import load_index
 from tests.pipelines.sources.layouts import write_image
 from tests.pipelines.sources.test_freihand import write_part

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.compiled import choose_cache_folder
+from machine.compiled import choose_cache_folder
 from tests.train import tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_a_command_keeps_what_it_compiles_in_a_temporary_folder(place: Path) -> 
 
 
 def test_who_imports_a_module_needs_no_folder(place: Path) -> None:
-    program = "import os; from pipelines.decoder_memory import new_array; print('NUMBA_CACHE_DIR' in os.environ)"
+    program = "import os; from pipelines.render.kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
     done = run_bound(place, "-c", program)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 

@@ -7,13 +7,24 @@ import sys
 
 import pytest
 
-from pipelines import decoder_memory
-from pipelines.decoder_memory import _jpeg_library, _slots, keep_decoded_in_cache, new_array
+from machine import decoder_memory
+from machine.decoder_memory import LEAST_BYTES, _jpeg_library, _slots, keep_decoded_in_cache, new_array
 from tests.pipelines.decoder_fuzz import decode, good_files
 
 LIBC = ctypes.CDLL(None)
 LIBC.free.argtypes = [ctypes.c_size_t]
-NEW_ARRAY = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(new_array.address)
+ASKED = list[int]()
+ALLOCATOR = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)
+
+
+def _plain(size: int) -> int:
+    """Stands in for the library's own operator."""
+    ASKED.append(size)
+    return 0xAFFE
+
+
+PLAIN = ALLOCATOR(_plain)
+NEW_ARRAY = ALLOCATOR(new_array(ctypes.cast(PLAIN, ctypes.c_void_p).value or 0))
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86 stores past the caches")
 
@@ -21,10 +32,10 @@ pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="only x86
 ODD_STEPS = """
 import ctypes
 import numpy as np
-from pipelines.decoder_memory import LEAST_BYTES, new_array
+from machine.decoder_memory import LEAST_BYTES, new_array
 libc = ctypes.CDLL(None)
 libc.free.argtypes = [ctypes.c_size_t]
-take = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(new_array.address)
+take = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(new_array(0))
 rng, taken, odd, count = np.random.default_rng(0), {}, 0, 4000
 for _ in range(count):
     size = int(rng.integers(LEAST_BYTES, 400_000))
@@ -47,11 +58,34 @@ def test_large_arrays_begin_at_odd_steps_whatever_is_taken_and_given_back() -> N
     assert float(run.stdout) > 0.95
 
 
-def test_small_arrays_stay_where_malloc_puts_them() -> None:
-    starts = [NEW_ARRAY(100) for _ in range(64)]
-    assert {start % 32 for start in starts} <= {0, 16}
-    for start in starts:
-        LIBC.free(start)
+@pytest.mark.parametrize("size", [0, 100, LEAST_BYTES - 1, 2**46, 2**63, 2**64 - 4])
+def test_small_arrays_and_those_that_do_not_fit_are_left_to_the_libraries_own_operator(size: int) -> None:
+    """Which throws where there is no memory, as a caller of `new[]` relies on."""
+    ASKED.clear()
+    assert NEW_ARRAY(size) == 0xAFFE
+    assert [size] == ASKED
+
+
+LITTLE_MEMORY = """
+import resource
+import cv2, numpy as np, psutil
+from machine.decoder_memory import keep_decoded_in_cache
+from tests.pipelines.decoder_fuzz import decode, good_files
+assert keep_decoded_in_cache()
+large = cv2.imencode(".jpg", np.zeros((9000, 9000, 3), np.uint8))[1].tobytes()  # 243 MB, twice while it is copied
+assert decode([good_files()["jpeg one colour"]])
+decoded = []
+for mib in (200, 300, 350, 400):
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + mib * 2**20, -1))
+    decoded.append(decode([large]))
+assert not decoded[0]
+"""
+
+
+def test_an_image_for_which_there_is_no_memory_is_an_error_and_no_crash() -> None:
+    run = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_the_decoder_takes_it_and_decodes_as_before() -> None:
@@ -61,7 +95,7 @@ def test_the_decoder_takes_it_and_decodes_as_before() -> None:
     assert library is not None
     held = [ctypes.c_size_t.from_address(slot).value for slot in _slots(library, b"_Znam")]
     assert held
-    assert set(held) == {new_array.address}
+    assert set(held) == {new_array(ctypes.cast(library._Znam, ctypes.c_void_p).value or 0)}
     assert decode([good_files()["jpeg one colour"]] * 4)
 
 

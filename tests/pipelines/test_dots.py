@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pipelines.draws import ColourConfig, Draw, GeometryConfig
+from pipelines.views.augmentation import ColourConfig, GeometryConfig
+from pipelines.views.draws import Draw
 from tests.conftest import RESULTS, Record
 from tests.pipelines.harness import Image, make_views
 

@@ -15,11 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from pipelines.draws import ColourConfig, GeometryConfig, draw_view
-from pipelines.exif import read_orientation, stored_to_upright_px, upright_size_px
-from pipelines.files import check_image
-from pipelines.runner import Runner
-from pipelines.views import GraphConfig, decode_pipeline
+from pipelines.files.check import check_image
+from pipelines.files.exif import read_orientation, stored_to_upright_px, upright_size_px
+from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.runner import Runner
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import draw_view
 from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -184,7 +185,10 @@ def test_turned_files_give_the_views_and_matrices_of_upright_ones(backend: Backe
     plain = [encoded(image, kind, None) for _ in range(1, 9) for image in uprights]
     count = len(files)
     box_px = np.tile(np.array([[250, 280, 180], [270, 330, 120]], np.float32), (8, 1))
-    draws = [draw_view(geometry, NO_COLOUR, seed=0, epoch=0, view=view, positions=np.arange(count)) for view in (0, 1)]
+    draws = [
+        draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=view, places=np.arange(count))
+        for view in (0, 1)
+    ]
     mirror = np.arange(count) % 3 == 0
     if regions:
         shape_px = plan_request(files, box_px, draws, geometry, mirror, regions=True).plan.shape_px
@@ -218,7 +222,7 @@ def test_the_header_says_what_is_decoded(kind: Kind, regions: bool) -> None:
         assert header.size_px == image.shape[:2]
         assert header.orientation == turn
     geometry = GeometryConfig(side_px=16)
-    draws = [draw_view(geometry, NO_COLOUR, seed=0, epoch=0, view=0, positions=np.arange(len(files)))]
+    draws = [draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(len(files)))]
     box_px = np.tile(np.array([[200, 200, 60]], np.float32), (len(files), 1))
     request = plan_request(files, box_px, draws, geometry, regions=regions)
     graph = GraphConfig("cpu", None, batch=len(files), threads=1, prefetch=1, views=1, regions=regions)
@@ -292,7 +296,7 @@ def test_odd_metadata_never_reaches_the_decoder(backend: Backend, file: Pixels, 
     upright.getexif()[ORIENTATION] = orientation
     plain = encoded(np.asarray(ImageOps.exif_transpose(upright)), "PNG", None)
     geometry = GeometryConfig(side_px=32)
-    draws = draw_view(geometry, NO_COLOUR, seed=0, epoch=0, view=0, positions=np.arange(2))
+    draws = draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(2))
     box_px = np.array([[28, 30, 30], [28, 30, 30]], np.float32)
     (view,) = make_views(backend, [file, plain], box_px, [draws[[0, 0]]], geometry, NO_COLOUR, encode=lambda data: data)
     assert (view.image[0].int() - view.image[1].int()).abs().max() <= 1

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.files import MAX_PIXELS, BadImage, check_image
+from pipelines.files.check import check_image
+from pipelines.files.image_file import MAX_PIXELS, BadImage
 from tests.pipelines.decoder_fuzz import BATCH, decode, encoded, good_files
 
 GOOD = good_files()

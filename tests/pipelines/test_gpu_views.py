@@ -17,15 +17,17 @@ from nvidia.dali import Pipeline
 
 from pipelines.batch import Batch
 from pipelines.config import PipelinesConfig
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig, ColourConfig, GeometryConfig, draw_view
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.render.graph import GraphConfig, view_pipeline
+from pipelines.render.request import Request
+from pipelines.samples.index import Index
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
-from pipelines.views import GraphConfig, Request, view_pipeline
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import draw_view
 from tests.conftest import Record
-from tests.pipelines.harness import Image, encode, make_views, smooth_image
+from tests.pipelines.harness import NO_APPEARANCE, Image, encode, make_views, smooth_image
 from tests.pipelines.test_appearance import ALL, ALWAYS
 from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
@@ -43,9 +45,8 @@ def as_jpeg(image: Image) -> Image:
 
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("antialias", [True, False])
-@pytest.mark.parametrize("appearance", [NO_APPEARANCE, ALL])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, appearance: AppearanceConfig, monkeypatch: pytest.MonkeyPatch
+    jitter: Jitter, antialias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs: list[Any] = []
     monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *nodes: outputs.extend(nodes))
@@ -55,7 +56,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
         raise StopIteration
 
     graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2)
-    view_pipeline(graph, GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter), no_request, appearance)
+    view_pipeline(graph, Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter)), no_request)
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
 
@@ -74,7 +75,9 @@ def test_a_gpu_gives_what_a_cpu_gives(
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290], [0, 0, 0], [0, 0, 0]], np.float32)
     positions = np.arange(len(images))
-    draws = [draw_view(geometry, colour, seed=1, epoch=0, view=view, positions=positions) for view in range(2)]
+    draws = [
+        draw_view(Augmentation(geometry, colour), seed=1, epoch=0, view=view, places=positions) for view in range(2)
+    ]
     encoder = encode if kind == "png" else as_jpeg
 
     def views(device: Literal["cpu", "gpu"], colour: ColourConfig) -> list[Any]:
@@ -108,7 +111,9 @@ def test_a_gpu_changes_the_appearance_as_a_cpu_does(option: str) -> None:
     geometry = GeometryConfig(rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
     images = [rng.integers(0, 256, (128, 128, 3), dtype=np.uint8) for _ in range(24)]
     boxes = np.zeros((len(images), 3), np.float32)
-    draws = draw_view(geometry, NO_COLOUR, appearance, seed=1, epoch=0, view=0, positions=np.arange(len(images)))
+    draws = draw_view(
+        Augmentation(geometry, NO_COLOUR, appearance), seed=1, epoch=0, view=0, places=np.arange(len(images))
+    )
 
     def view(device: Literal["cpu", "gpu"], appearance: AppearanceConfig) -> torch.Tensor:
         (made,) = make_views("dali", images, boxes, [draws], geometry, NO_COLOUR, device=device, appearance=appearance)
@@ -136,10 +141,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
 def load(index: Index, device: str, *, dali_batch: int = 7, first: int = 0, last: int = 6) -> list[Batch]:
     """Batches of 20, all kept until the last is there, so that memory that DALI takes back too early shows."""
     with Loader(
-        index, EpochOrder(len(index), EPOCH, seed=5), RankSlice(20, 0, 20),
-        PipelinesConfig(backend="dali", batch=dali_batch, threads=2), SMALL, ColourConfig(jitter="none"),
-        seed=5, device=torch.device(device), first_step=first, last_step=last,
-    ) as loader:  # fmt: skip
+        index,
+        Schedule(EpochOrder(len(index), EPOCH, seed=5), RankSlice(20, 0, 20), first_step=first, last_step=last),
+        PipelinesConfig(backend="dali", batch=dali_batch, threads=2),
+        Augmentation(SMALL, ColourConfig(jitter="none")),
+        device=torch.device(device),
+    ) as loader:
         return list(loader)
 
 
@@ -196,10 +203,14 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(tmp_path: Path, capl
     with (
         caplog.at_level(logging.WARNING),
         Loader(
-            index, order, RankSlice(56, 0, 56), PipelinesConfig(batch=14), SMALL, ColourConfig(jitter="none"),
-            seed=0, device=torch.device("cuda", 0), last_step=6, quarantine=quarantine,
+            index,
+            Schedule(order, RankSlice(56, 0, 56), last_step=6),
+            PipelinesConfig(batch=14),
+            Augmentation(SMALL, ColourConfig(jitter="none")),
+            device=torch.device("cuda", 0),
+            quarantine=quarantine,
         ) as loader,
-    ):  # fmt: skip
+    ):
         made = list(loader)
 
     named = [Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)]
@@ -223,9 +234,12 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(tmp_path: Path, capl
 def test_the_fast_path_of_a_cpu_feeds_a_gpu(folder: Index) -> None:
     """Backend "opencv" on a machine with a GPU: pixels stay in pinned memory until the step copies them."""
     with Loader(
-        folder, EpochOrder(len(folder), EPOCH, seed=5), RankSlice(20, 0, 20), PipelinesConfig(backend="opencv"), SMALL,
-        ColourConfig(jitter="none"), seed=5, device=torch.device("cuda", 0), last_step=3,
-    ) as loader:  # fmt: skip
+        folder,
+        Schedule(EpochOrder(len(folder), EPOCH, seed=5), RankSlice(20, 0, 20), last_step=3),
+        PipelinesConfig(backend="opencv"),
+        Augmentation(SMALL, ColourConfig(jitter="none")),
+        device=torch.device("cuda", 0),
+    ) as loader:
         made = list(loader)
     for ours, theirs in zip(made, load(folder, "cpu", last=3), strict=True):
         assert ours.views[0].image.is_pinned()

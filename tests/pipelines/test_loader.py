@@ -15,15 +15,15 @@ import torch
 from PIL import Image as PillowImage
 
 from errors import UserError
+from machine.cores import warn_of_threads
 from pipelines.batch import Batch
 from pipelines.config import PipelinesConfig
-from pipelines.cores import warn_of_threads
-from pipelines.draws import ColourConfig, GeometryConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS
-from pipelines.index import WHOLE_IMAGE, Index, join
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice, build_order
+from pipelines.samples.index import WHOLE_IMAGE, Index, join
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
 from pipelines.sources.folder import load_folder
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.harness import BACKENDS, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -50,15 +50,15 @@ def batches(index: Index, backend: Backend = "opencv", *, batch: int = 20, rows:
     rows = range(batch) if rows is None else rows
     with Loader(
         index,
-        EpochOrder(len(index), len(index) // batch * batch, seed=5),
-        RankSlice(batch, rows.start, rows.stop),
+        Schedule(
+            EpochOrder(len(index), len(index) // batch * batch, seed=5),
+            RankSlice(batch, rows.start, rows.stop),
+            first_step=first,
+            last_step=last,
+        ),
         PipelinesConfig(backend=backend, batch=dali_batch, threads=2),
-        SMALL,
-        ColourConfig(),
-        seed=5,
+        Augmentation(SMALL, ColourConfig()),
         device=CPU,
-        first_step=first,
-        last_step=last,
     ) as loader:
         return list(loader)
 
@@ -128,9 +128,12 @@ def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:
 
 def test_a_loader_that_is_left_early_stops(folder: Index) -> None:
     loader = Loader(
-        folder, EpochOrder(61, 60, seed=0), RankSlice(20, 0, 20), PipelinesConfig(), SMALL, ColourConfig(),
-        seed=0, device=CPU,
-    )  # fmt: skip
+        folder,
+        Schedule(EpochOrder(61, 60, seed=0), RankSlice(20, 0, 20)),
+        PipelinesConfig(),
+        Augmentation(SMALL, ColourConfig()),
+        device=CPU,
+    )
     with loader:
         next(iter(loader))
     assert loader._thread is not None
@@ -206,10 +209,13 @@ def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pyt
     with (
         caplog.at_level(logging.WARNING),
         Loader(
-            index, order, RankSlice(240, 0, 240), PipelinesConfig(backend=backend, batch=48), SMALL,
-            ColourConfig(jitter="none"), seed=0, device=CPU, last_step=10,
+            index,
+            Schedule(order, RankSlice(240, 0, 240), last_step=10),
+            PipelinesConfig(backend=backend, batch=48),
+            Augmentation(SMALL, ColourConfig(jitter="none")),
+            device=CPU,
         ) as loader,
-    ):  # fmt: skip
+    ):
         made = list(loader)
 
     named = [Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)]
@@ -255,9 +261,12 @@ def test_an_exif_rotated_image_is_upright(backend: Backend, ending: str, tmp_pat
     PillowImage.fromarray(pixels).save(tmp_path / f"turned.{ending}", exif=exif, quality=95)
     still = GeometryConfig(side_px=32, rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
     with Loader(
-        load_folder(tmp_path), EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), PipelinesConfig(backend=backend), still,
-        ColourConfig(jitter="none"), seed=0, device=CPU, last_step=1,
-    ) as loader:  # fmt: skip
+        load_folder(tmp_path),
+        Schedule(EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), last_step=1),
+        PipelinesConfig(backend=backend),
+        Augmentation(still, ColourConfig(jitter="none")),
+        device=CPU,
+    ) as loader:
         (batch,) = loader
     image = batch.views[0].image[0].float()
     top, bottom, left = image[:, 4, 16], image[:, 27, 16], image[:, 16, 1]
@@ -295,9 +304,12 @@ def test_a_bad_file_s_substitute_is_of_its_source(folder: Index, tmp_path: Path)
     index = join([folder, load_folder(tmp_path)], [1, 1])
     order = build_order(index, batch=20, seed=5)
     with Loader(
-        index, order, RankSlice(20, 0, 20), PipelinesConfig(threads=2), SMALL, ColourConfig(), seed=5, device=CPU,
-        last_step=5,
-    ) as loader:  # fmt: skip
+        index,
+        Schedule(order, RankSlice(20, 0, 20), last_step=5),
+        PipelinesConfig(threads=2),
+        Augmentation(SMALL, ColourConfig()),
+        device=CPU,
+    ) as loader:
         made = list(loader)
     for batch in made:
         samples, positions = batch.samples.numpy(), batch.positions.numpy()
@@ -317,9 +329,12 @@ def test_extreme_sizes_are_read_within_their_memory(backend: Backend, size: tupl
     """A flat grey image fills its box with grey, whatever its size; around it lies the fill."""
     cv2.imwrite(str(tmp_path / "flat.png"), np.full((*size, 3), 200, np.uint8))
     with Loader(
-        load_folder(tmp_path), EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), PipelinesConfig(backend=backend), SMALL,
-        ColourConfig(jitter="none"), seed=0, device=CPU, last_step=3,
-    ) as loader:  # fmt: skip
+        load_folder(tmp_path),
+        Schedule(EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), last_step=3),
+        PipelinesConfig(backend=backend),
+        Augmentation(SMALL, ColourConfig(jitter="none")),
+        device=CPU,
+    ) as loader:
         made = list(loader)
     for batch in made:
         for view in batch.views:
@@ -352,10 +367,12 @@ def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(backend: Back
 
     def made(first: int) -> list[Batch]:
         with Loader(
-            index, EpochOrder(16, 16, seed=1), RankSlice(8, 0, 8),
+            index,
+            Schedule(EpochOrder(16, 16, seed=1), RankSlice(8, 0, 8), first_step=first, last_step=8),
             PipelinesConfig(backend=backend, batch=4, threads=1, decode="region"),
-            GeometryConfig(side_px=48), ColourConfig(), seed=1, device=CPU, first_step=first, last_step=8,
-        ) as loader:  # fmt: skip
+            Augmentation(GeometryConfig(side_px=48), ColourConfig()),
+            device=CPU,
+        ) as loader:
             return list(loader)
 
     through = made(0)
@@ -369,18 +386,24 @@ def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(backend: Back
 
 def test_a_closed_loader_says_so(folder: Index) -> None:
     loader = Loader(
-        folder, EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20), PipelinesConfig(threads=1), SMALL,
-        ColourConfig(), seed=5, device=CPU,
-    )  # fmt: skip
+        folder,
+        Schedule(EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20)),
+        PipelinesConfig(threads=1),
+        Augmentation(SMALL, ColourConfig()),
+        device=CPU,
+    )
     iteration = iter(loader)
     next(iteration)
     loader.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iteration)
     never = Loader(
-        folder, EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20), PipelinesConfig(threads=1), SMALL,
-        ColourConfig(), seed=5, device=CPU,
-    )  # fmt: skip
+        folder,
+        Schedule(EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20)),
+        PipelinesConfig(threads=1),
+        Augmentation(SMALL, ColourConfig()),
+        device=CPU,
+    )
     never.close()
     with pytest.raises(RuntimeError, match="the loader is closed"):
         next(iter(never))
@@ -389,12 +412,15 @@ def test_a_closed_loader_says_so(folder: Index) -> None:
 def test_many_threads_are_told(
     folder: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pipelines.cores.available_cores", lambda: 1)
+    monkeypatch.setattr("machine.cores.available_cores", lambda: 1)
     warn_of_threads.cache_clear()
     for threads in (None, 2, 3):
         Loader(
-            folder, EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20), PipelinesConfig(threads=threads), SMALL,
-            ColourConfig(), seed=5, device=CPU,
-        ).close()  # fmt: skip
+            folder,
+            Schedule(EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20)),
+            PipelinesConfig(threads=threads),
+            Augmentation(SMALL, ColourConfig()),
+            device=CPU,
+        ).close()
     (message,) = caplog.messages
     assert message.startswith("pipelines.threads = 3, on 1 core: ")

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from pipelines.memory import PixelBuffers
+from pipelines.render.buffers import PixelBuffers
 
 
 def test_a_buffer_is_lent_again_only_when_nothing_refers_to_it() -> None:
@@ -37,7 +37,7 @@ def test_tensors_outlive_their_buffers_and_at_most_as_many_exist_as_were_in_use_
 FAULTS = """
 import resource, sys
 import numpy as np
-from pipelines.memory import keep_freed_memory
+from machine.decoder_memory import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def use():

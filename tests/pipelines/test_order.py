@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
-from pipelines.draws import IntArray
-from pipelines.index import Index, SourceRows
-from pipelines.order import EpochOrder, MixtureOrder, Order, RankSlice, build_order, rows_per_batch, spread
+from pipelines.arrays import IntArray
+from pipelines.samples.index import Index, SourceRows
+from pipelines.samples.order import EpochOrder, MixtureOrder, Order, RankSlice, build_order, rows_per_batch, spread
 from train.distributed.world import micro_batch_share
 
 

@@ -13,13 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.arrays import FloatArray
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
-from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, draw_view
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
-from pipelines.plan import Plan, plan_views
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import Draw, draw_view
+from pipelines.views.plan import Plan, plan_views
 from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
 
 Backend = Literal["dali", "opencv"]
@@ -37,7 +39,9 @@ def jpeg(
 
 def tables(geometry: GeometryConfig, count: int, seed: int = 1) -> list[FloatArray]:
     positions = np.arange(count)
-    return [draw_view(geometry, NO_COLOUR, seed=seed, epoch=0, view=view, positions=positions) for view in (0, 1)]
+    return [
+        draw_view(Augmentation(geometry, NO_COLOUR), seed=seed, epoch=0, view=view, places=positions) for view in (0, 1)
+    ]
 
 
 SUBSAMPLINGS = (
@@ -108,10 +112,12 @@ def test_the_loader_decodes_regions_by_itself(
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()
         with Loader(
-            index, EpochOrder(count, count, seed=0), RankSlice(6, 0, 6),
-            PipelinesConfig(backend=backend, batch=3, decode=decode), GeometryConfig(side_px=64), NO_COLOUR,
-            seed=0, device=torch.device("cpu"), last_step=4,
-        ) as loader:  # fmt: skip
+            index,
+            Schedule(EpochOrder(count, count, seed=0), RankSlice(6, 0, 6), last_step=4),
+            PipelinesConfig(backend=backend, batch=3, decode=decode),
+            Augmentation(GeometryConfig(side_px=64), NO_COLOUR),
+            device=torch.device("cpu"),
+        ) as loader:
             return list(loader)
 
     whole = batches("whole")

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from errors import UserError
-from pipelines.draws import ColourConfig, Draw, FloatArray, GeometryConfig, Range, draw_view
-from pipelines.fast_cpu import view_to_source
-from pipelines.plan import count_halvings
+from pipelines.arrays import FloatArray
+from pipelines.render.fast_cpu import view_to_source
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
+from pipelines.views.draws import Draw, draw_view
+from pipelines.views.plan import count_halvings
 from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
@@ -25,7 +27,7 @@ CENTER_BOX = np.array([112, 112, 168], np.float32)
 
 
 def draws_of(geometry: GeometryConfig, colour: ColourConfig, count: int) -> FloatArray:
-    return draw_view(geometry, colour, seed=1, epoch=0, view=0, positions=np.arange(count))
+    return draw_view(Augmentation(geometry, colour), seed=1, epoch=0, view=0, places=np.arange(count))
 
 
 def far_from_fill(matrix_px: FloatArray, size_px: tuple[int, int], side_px: int) -> np.ndarray:

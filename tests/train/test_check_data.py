@@ -17,11 +17,11 @@ import torch
 
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.decoder_process import LIMIT_S
-from pipelines.index import Index
-from pipelines.pack import pack
+from pipelines.render.decoder_process import LIMIT_S
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
+from pipelines.sources.pack import pack
 from tests.pipelines.harness import smooth_image
 from tests.pipelines.test_loader import UNDECODABLE, jpeg
 from tests.train import tiny_run
@@ -187,7 +187,7 @@ def test_lists_that_do_not_fit_are_one_clear_line(images: Path, tmp_path: Path) 
 
 
 def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:
-    from pipelines.bad_list import rows_not_listed, write_bad_list
+    from pipelines.samples.bad_list import rows_not_listed, write_bad_list
 
     index = Index("frames", tmp_path, ["a.jpg", "b.jpg", "b.jpg", "c.jpg"], np.zeros((4, 3), np.float32))
     write_bad_list(tmp_path / "bad.jsonl", {"b.jpg": "empty file"}, checked=4)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.draws import NO_APPEARANCE, AppearanceConfig
+from pipelines.views.augmentation import AppearanceConfig, Augmentation
 from tests.train import tiny_run
 from train.config import Config, flatten, load_config, to_dict
 from train.pretrain import pretrain
@@ -66,8 +66,8 @@ def test_pretraining_asks_the_loader_for_them(images: Path, tmp_path: Path, monk
     class Asked(Exception):  # noqa: N818  not an error
         pass
 
-    def loader(*_: object, appearance: AppearanceConfig = NO_APPEARANCE, **__: object) -> None:
-        raise Asked(appearance)
+    def loader(_: object, __: object, ___: object, augmentation: Augmentation, **____: object) -> None:
+        raise Asked(augmentation.appearance)
 
     monkeypatch.setattr("train.pretrain.Loader", loader)
     threads = torch.get_num_threads()

@@ -15,7 +15,7 @@ import torch
 from errors import UserError
 from models.hand import REFERENCE_BONE
 from pipelines.config import each_source
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from train.config import load_config, to_dict
 from train.evaluation.metrics import (
     Interval,

@@ -13,7 +13,7 @@ import torch
 
 from errors import UserError
 from models.pose import PoseNetwork
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.pose.inference import Floats, Poses, Progress

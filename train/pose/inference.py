@@ -11,10 +11,11 @@ import numpy.typing as npt
 import torch
 
 from models.pose import PoseNetwork, view_intrinsics
-from pipelines.draws import ColourConfig, GeometryConfig
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice
+from pipelines.render.backends import prepare_process
+from pipelines.samples.index import Index
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from train.distributed.world import World
 from train.finetune_config import FinetuneConfig
 from train.state import PRECISIONS, resolve_precision
@@ -88,19 +89,20 @@ def estimate_poses(
     keypoints_px, joints = torch.zeros(rows, 21, 2, dtype=torch.float64), torch.zeros(rows, 21, 3, dtype=torch.float64)
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
+    prepare_process(config.pipelines, world.device)
     with (
         torch.inference_mode(),
         Loader(
             index,
-            EpochOrder(count, count, seed=0, shuffle=False),
-            RankSlice(step_rows, first, first + each),
+            Schedule(
+                EpochOrder(count, count, seed=0, shuffle=False),
+                RankSlice(step_rows, first, first + each),
+                last_step=steps,
+            ),
             config.pipelines,
-            upright(config.geometry),
-            ColourConfig(jitter="none"),
-            seed=0,
+            Augmentation(upright(config.geometry), ColourConfig(jitter="none")),
             device=world.device,
             views=1,
-            last_step=steps,
             processes_here=world.local_world_size,
         ) as loader,
     ):

@@ -18,11 +18,11 @@ import torch
 
 from errors import UserError
 from models.hand import KEYPOINTS
-from pipelines.box_check import LEAST_SIDE_PX
+from parsing import parse_json, regular
 from pipelines.config import each_source
-from pipelines.files import MAX_PIXELS, MIN_PIXELS
-from pipelines.index import WHOLE_IMAGE, Index
-from pipelines.parsing import parse_json, regular
+from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
+from pipelines.samples.box_check import LEAST_SIDE_PX
+from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses

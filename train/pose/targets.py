@@ -14,7 +14,7 @@ from models.config import PoseConfig
 from models.hand import KEYPOINTS, REFERENCE_BONE
 from models.pose import project, view_intrinsics
 from pipelines.batch import View
-from pipelines.index import Index
+from pipelines.samples.index import Index
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.pose import PoseNetwork
 from pipelines.config import each_source
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.distributed.world import World
 from train.evaluation.metrics import (

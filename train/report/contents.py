@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from errors import UserError
-from pipelines.parsing import regular
+from parsing import regular
 from train.runs.folder import RunFolder
 
 Kind = Literal["pre-training", "fine-tuning"]

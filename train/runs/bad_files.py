@@ -14,7 +14,7 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, each_source
 from pipelines.feed import Quarantine
-from pipelines.index import Index
+from pipelines.samples.index import Index
 from train.distributed.world import World
 from train.state import TrainingState
 from writing import write_text

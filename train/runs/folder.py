@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from errors import UserError
-from pipelines.parsing import regular
+from parsing import regular
 from train.config import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints, step_of
 from train.runs.json_lines import cut_rows, read_rows

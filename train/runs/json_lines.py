@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.parsing import regular
+from parsing import regular
 from writing import write_bytes
 
 log = logging.getLogger(__name__)

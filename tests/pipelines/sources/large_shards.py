@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 from bench.rows import describe_machine
 from pipelines.config import DataConfig
-from pipelines.order import build_order
+from pipelines.samples.order import build_order
 from pipelines.sources import load_index
 from pipelines.sources.shards import table_checksum
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from pipelines.index import WHOLE_IMAGE
+from pipelines.samples.index import WHOLE_IMAGE
 from pipelines.sources.folder import load_folder
 
 

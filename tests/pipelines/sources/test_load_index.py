@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from pipelines.config import DataConfig
-from pipelines.index import Index, join
+from pipelines.samples.index import Index, join
 from pipelines.sources import load_index
 from pipelines.sources.freihand import load_freihand
 

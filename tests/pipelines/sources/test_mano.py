@@ -8,7 +8,7 @@ import pytest
 
 from errors import UserError
 from models.hand import KEYPOINTS, permutation
-from pipelines.sources.mano import MANO_TO_KEYPOINTS, TIP_VERTICES, keypoint_regressor, read_regressor
+from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS, TIP_VERTICES, keypoint_regressor, read_regressor
 
 
 def test_the_order_is_that_of_the_models() -> None:

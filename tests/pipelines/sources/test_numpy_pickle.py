@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from pipelines.sources.numpy_pickle import read_numpy_pickle
+from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from tests.pipelines.sources.layouts import ho3d_meta, python2_pickle
 
 CONTENT: dict[str, Any] = {

@@ -20,17 +20,17 @@ import torch
 import webdataset  # type: ignore[import-untyped]
 
 from errors import UserError
-from pipelines.bad_list import write_bad_list
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.draws import ColourConfig, GeometryConfig
-from pipelines.index import Index
 from pipelines.loader import Loader
-from pipelines.order import EpochOrder, RankSlice, build_order
-from pipelines.pack import Packed, pack
+from pipelines.samples.bad_list import write_bad_list
+from pipelines.samples.index import Index
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
+from pipelines.sources.pack import Packed, pack
 from pipelines.sources.shards import ShardStore, load_shards
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
 from tests.pipelines.sources.test_freihand import write_part
@@ -102,9 +102,12 @@ def test_batches_are_bit_identical(source: Index, packed: Path, backend: Any) ->
         order = build_order(index, batch=16, seed=3)
         config = PipelinesConfig(backend=backend, batch=8, threads=2)
         with Loader(
-            index, order, RankSlice(16, 0, 16), config, GeometryConfig(side_px=16), ColourConfig(), seed=3,
-            device=torch.device("cpu"), last_step=7,
-        ) as loader:  # fmt: skip
+            index,
+            Schedule(order, RankSlice(16, 0, 16), last_step=7),
+            config,
+            Augmentation(GeometryConfig(side_px=16), ColourConfig()),
+            device=torch.device("cpu"),
+        ) as loader:
             return list(loader)
 
     for ours, theirs in zip(batches(load_shards(packed)), batches(source), strict=True):

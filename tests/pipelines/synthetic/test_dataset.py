@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from pipelines.files import check_image
+from pipelines.files.check import check_image
 from pipelines.synthetic import dataset, make_dataset
 from pipelines.synthetic.camera import project
 from pipelines.synthetic.dataset import Recipe, parts_of, scenes_of

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import UserError
-from pipelines.cores import warn_of_threads
+from machine.cores import warn_of_threads
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.loop import set_threads
 
@@ -94,7 +94,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
 
 def test_many_threads_are_told_by_rank_0(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setattr("pipelines.cores.available_cores", lambda: 2)
+    monkeypatch.setattr("machine.cores.available_cores", lambda: 2)
     warn_of_threads.cache_clear()
     for threads, rank in ((None, 0), (2, 0), (700, 1), (700, 0)):
         set_threads(threads, World(rank=rank, world_size=2, local_world_size=2))

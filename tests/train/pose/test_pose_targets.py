@@ -16,8 +16,9 @@ from models.config import PoseConfig
 from models.hand import KEYPOINTS
 from models.pose import back_project, normalize_keypoints, project
 from pipelines.batch import View
-from pipelines.draws import ColourConfig, draw_view
-from pipelines.index import Index
+from pipelines.samples.index import Index
+from pipelines.views.augmentation import Augmentation, ColourConfig
+from pipelines.views.draws import draw_view
 from tests.pipelines.harness import BACKENDS, make_views
 from tests.train.tiny_hands import random_hands_m
 from train.finetune_config import FinetuneGeometryConfig
@@ -69,7 +70,7 @@ def augmented(backend: Literal["dali", "opencv"], index: Index, keypoint: int) -
     assert index.keypoints_px is not None
     geometry = FinetuneGeometryConfig(scale=(0.7, 1.0))
     colour = ColourConfig(jitter="none")
-    draws = draw_view(geometry, colour, seed=5, epoch=0, view=0, positions=np.arange(COUNT))
+    draws = draw_view(Augmentation(geometry, colour), seed=5, epoch=0, view=0, places=np.arange(COUNT))
     images = dot_images(index.keypoints_px[:, keypoint])
     return make_views(backend, images, index.box_px, [draws], geometry, colour)[0]
 

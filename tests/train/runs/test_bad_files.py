@@ -17,8 +17,8 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.index import Index, join
-from pipelines.order import EpochOrder
+from pipelines.samples.index import Index, join
+from pipelines.samples.order import EpochOrder
 from tests.train import ranks, tiny_run
 from train.config import Config, load_config
 from train.pretrain import pretrain

@@ -1,0 +1,199 @@
+"""Memory of the CPU's decoder: settings of this process that make it faster. Only commands change them.
+
+nvImageCodec 0.9, behind DALI 2.4, decodes a JPEG into memory of its own and copies the result out. If a row begins at a
+multiple of 32 bytes, libjpeg-turbo stores it past the caches, and the copy waits for main memory. malloc gives each
+thread such a place or another one by chance, and then again and again. So that library, and no other, gets an `operator
+new[]` that hardly ever begins a large array there.
+
+The decoder also asks for each image's memory anew. A page that the system hands out costs a fault, and is cleared: more
+than reading the files does. So malloc keeps what is freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import mmap
+import platform
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import llvmlite.binding as llvm
+
+LEAST_BYTES: Final = 16384
+"""Smaller arrays are no images and are left where malloc puts them."""
+
+TRIES: Final = 8
+"""Arrays that are held at most while another place is sought; the last is taken wherever it begins."""
+
+_OPERATOR_NEW_ARRAY: Final = b"_Znam"
+_LIBRARY: Final = "libjpeg_turbo_ext.so*"
+_PAGE: Final = mmap.PAGESIZE
+# Of elf.h: tags of the dynamic section, and the kinds of relocation that hold a function's address.
+_NULL, _STRING_TABLE, _SYMBOL_TABLE, _RELA, _RELA_SIZE, _PLT, _PLT_SIZE = 0, 5, 6, 7, 8, 23, 2
+_GLOB_DAT, _JUMP_SLOT = 6, 7
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
+_MIB = 2**20
+
+# Sizes are rounded up so that malloc's block is an odd number of steps of 16 bytes. If there is no memory, this jumps
+# to the library's own operator: it throws, and no frame of this function stands in the way.
+_NEW_ARRAY: Final = """
+define i64 @new_array(i64 %size) {{
+  %held = alloca i64, i32 {tries}
+  %above = sub i64 %size, {least}
+  %large = icmp ult i64 %above, 140737488355328
+  br i1 %large, label %begin, label %plain
+plain:
+  %taken = musttail call i64 inttoptr (i64 {plain} to i64 (i64)*)(i64 %size)
+  ret i64 %taken
+begin:
+  %rounded = add i64 %size, 23
+  %step = and i64 %rounded, 16
+  %more = xor i64 %step, 16
+  %odd = add i64 %size, %more
+  br label %try
+try:
+  %count = phi i64 [0, %begin], [%next, %hold]
+  %start = call i64 inttoptr (i64 {malloc} to i64 (i64)*)(i64 %odd)
+  %next = add i64 %count, 1
+  %none = icmp eq i64 %start, 0
+  br i1 %none, label %leave, label %look
+look:
+  %beyond = and i64 %start, 31
+  %good = icmp ne i64 %beyond, 0
+  %last = icmp eq i64 %next, {tries}
+  %done = or i1 %good, %last
+  br i1 %done, label %leave, label %hold
+hold:
+  %place = getelementptr i64, i64* %held, i64 %count
+  store i64 %start, i64* %place
+  br label %try
+leave:
+  %left = phi i64 [%count, %try], [%count, %look], [%fewer, %give_back]
+  %empty = icmp eq i64 %left, 0
+  br i1 %empty, label %end, label %give_back
+give_back:
+  %fewer = sub i64 %left, 1
+  %which = getelementptr i64, i64* %held, i64 %fewer
+  %other = load i64, i64* %which
+  call void inttoptr (i64 {free} to void (i64)*)(i64 %other)
+  br label %leave
+end:
+  br i1 %none, label %plain, label %found
+found:
+  ret i64 %start
+}}
+"""
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def prepare_decoder_memory() -> None:
+    """Set up this process for decoding on its CPU, and log what was done; once is enough."""
+    kept, in_cache = keep_freed_memory(), keep_decoded_in_cache()
+    log.info(
+        "pipelines.decoder_memory = \"auto\": malloc %s what is freed, decoded rows %s through the caches",
+        "keeps" if kept else "does not keep", "go" if in_cache else "do not go",
+    )  # fmt: skip
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc keep what is freed, for the whole process.
+
+    Returns:
+        Whether it does. False where the C library is not glibc.
+    """
+    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the largest value that it takes: below it nothing is mapped by itself
+    mallopt(_TRIM_THRESHOLD, 1024 * _MIB)
+    mallopt(_TOP_PAD, 32 * _MIB)
+    return True
+
+
+def keep_decoded_in_cache() -> bool:
+    """Give nvImageCodec's JPEG decoder that `operator new[]`, for the whole process; once is enough.
+
+    Returns:
+        Whether it has it. False where the library is not found or not built as expected: decoding is slower there.
+    """
+    library = _jpeg_library()
+    slots = [] if library is None else _slots(library, _OPERATOR_NEW_ARRAY)
+    if library is None or not slots:
+        return False
+    own = ctypes.cast(library._Znam, ctypes.c_void_p).value
+    assert own is not None
+    return all(_write_pointer(slot, new_array(own)) for slot in slots)
+
+
+@functools.cache
+def new_array(plain: int) -> int:
+    """Address of an `operator new[]`: a large array begins at an odd multiple of 16 bytes, and `free` takes it back.
+
+    Args:
+        plain: address of the `operator new[]` that is called for a small array, and where there is no memory.
+    """
+    libc = ctypes.CDLL(None)
+    malloc, free = (ctypes.cast(function, ctypes.c_void_p).value for function in (libc.malloc, libc.free))
+    code = _NEW_ARRAY.format(tries=TRIES, least=LEAST_BYTES, plain=plain, malloc=malloc, free=free)
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), target)
+    _ENGINES.append(engine)
+    engine.finalize_object()
+    return int(engine.get_function_address("new_array"))
+
+
+_ENGINES: Final[list[Any]] = []
+"""Own the compiled code, for the life of the process."""
+
+
+def _jpeg_library() -> ctypes.CDLL | None:
+    """Loaded here if it is not yet; nvImageCodec then gets the same one."""
+    if platform.machine() != "x86_64":  # others do not store past the caches
+        return None
+    spec = find_spec("nvidia.nvimgcodec")
+    folders = spec.submodule_search_locations if spec is not None else None
+    files = [file for folder in folders or () for file in Path(folder, "extensions").glob(_LIBRARY)]
+    try:
+        return ctypes.CDLL(str(files[0])) if len(files) == 1 else None
+    except OSError:
+        return None
+
+
+def _slots(library: ctypes.CDLL, symbol: bytes) -> list[int]:
+    """Addresses at which a loaded library keeps the address of a function that it takes from another one."""
+    base, _, dynamic = struct.unpack("PPP", ctypes.string_at(library._handle, 3 * 8))  # struct link_map of link.h
+    entries: dict[int, int] = {}
+    while (entry := struct.unpack("QQ", ctypes.string_at(dynamic, 16)))[0] != _NULL:
+        entries.setdefault(*entry)
+        dynamic += 16
+    slots = []
+    for table, size in ((_RELA, _RELA_SIZE), (_PLT, _PLT_SIZE)):
+        if table in entries:
+            for offset, info, _ in struct.iter_unpack("QQq", ctypes.string_at(entries[table], entries[size])):
+                if info & 0xFFFFFFFF in (_GLOB_DAT, _JUMP_SLOT):
+                    name = struct.unpack("I", ctypes.string_at(entries[_SYMBOL_TABLE] + 24 * (info >> 32), 4))[0]
+                    if ctypes.string_at(entries[_STRING_TABLE] + name) == symbol:
+                        slots.append(base + offset)
+    return slots
+
+
+def _write_pointer(slot: int, value: int) -> bool:
+    """Whether it may: one aligned store, so that threads that run see the old function or the new one.
+
+    The dynamic linker has made the page read-only; it stays writable, since others may have written to it, too.
+    """
+    libc = ctypes.CDLL(None)
+    page = ctypes.c_void_p(slot & -_PAGE)
+    writable = mmap.PROT_READ | mmap.PROT_WRITE
+    if libc.mprotect(page, ctypes.c_size_t(_PAGE), writable) != 0:
+        return False
+    ctypes.c_void_p.from_address(slot).value = value
+    return True

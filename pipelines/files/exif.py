@@ -1,0 +1,85 @@
+"""Reads how an image is to be turned, from its Exif data.
+
+No decoder turns anything (`pipelines.views.decode`): readers behind DALI 2.4 disagree about damaged Exif data, and one
+then writes a 72 x 56 image into 56 x 72, over the memory behind. The orientation read here is part of the map from
+stored pixels to the view instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from machine.compiled import cached
+from pipelines.arrays import IntArray
+
+_ENTRY_BYTES = 12
+_ORIENTATION = 0x0112
+_SHORT = 3
+
+_UPRIGHT = np.array([
+    [[1, 0], [0, 1]], [[-1, 0], [0, 1]], [[-1, 0], [0, -1]], [[1, 0], [0, -1]],
+    [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[0, -1], [-1, 0]], [[0, 1], [-1, 0]],
+])  # fmt: skip
+"""For orientations 1 to 8: what turns directions (x, y) of the stored image into those of the upright one."""
+
+
+@cached(numba.njit, nogil=True)
+def read_orientation(exif: Any) -> int:
+    """The orientation that a block of Exif data asks for (Exif 2.3, tag 0x0112): 1 to 8, where 1 is upright.
+
+    The first entry of that tag in the first directory counts. 1 where there is none, where it is no single SHORT of
+    1 to 8, and where the block is damaged before it.
+
+    Args:
+        exif: (bytes,) uint8, from the byte order mark on.
+    """
+    if len(exif) < 8:
+        return 1
+    little = exif[0] == 0x49 and exif[1] == 0x49 and exif[2] == 0x2A and exif[3] == 0
+    big = exif[0] == 0x4D and exif[1] == 0x4D and exif[2] == 0 and exif[3] == 0x2A
+    if not little and not big:
+        return 1
+    directory = _number(exif, 4, 4, little)
+    if directory + 2 > len(exif):
+        return 1
+    at = directory + 2
+    for _ in range(_number(exif, directory, 2, little)):
+        if at + _ENTRY_BYTES > len(exif):
+            return 1
+        if _number(exif, at, 2, little) == _ORIENTATION:
+            kind, count = _number(exif, at + 2, 2, little), _number(exif, at + 4, 4, little)
+            value: Any = _number(exif, at + 8, 2, little)
+            return value if kind == _SHORT and count == 1 and 1 <= value <= 8 else 1
+        at += _ENTRY_BYTES
+    return 1
+
+
+@cached(numba.njit, nogil=True)
+def _number(data: Any, at: int, count: int, little: bool) -> Any:
+    """The unsigned number in `count` bytes."""
+    number: Any = np.int64(0)
+    for place in range(count):
+        number |= np.int64(data[at + (place if little else count - 1 - place)]) << (8 * place)
+    return number
+
+
+def upright_size_px(size_px: IntArray, orientation: IntArray) -> IntArray:
+    """(N, 2) heights and widths of upright images, from those of the stored ones and their orientations (N,)."""
+    return np.asarray(np.where(orientation[:, None] > 4, size_px[:, ::-1], size_px))
+
+
+def stored_to_upright_px(size_px: IntArray, orientation: IntArray) -> npt.NDArray[np.number]:
+    """(N, 2, 3) maps from stored pixels (x, y) to upright ones, both corner-based.
+
+    Args:
+        size_px: (N, 2) heights and widths as stored.
+        orientation: (N,) 1 to 8.
+    """
+    linear = _UPRIGHT[orientation - 1]
+    # What is turned round begins at the far border.
+    offset = -np.einsum("nij,nj->ni", np.minimum(linear, 0), size_px[:, ::-1])
+    return np.concatenate([linear, offset[..., None]], axis=-1)

@@ -1,0 +1,82 @@
+"""Follows a WebP's structure (RIFF chunks)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from pipelines.files.exif import read_orientation
+from pipelines.files.image_file import BadImage, ImageFile, require_pixels
+
+_WEBP_ANIMATED: Final = 2
+_WEBP_ALPHA: Final = 16
+
+_riff_chunk = struct.Struct("<4sI").unpack_from
+
+
+def check_webp(data: bytes) -> ImageFile:
+    """A still image in one chunk, lossy or lossless, alone or in the extended form with a canvas of its size.
+
+    Raises:
+        BadImage: it is anything else.
+    """
+    size, end = len(data), 8 + _riff_chunk(data, 0)[1]
+    if end > size or end % 2:
+        raise BadImage(f"WebP of {end} bytes in a file of {size} bytes")
+    at, canvas, image, orientation = 12, None, None, 0
+    kept = []
+    while at < end:
+        if at + 8 > end:
+            raise BadImage(f"WebP cut in the chunk at byte {at}")
+        kind, length = _riff_chunk(data, at)
+        body, after = at + 8, at + 8 + length + length % 2
+        if after > end:
+            raise BadImage(f"WebP chunk at byte {at} of length {length} in a file of {size} bytes")
+        if kind == b"VP8X":
+            if at != 12 or length != 10:
+                raise BadImage(f"WebP canvas of {length} bytes at byte {at}")
+            if data[body] & _WEBP_ANIMATED:
+                raise BadImage("animated WebP is not read")
+            canvas = _webp_canvas_px(data, body)
+            kept += [data[at:body], bytes([data[body] & _WEBP_ALPHA]), data[body + 1 : after]]
+        elif kind == b"EXIF":
+            block = np.frombuffer(data[body : body + length].removeprefix(b"Exif\0\0"), np.uint8)
+            orientation = orientation or read_orientation(block)
+        elif kind in (b"VP8 ", b"VP8L"):
+            if image is not None or (canvas is None and at != 12):
+                raise BadImage(f"WebP with a second image, or one out of place, at byte {at}")
+            image = _webp_lossy_px(data, body, length) if kind == b"VP8 " else _webp_lossless_px(data, body, length)
+            kept.append(data[at:after])
+        elif kind == b"ALPH":
+            kept.append(data[at:after])
+        at = after
+    if image is None:
+        raise BadImage("WebP without an image")
+    if canvas is not None and canvas != image:
+        raise BadImage(f"WebP image of {image[0]} x {image[1]} on a canvas of {canvas[0]} x {canvas[1]} pixels")
+    width, height = image
+    require_pixels("WebP", width, height)
+    chunks = b"".join(kept)
+    encoded = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WEBP" + chunks
+    return ImageFile(np.frombuffer(encoded, np.uint8), (height, width), orientation or 1)
+
+
+def _webp_canvas_px(data: bytes, at: int) -> tuple[int, int]:
+    width, height = (int.from_bytes(data[at + start : at + start + 3], "little") + 1 for start in (4, 7))
+    return width, height
+
+
+def _webp_lossy_px(data: bytes, at: int, length: int) -> tuple[int, int]:
+    if length < 10 or data[at] & 1 or data[at + 3 : at + 6] != b"\x9d\x01\x2a":
+        raise BadImage(f"WebP image at byte {at} without the header of a key frame")
+    width, height = struct.unpack_from("<HH", data, at + 6)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _webp_lossless_px(data: bytes, at: int, length: int) -> tuple[int, int]:
+    if length < 5 or data[at] != 0x2F or data[at + 4] >> 5:
+        raise BadImage(f"WebP image at byte {at} without the header of a lossless image")
+    packed = int.from_bytes(data[at + 1 : at + 5], "little")
+    return (packed & 0x3FFF) + 1, (packed >> 14 & 0x3FFF) + 1

@@ -1,0 +1,20 @@
+"""Random numbers as a function of what they are for, not of what was drawn before."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Stream(IntEnum):
+    """What a random number is for; part of the generator's key, so that streams never meet."""
+
+    ORDER = 0
+    VIEW = 1
+    SUBSTITUTE = 2
+
+
+def philox(seed: int, stream: Stream, *, epoch: int = 0, view: int = 0) -> np.random.Philox:
+    """The generator of one stream; equal arguments give equal numbers on every machine."""
+    return np.random.Philox(key=[seed, (int(stream) << 48) | (view << 40) | epoch])

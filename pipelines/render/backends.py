@@ -1,0 +1,161 @@
+"""The two ways from a request to pixels, chosen here, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from nvidia.dali import Pipeline
+from torch.utils.dlpack import from_dlpack
+
+from machine.cores import available_cores
+from machine.decoder_memory import prepare_decoder_memory
+from pipelines.batch import View
+from pipelines.config import PipelinesConfig
+from pipelines.render.fast_cpu import start_views
+from pipelines.render.graph import GraphConfig, decode_pipeline, view_pipeline
+from pipelines.render.request import Request
+from pipelines.render.runner import Outputs
+from pipelines.samples.index import Index
+from pipelines.samples.probe import largest_pixels, samples_at_once
+from pipelines.views.appearance import change_appearance
+from pipelines.views.augmentation import Augmentation
+from pipelines.views.plan import Plan
+from pipelines.views.regions import LEAST_PIXELS
+
+
+class Backend(Protocol):
+    """Builds the pipeline and turns its outputs into views."""
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline that takes its requests from `source` and whose outputs `write` takes."""
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """Put the views of one DALI batch into `views`, whose tensors have its number of rows.
+
+        Returns:
+            What to call before the views are read: it waits until they are finished.
+        """
+
+    def close(self) -> None:
+        """Free what is held."""
+
+
+def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.device) -> Literal["dali", "opencv"]:
+    """What "auto" means on a device."""
+    if backend == "auto":
+        return "dali" if device.type == "cuda" else "opencv"
+    return backend
+
+
+def prepare_process(config: PipelinesConfig, device: torch.device) -> None:
+    """Set up the memory of a command's process as configured, if it decodes on a CPU; once is enough."""
+    if config.decoder_memory == "auto" and not _decodes_on_gpu(config, device):
+        prepare_decoder_memory()
+
+
+def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
+    return device.type == "cuda" and resolve_backend(config.backend, device) == "dali"
+
+
+def configure_graph(
+    index: Index, config: PipelinesConfig, device: torch.device, *, rows: int, views: int = 2, processes_here: int = 1
+) -> GraphConfig:
+    """What the loader decodes where, for so many rows of a batch.
+
+    Args:
+        index: the samples, of which a few are looked at.
+        config: how views are made.
+        device: where the batches are to be.
+        rows: of each batch that this process loads.
+        views: views per sample.
+        processes_here: processes that share this machine's cores.
+    """
+    on_gpu = _decodes_on_gpu(config, device)
+    pixels = largest_pixels(index)
+    return GraphConfig(
+        device="gpu" if on_gpu else "cpu",
+        device_id=device.index or 0 if device.type == "cuda" else None,
+        batch=min(config.batch or samples_at_once(pixels), rows),
+        threads=config.threads or max(1, available_cores() // processes_here),
+        prefetch=config.prefetch,
+        views=views,
+        hw_decoder_load=config.hw_decoder_load,
+        decoder_memory=config.decoder_memory,
+        regions=config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS),
+    )
+
+
+def make_backend(backend: Literal["dali", "opencv"], graph: GraphConfig, augmentation: Augmentation) -> Backend:
+    """The backend of that name."""
+    return (DaliViews if backend == "dali" else FastViews)(graph, augmentation)
+
+
+class DaliViews:
+    """Backend "dali": the graph has made the views; they are copied into the training batch."""
+
+    def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
+        self._graph, self._augmentation = graph, augmentation
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline whose outputs `write` takes."""
+        return view_pipeline(self._graph, self._augmentation, source)
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """Copy one DALI batch into its rows of the training batch."""
+        for number, view in enumerate(views):
+            image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
+            view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
+            # By NumPy: beside a GPU, DALI may pin what lies on the CPU, and torch takes no pinned memory by DLPack.
+            view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
+            view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
+        _change_appearance(views, plan, self._augmentation)
+        if self._graph.device == "gpu":
+            # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
+            torch.cuda.current_stream().synchronize()
+        return lambda: None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FastViews:
+    """Backend "opencv": DALI has decoded; a pool of threads makes the views in place."""
+
+    def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
+        self._graph, self._augmentation = graph, augmentation
+        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline whose outputs `write` takes."""
+        return decode_pipeline(self._graph, source)
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """Start to make the views of one DALI batch in their rows of the training batch."""
+        decoded_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
+        if not np.array_equal(decoded_px, plan.shape_px):  # the kernel would read beyond an image
+            raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")
+        for view, planned in zip(views, plan.views, strict=True):
+            view.matrix.copy_(torch.from_numpy(planned.matrix))
+            view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
+        pixels = [view.image.permute(0, 2, 3, 1).numpy() for view in views]
+        started = start_views(self._pool, self._graph.threads, outputs[0], plan, self._augmentation, pixels)
+
+        def finish() -> None:
+            for share in started:
+                share.result()
+            _change_appearance(views, plan, self._augmentation)
+
+        return finish
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _change_appearance(views: list[View], plan: Plan, augmentation: Augmentation) -> None:
+    for view, planned in zip(views, plan.views, strict=True):
+        change_appearance(view.image.permute(0, 2, 3, 1), planned.draws, augmentation.appearance)

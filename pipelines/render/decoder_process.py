@@ -1,0 +1,203 @@
+"""Decodes images in a process of its own, so that an image that kills the decoder is found and does no harm.
+
+The structure of every file is checked before the decoder sees it, and still a decoder can have a defect that ends its
+process. The parent knows which images that process held. It gives halves of them to fresh processes until one image
+is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import nvidia.dali.types as types
+from nvidia.dali import Pipeline, fn
+
+from errors import UserError
+from machine.decoder_memory import prepare_decoder_memory
+from pipelines.render.graph import GraphConfig, decode
+from pipelines.render.request import Encoded
+
+DOES_NOT_DECODE: Final = "its compressed data does not decode"
+
+LIMIT_S: Final = 60.0
+"""Time for a request, and a second more for each of its images; a process that takes longer hangs."""
+
+_START_LIMIT_S: Final = 600.0
+
+Decoder = Callable[[Sequence[Encoded]], Sequence[bool]]
+"""N files, each (bytes,) uint8 -> N times whether it decodes."""
+
+log = logging.getLogger(__name__)
+
+
+class DaliDecoder:
+    """Decodes whole images as the data path does.
+
+    Args:
+        config: where to decode, and how many images at once.
+    """
+
+    def __init__(self, config: GraphConfig) -> None:
+        if config.device == "cpu" and config.decoder_memory == "auto":
+            prepare_decoder_memory()
+        self._encoded: Sequence[Encoded] = ()
+        self._many, self._one = (self._pipeline(config, batch) for batch in (config.batch, 1))
+
+    def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
+        """Which of at most `config.batch` files decode."""
+        if self._decodes(self._many, encoded):
+            return [True] * len(encoded)
+        return [self._decodes(self._one, [one]) for one in encoded]  # DALI says in prose alone which file it was
+
+    def _pipeline(self, config: GraphConfig, batch: int) -> Pipeline:
+        pipeline = Pipeline(
+            batch_size=batch, num_threads=config.threads, device_id=config.device_id, prefetch_queue_depth=1
+        )
+        with pipeline:
+            files = fn.external_source(source=lambda: self._encoded, dtype=types.UINT8, ndim=1, batch=True)
+            pipeline.set_outputs(decode(files, config))
+        pipeline.build()
+        return pipeline
+
+    def _decodes(self, pipeline: Pipeline, encoded: Sequence[Encoded]) -> bool:
+        self._encoded = encoded
+        try:
+            pipeline.run()
+        except RuntimeError:
+            return False
+        return True
+
+
+class DecoderProcess:
+    """A process that decodes, and is replaced by a fresh one when it dies or hangs.
+
+    The processes come from a fork server, which has this module loaded: a script needs `if __name__ == "__main__"`.
+
+    Args:
+        make_decoder: called in the process; it and its result's class can be imported there.
+        limit_s: time for a request, and a second more for each of its images.
+    """
+
+    def __init__(self, make_decoder: Callable[[], Decoder], *, limit_s: float = LIMIT_S) -> None:
+        self._make_decoder, self._limit_s = make_decoder, limit_s
+        self._process: BaseProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._deaths = 0
+
+    def __enter__(self) -> DecoderProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
+        """Why images cannot be used: place among the N files -> reason.
+
+        Args:
+            encoded: N files, each (bytes,) uint8.
+
+        Raises:
+            UserError: a process does not start.
+        """
+        try:
+            return {place: DOES_NOT_DECODE for place, good in enumerate(self._ask(encoded)) if not good}
+        except _DiedError as death:
+            reason = str(death)
+        if len(encoded) == 1:
+            return {0: reason}
+        found: dict[int, str] = {}
+        deaths, middle = self._deaths, len(encoded) // 2
+        for start, stop in ((0, middle), (middle, len(encoded))):
+            self.close()  # what an image of the first half has damaged must not be held against the second
+            found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
+        if self._deaths == deaths:
+            log.warning("%d images %s together, and neither half of them did alone; none is listed for it",
+                        len(encoded), reason)  # fmt: skip
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None and self._connection is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.join()
+        self._process = self._connection = None
+
+    def _ask(self, encoded: Sequence[Encoded]) -> Sequence[bool]:
+        connection = self._connection or self._start()
+        try:
+            connection.send([np.asarray(one) for one in encoded])
+        except OSError:  # the process is gone
+            raise self._died(connection) from None
+        answer: Sequence[bool] = self._answer(connection, self._limit_s + len(encoded))
+        return answer
+
+    def _start(self) -> Connection[Any, Any]:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["__main__", __name__])
+        self._connection, other_end = context.Pipe()
+        self._process = context.Process(target=_work, args=(other_end, self._make_decoder), daemon=True)
+        self._process.start()
+        other_end.close()
+        try:
+            self._answer(self._connection, _START_LIMIT_S)
+        except _DiedError as death:
+            raise UserError(f"The decoder's process does not start: it {death}. Is memory short?") from None
+        return self._connection
+
+    def _answer(self, connection: Connection[Any, Any], limit_s: float) -> Any:
+        if not wait([connection], limit_s):
+            self._deaths += 1
+            self.close()
+            raise _DiedError(f"kept the decoder busy for more than {limit_s:.0f} s")
+        try:
+            answer = connection.recv()
+        except (EOFError, OSError):
+            raise self._died(connection) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _died(self, connection: Connection[Any, Any]) -> _DiedError:
+        assert self._process is not None
+        self._process.join()
+        code = self._process.exitcode or 0
+        self._deaths += 1
+        self.close()
+        if code >= 0:
+            return _DiedError(f"ended the decoder's process with exit code {code}")
+        memory = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
+        return _DiedError(f"killed the decoder's process ({signal.Signals(-code).name}{memory})")
+
+
+class _DiedError(Exception):
+    """A decoder's process ended or hung; the message completes "the image ..."."""
+
+
+def _work(connection: Connection[Any, Any], make_decoder: Callable[[], Decoder]) -> None:
+    """Answer requests until the parent leaves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        decoder = make_decoder()
+        connection.send(None)
+        # What the decoders' libraries print of odd files goes nowhere: the answer tells of those that cannot be used.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        while True:
+            connection.send(decoder(connection.recv()))
+    except (EOFError, OSError):
+        return
+    except Exception as error:  # a defect of ours
+        connection.send(error)

@@ -1,0 +1,119 @@
+"""The fast path for CPUs: DALI has read and decoded; a Numba kernel makes the views, in threads of its own."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.arrays import FloatArray
+from pipelines.render.kernels import make_views
+from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation, ColourConfig
+from pipelines.views.draws import Draw
+from pipelines.views.plan import Plan
+
+Image = npt.NDArray[np.uint8]
+
+_COLOUR = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
+_RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
+_REACH_PX = 2**24
+"""Largest coordinate at which float32 resolves one pixel."""
+
+
+def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
+    """Inverse matrices as the kernel takes them, (..., 6).
+
+    Args:
+        decoded_to_view_px: (..., 2, 3) from source to view, corner-based in both.
+
+    Raises:
+        UserError: a view shows next to nothing of its source, or is out of all bounds.
+    """
+    try:
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            linear = np.linalg.inv(decoded_to_view_px[..., :2].astype(np.float64))
+            offset = -np.einsum("...ij,...j->...i", linear, decoded_to_view_px[..., 2])
+            # Corner-based to centre-based: half a pixel in the view; in the source it cancels against the border of one
+            # pixel, which leaves the other half.
+            offset += linear.sum(axis=-1) / 2 + 0.5
+        inverse = np.concatenate([linear, offset[..., None]], axis=-1)
+        bounded = bool((np.abs(inverse) < _REACH_PX).all())
+    except np.linalg.LinAlgError:  # one is singular
+        bounded = False
+    if not bounded:  # with a NaN the kernel would read anywhere in memory
+        raise UserError(
+            f"a view reaches further than {_REACH_PX} pixels from its image, or is a single point: "
+            "geometry.scale, data.box_margin or a box is out of all bounds; choose others"
+        )
+    return inverse.reshape(*inverse.shape[:-2], 6).astype(np.float32)
+
+
+def linear_map(draw: FloatArray) -> FloatArray:
+    """Affine colour map (3, 4) of the linear jitter of one row of draws, as DALI's `fn.hsv` has it."""
+    angle = math.radians((draw[Draw.HUE] - 1) * LINEAR_HUE_DEG)
+    cos, sin = draw[Draw.SATURATION] * math.cos(angle), draw[Draw.SATURATION] * math.sin(angle)
+    turn = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])
+    scaled = np.linalg.inv(_RGB_TO_YIQ) @ turn @ _RGB_TO_YIQ * draw[Draw.VALUE_SCALE]
+    return np.column_stack([scaled, np.full(3, draw[Draw.VALUE_SHIFT])]).astype(np.float32)
+
+
+def start_views(
+    pool: ThreadPoolExecutor,
+    threads: int,
+    images: Any,
+    plan: Plan,
+    augmentation: Augmentation,
+    outs: list[Image],
+) -> list[Future[None]]:
+    """Start to make all V views of N decoded images.
+
+    Args:
+        pool: runs the kernel.
+        threads: how many of its threads share the work.
+        images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes that the plan says.
+        plan: their views.
+        augmentation: side of a view, what fills the outside, and which jitter.
+        outs: per view (N, S, S, 3), contiguous, written to.
+
+    Returns:
+        What to wait for, before the views are read and before `images` may go.
+    """
+    geometry, colour = augmentation.geometry, augmentation.colour
+    draws = [view.draws for view in plan.views]
+    arguments = (
+        np.array([image.data_ptr() for image in images], np.int64),
+        plan.shape_px,
+        np.stack([view.halvings for view in plan.views]),
+        view_to_source(np.stack([view.decoded_to_view_px for view in plan.views])),
+        colour.jitter == "hsv",
+        np.ascontiguousarray(np.stack(draws)[:, :, _COLOUR]),
+        0 if geometry.fill == "edge" else geometry.fill,
+        geometry.fill == "edge",
+        geometry.side_px,
+        np.array([out.ctypes.data for out in outs], np.int64),
+    )
+    return [
+        pool.submit(_make_share, arguments, first, threads, images, colour, draws, outs) for first in range(threads)
+    ]
+
+
+def _make_share(
+    arguments: tuple[Any, ...],
+    first: int,
+    threads: int,
+    images: Any,
+    colour: ColourConfig,
+    draws: list[FloatArray],
+    outs: list[Image],
+) -> None:
+    """One thread's share of the views; holds `images`, whose memory the arguments point to, until it is done."""
+    make_views(*(*arguments, first, threads))
+    if colour.jitter == "linear":
+        for view_draws, out in zip(draws, outs, strict=True):
+            for row in range(first, len(images), threads):
+                cv2.transform(out[row], linear_map(view_draws[row]), dst=out[row])

@@ -1,0 +1,203 @@
+"""The DALI graphs: encoded bytes and the plan of their views -> pixels.
+
+`view_pipeline` runs every node, on a CPU or on a GPU; `decode_pipeline` stops at the decoded image and leaves the
+pixels to `pipelines.render.fast_cpu`. Nothing in either graph is random, and neither computes a matrix: the plan comes
+in as tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import nvidia.dali.types as types
+from nvidia.dali import Pipeline, fn
+
+from pipelines.arrays import FloatArray, IntArray
+from pipelines.render.colour import jitter
+from pipelines.render.request import Request
+from pipelines.views.augmentation import Augmentation
+from pipelines.views.plan import MAX_HALVINGS
+
+Node = Any  # DALI's DataNode carries no types
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """What shapes the graph.
+
+    Attributes:
+        device: where the pixels are decoded and warped.
+        device_id: the GPU, or None on a CPU-only machine.
+        batch: largest number of samples in one request.
+        threads: DALI's CPU threads.
+        prefetch: requests under way at once.
+        views: views per sample.
+        hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
+        regions: decode only the regions that a plan names; else it names whole images only.
+        decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
+    """
+
+    device: Literal["cpu", "gpu"]
+    device_id: int | None
+    batch: int
+    threads: int
+    prefetch: int
+    views: int
+    hw_decoder_load: float = 0.65
+    regions: bool = False
+    decoder_memory: Literal["auto", "off"] = "off"
+
+
+def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callable[[], Request]) -> Pipeline:
+    """Decode once, make every view, without the further augmentations of its appearance.
+
+    Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
+    the CPU.
+    """
+    geometry, colour = augmentation.geometry, augmentation.colour
+    pads = geometry.antialias and geometry.fill != "edge"
+    inputs = ["matrix", "source_to_view_px", "decoded_to_view_px"]  # of each view; DALI warns of those without use
+    if colour.jitter != "none":
+        inputs.append("draws")
+    if geometry.antialias:
+        inputs.append("sizes_px")
+    shared = ["padded_px"] * pads + ["start_px", "shape_px"] * config.regions
+
+    def source() -> tuple[Any, ...]:
+        request = feed()
+        plan = request.plan
+        padded_px = plan.shape_px
+        if pads:
+            padded_px = _padded_sizes_px(plan.shape_px, np.max([view.halvings for view in plan.views], axis=0))
+        tables = [
+            _halving_sizes_px(padded_px, view.halvings) if name == "sizes_px" else getattr(view, name)
+            for view in plan.views
+            for name in inputs
+        ]
+        others = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
+        return (request.encoded, *tables, *(others[name].astype(np.int32) for name in shared))
+
+    kinds = [(types.UINT8, 1)]
+    kinds += [(types.FLOAT, 1 if name == "draws" else 2) for name in inputs] * config.views
+    kinds += [(types.INT32, 1) for _ in shared]
+    pipeline = _empty_pipeline(config)
+    with pipeline:
+        encoded, *fed = _external(source, kinds)
+        of_views, of_image = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
+        image = decode(encoded, config, of_image[pads:])
+        if pads:
+            # An odd last row or column is halved together with the fill beyond it.
+            image = fn.pad(image, axes=[0, 1], shape=of_image[0], fill_value=geometry.fill)
+        outputs = []
+        for first in range(0, len(of_views), len(inputs)):
+            view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
+            halved = image
+            for level in range(MAX_HALVINGS if geometry.antialias else 0):
+                # Halving by bilinear sampling in the middle of four pixels is their mean.
+                halved = fn.resize(
+                    halved,
+                    size=view["sizes_px"][level],
+                    roi_start=[0.0, 0.0],
+                    roi_end=view["sizes_px"][MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
+                    interp_type=types.INTERP_LINEAR,
+                    antialias=False,
+                )
+            warped = fn.warp_affine(
+                halved,
+                matrix=view["decoded_to_view_px"],
+                inverse_map=False,
+                size=[geometry.side_px, geometry.side_px],
+                interp_type=types.INTERP_LINEAR,
+                fill_value=None if geometry.fill == "edge" else geometry.fill,
+                dtype=types.FLOAT,
+            )
+            made = fn.cast(jitter(warped, colour, view.get("draws")), dtype=types.UINT8)
+            outputs += [made, view["matrix"], view["source_to_view_px"]]
+        pipeline.set_outputs(*outputs)
+    pipeline.build()
+    return pipeline
+
+
+def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipeline:
+    """Decode only. Output: image, or its region, (H, W, 3) uint8 on the CPU."""
+
+    def source() -> tuple[Any, ...]:
+        request = feed()
+        region = (request.plan.start_px, request.plan.shape_px) if config.regions else ()
+        return (request.encoded, *(array.astype(np.int32) for array in region))
+
+    pipeline = _empty_pipeline(config)
+    with pipeline:
+        encoded, *region = _external(source, [(types.UINT8, 1)] + [(types.INT32, 1)] * (2 if config.regions else 0))
+        pipeline.set_outputs(decode(encoded, config, region))
+    pipeline.build()
+    return pipeline
+
+
+def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> Node:
+    """Node of the decoded RGB image (H, W, 3) uint8, as it is stored: not turned, whatever Exif says.
+
+    Args:
+        encoded: node of the files.
+        config: where to decode.
+        region: nodes of start and shape, (2,) int32 each: row and column of stored pixels; none: all of the image.
+    """
+    options = {
+        "device": "mixed" if config.device == "gpu" else "cpu",
+        "output_type": types.RGB,
+        "hw_decoder_load": config.hw_decoder_load,
+        "adjust_orientation": False,
+        "jpeg_fancy_upsampling": True,  # as the CPU's decoder does always, so that both see the same colours
+    }
+    if not region:
+        return fn.decoders.image(encoded, **options)
+    start, shape = region
+    return fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **options)
+
+
+def _empty_pipeline(config: GraphConfig) -> Pipeline:
+    return Pipeline(
+        batch_size=config.batch,
+        num_threads=config.threads,
+        device_id=config.device_id,
+        prefetch_queue_depth=config.prefetch,
+    )
+
+
+def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, int]]) -> Sequence[Node]:
+    """Nodes of what `source` gives: one for each (type, dimensions)."""
+    nodes: Sequence[Node] = fn.external_source(
+        source=source,
+        num_outputs=len(kinds),
+        dtype=[kind for kind, _ in kinds],
+        ndim=[dimensions for _, dimensions in kinds],
+        batch=True,
+        no_copy=True,
+    )
+    return nodes
+
+
+def _padded_sizes_px(sizes_px: IntArray, halvings: IntArray) -> IntArray:
+    """Heights and widths (N, 2) rounded up, so that they can be halved that often (N,) without a remainder."""
+    block_px = 2 ** halvings[:, None]
+    return -(-sizes_px // block_px) * block_px
+
+
+def _halving_sizes_px(sizes_px: IntArray, halvings: IntArray) -> FloatArray:
+    """What each of the graph's halvings makes of N images: (N, 2 MAX_HALVINGS, 2) heights and widths.
+
+    First the size after each, then twice that size: what goes into it. A halving that an image does not need takes all
+    of it and keeps its size.
+    """
+    after, taken = [], []
+    size = sizes_px
+    for level in range(MAX_HALVINGS):
+        needed = (halvings > level)[:, None]
+        half = -(-size // 2)
+        taken.append(np.where(needed, 2 * half, size))
+        size = np.where(needed, half, size)
+        after.append(size)
+    return np.stack([*after, *taken], axis=1).astype(np.float32)

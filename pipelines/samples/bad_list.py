@@ -1,0 +1,89 @@
+"""The list of bad files that `check-data` writes and that `data.bad_list` leaves out.
+
+JSON Lines: first {"checked": samples, "bad": files}, then one {"path": ..., "reason": ...} for each file, paths as the
+index has them. The first line tells a whole list from a torn one.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from errors import UserError
+from parsing import parse_json, regular
+from pipelines.arrays import IntArray
+from pipelines.samples.index import Index
+from writing import write_text
+
+
+def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> None:
+    """Write paths and reasons, whole or not at all.
+
+    Raises:
+        NotWritten: there is no room, or no right to write.
+    """
+    rows = [{"checked": checked, "bad": len(reasons)}]
+    lines = [json.dumps(row) for row in [*rows, *({"path": path, "reason": why} for path, why in reasons.items())]]
+    write_text(file, "\n".join(lines) + "\n")
+
+
+def rows_not_listed(index: Index, file: Path) -> IntArray:
+    """Rows of an index whose files are not on the list, ascending: (M,) int64.
+
+    Raises:
+        UserError: the list is missing or torn, or names a file that the index has not, or leaves nothing.
+    """
+    listed = _read_paths(file)
+    bad = _rows_of_store(index, listed, file) if index.store is not None else _rows_of_paths(index, listed, file)
+    left = np.setdiff1d(np.arange(len(index)), bad)
+    if not len(left):
+        raise UserError(f"{file}: names all {len(index)} images of {index.root}. Check the data again.")
+    return left
+
+
+def _read_paths(file: Path) -> list[str]:
+    try:
+        rows = [parse_json(line) for line in regular(file).read_text(encoding="utf-8").splitlines()]
+        paths = [row["path"] for row in rows[1:]]
+        expected = rows[0]["bad"]
+        if not all(isinstance(path, str) for path in paths) or not isinstance(expected, int):
+            raise TypeError
+    except OSError as error:
+        raise UserError(
+            f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."
+        ) from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{file}: torn, or no list of bad files. Make it again with 'check-data'.") from error
+    if len(paths) != expected:
+        raise UserError(f"{file}: torn, {len(paths)} files of {expected}. Make it again with 'check-data'.")
+    return paths
+
+
+def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
+    """All rows of the listed files; a file may hold several hands, a row each."""
+    wanted = set(listed)
+    missing = wanted.difference(index.paths)
+    if missing:
+        raise _unknown(index, min(missing), file)
+    return np.array([row for row, path in enumerate(index.paths) if path in wanted], np.int64)
+
+
+def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
+    """The same of shards, whose names ascend and are too many to be read."""
+    rows = []
+    for path in listed:
+        row = bisect_left(index.paths, path)
+        if row == len(index) or index.paths[row] != path:
+            raise _unknown(index, path, file)
+        rows.append(row)
+    return np.array(rows, np.int64)
+
+
+def _unknown(index: Index, path: str, file: Path) -> UserError:
+    return UserError(
+        f"{file}: {index.root} has no {path!r}: the list is of other data. Make it again with 'check-data'."
+    )

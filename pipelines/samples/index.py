@@ -1,0 +1,323 @@
+"""The table of samples: where the bytes are, where the hand is, what is known about it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.files.image_file import MAX_FILE_BYTES
+
+WHOLE_IMAGE = (0.0, 0.0, 0.0)
+"""The box of an image of which only the decoder will know the size: a square around all of it."""
+
+
+class Store(Protocol):
+    """Where the bytes of the samples are, if not in files of their own."""
+
+    def read(self, sample: int) -> bytes:
+        """The sample's whole file, by any thread.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Samples that lie together, so that a shuffle may keep near ones near.
+
+    Attributes:
+        first: (B + 1,) int64, rows where each block begins, and where the last ends.
+        window: blocks that are shuffled together.
+    """
+
+    first: npt.NDArray[np.int64]
+    window: int
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """One of several sources in an index: `count` rows after those of the sources before it.
+
+    Attributes:
+        name: as messages call it.
+        count: samples.
+        weight: its share of a batch is this over the sum of all.
+        blocks: of its rows, counted from its first; None if it is shuffled as a whole.
+    """
+
+    name: str
+    count: int
+    weight: float
+    blocks: Blocks | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a source knows about its N samples, before a pixel is read.
+
+    Attributes:
+        name: the source, as messages call it.
+        root: folder that `paths` are relative to.
+        paths: (N,) file names; of a store, what its samples are called.
+        box_px: (N, 3) float32, centre x, centre y and side of the square around the hand, in pixels of the image as
+            decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
+            means the square around the whole image.
+        keypoints_px: (N, 21, 2) float32 in the same frame, or None; the wrist, then thumb, index, middle, ring and
+            little finger, each from the palm outward (FreiHAND's order). Pictures show them; pre-training never reads
+            them. A keypoint that is not known is NaN.
+        mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
+            hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
+            augmentation, so keypoints are carried through it and the loss does not undo it. Everything here, boxes,
+            keypoints and targets, speaks of the file's image, before the mirror.
+        group: (N,) int64 or None; samples of the same pose or moment share a number, so that subsets keep them
+            together. None: each sample is its own group.
+        targets: further float32 arrays with N rows, by name; a source has those that its dataset knows:
+
+            - "K" (N, 3, 3), the camera matrix: from the camera's frame to pixels of the image as decoded,
+              corner-based. `source_to_view_px` times K projects into a view, mirrored or not.
+            - "xyz_m" (N, 21, 3), keypoints in metres, in `keypoints_px`'s order, in the camera's frame: x right,
+              y down, z forward, so K xyz divided by depth is `keypoints_px`. NaN where a keypoint is not known.
+            - "scale_m" (N,), metres, length of the bone that scale-normalised poses take as 1 (FreiHAND: the middle
+              finger's first phalanx, keypoints 9 and 10).
+            - "xyz_px" (N, 21, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
+              perspective), so a pose up to scale and shift.
+
+        sources: what a joined index is made of, in the order of its rows; empty for a single source.
+        store: reads the samples; None where each is a file at `paths`.
+        blocks: which rows lie together, where a shuffle is to respect it. Of a joined index, see `sources`.
+    """
+
+    name: str
+    root: Path
+    paths: Sequence[str]
+    box_px: npt.NDArray[np.float32]
+    keypoints_px: npt.NDArray[np.float32] | None = None
+    mirror: npt.NDArray[np.bool_] | None = None
+    group: npt.NDArray[np.int64] | None = None
+    targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    sources: tuple[SourceRows, ...] = ()
+    store: Store | None = None
+    blocks: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.paths)
+        arrays = {
+            "box_px": self.box_px,
+            "keypoints_px": self.keypoints_px,
+            "mirror": self.mirror,
+            "group": self.group,
+            **self.targets,
+        }
+        for name, array in arrays.items():
+            if array is not None and len(array) != count:
+                raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of each source."""
+        return [source.count for source in self.sources] or [len(self)]
+
+    def select(self, rows: npt.NDArray[np.int64]) -> Index:
+        """The index of some of the samples of one source, in the order of `rows`."""
+        if self.sources:
+            raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
+        return replace(
+            self,
+            paths=[self.paths[row] for row in rows.tolist()]
+            if self.store is None
+            else NamesOnDemand(len(rows), lambda row: self.paths[int(rows[row])]),
+            box_px=self.box_px[rows],
+            keypoints_px=None if self.keypoints_px is None else self.keypoints_px[rows],
+            mirror=None if self.mirror is None else self.mirror[rows],
+            group=None if self.group is None else self.group[rows],
+            targets={name: array[rows] for name, array in self.targets.items()},
+            store=None if self.store is None else _SelectedStore(self.store, rows),
+            blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
+        )
+
+    def path(self, sample: int) -> Path:
+        """Full path of one sample."""
+        return self.root / self.paths[sample]
+
+    def read(self, sample: int) -> bytes:
+        """The bytes of one sample's file, by any thread.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if self.store is not None:
+            return self.store.read(sample)
+        return read_file(f"{self.root}/{self.paths[sample]}")
+
+
+def read_file(path: str) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it cannot be read, is no file but a pipe or the like, which might never end, or is absurdly large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:  # a file object of a folder's descriptor would raise without closing it
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("not a regular file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise OSError(f"{found.st_size >> 20} MiB; up to {MAX_FILE_BYTES >> 20} are read")
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
+    """One index of several: the rows of the first, then those of the second, and so on.
+
+    Keypoints are NaN where a source has none. Targets are those that all have.
+
+    Args:
+        indices: of the sources, at least one.
+        weights: of each source in a batch.
+    """
+    if len(indices) == 1:
+        return indices[0]
+    roots = [os.path.abspath(index.root) for index in indices]  # noqa: PTH100  links stay as they are
+    common = os.path.commonpath(roots)
+    folders = [os.path.relpath(root, common) for root in roots]
+    stored = any(index.store is not None for index in indices)
+    return Index(
+        name=" + ".join(index.name for index in indices),
+        root=Path(common),
+        paths=_joined_names(folders, indices)
+        if stored
+        else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
+        box_px=np.concatenate([index.box_px for index in indices]),
+        keypoints_px=_join_keypoints(indices),
+        mirror=_join_mirrors(indices),
+        group=_join_groups(indices),
+        targets={
+            name: np.concatenate([index.targets[name] for index in indices])
+            for name in indices[0].targets
+            if all(name in index.targets for index in indices)
+        },
+        sources=tuple(
+            SourceRows(index.name, len(index), weight, index.blocks)
+            for index, weight in zip(indices, weights, strict=True)
+        ),
+        store=_JoinedStore(indices) if stored else None,
+    )
+
+
+class _SelectedStore:
+    """Some of the samples of a store."""
+
+    def __init__(self, store: Store, rows: npt.NDArray[np.int64]) -> None:
+        self._store, self._rows = store, rows
+
+    def read(self, sample: int) -> bytes:
+        """The sample's whole file."""
+        return self._store.read(int(self._rows[sample]))
+
+
+class NamesOnDemand(Sequence[str]):
+    """The names of a store's samples; made when asked for, since each may be a read of the disk.
+
+    Args:
+        count: how many.
+        name: of a sample, given its row.
+    """
+
+    def __init__(self, count: int, name: Callable[[int], str]) -> None:
+        self._rows, self._name = range(count), name
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._name(one) for one in self._rows[row]]
+        return self._name(self._rows[row])
+
+
+class _JoinedStore:
+    """Reads each sample through the index that it comes from."""
+
+    def __init__(self, indices: Sequence[Index]) -> None:
+        self._indices, self._first = indices, _first_rows(indices)
+
+    def read(self, sample: int) -> bytes:
+        """The sample's whole file."""
+        number = bisect_right(self._first, sample) - 1
+        return self._indices[number].read(sample - self._first[number])
+
+
+def _joined_names(folders: Sequence[str], indices: Sequence[Index]) -> NamesOnDemand:
+    """The names of several indices, each in a folder of its own."""
+    first = _first_rows(indices)
+
+    def name(row: int) -> str:
+        number = bisect_right(first, row) - 1
+        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
+
+    return NamesOnDemand(first[-1], name)
+
+
+def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
+    """The blocks of some of the rows, ascending."""
+    if (np.diff(rows) <= 0).any():
+        raise ValueError("rows of blocks are selected in ascending order")
+    return Blocks(np.searchsorted(rows, blocks.first).astype(np.int64), blocks.window)
+
+
+def _first_rows(indices: Sequence[Index]) -> list[int]:
+    """Where the rows of each begin, and where the last ends."""
+    return [0, *accumulate(len(index) for index in indices)]
+
+
+def _join_keypoints(indices: Sequence[Index]) -> npt.NDArray[np.float32] | None:
+    known = next((index.keypoints_px for index in indices if index.keypoints_px is not None), None)
+    if known is None:
+        return None
+    return np.concatenate([
+        np.full((len(index), *known.shape[1:]), np.nan, np.float32) if index.keypoints_px is None
+        else index.keypoints_px
+        for index in indices
+    ])  # fmt: skip
+
+
+def _join_mirrors(indices: Sequence[Index]) -> npt.NDArray[np.bool_] | None:
+    if all(index.mirror is None for index in indices):
+        return None
+    return np.concatenate(
+        [np.zeros(len(index), np.bool_) if index.mirror is None else index.mirror for index in indices]
+    )
+
+
+def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
+    """Groups of different sources never meet."""
+    if all(index.group is None for index in indices):
+        return None
+    groups, first = [], 0
+    for index in indices:
+        group = np.arange(len(index)) if index.group is None else np.unique(index.group, return_inverse=True)[1]
+        groups.append(group + first)
+        first += int(group.max(initial=-1)) + 1
+    return np.concatenate(groups)

@@ -1,0 +1,293 @@
+"""Which sample stands at which place of an epoch, and which positions of the run a rank loads.
+
+A position counts from the beginning of the run, a place from the beginning of its epoch.
+
+Everything here is a pure function of its arguments, so a resume at any step, on any number of ranks, continues the
+same run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from errors import UserError
+from pipelines.arrays import IntArray
+from pipelines.randomness import Stream, philox
+from pipelines.samples.index import Blocks, Index
+
+
+class Order(Protocol):
+    """Which sample stands where."""
+
+    length: int
+    """Places in an epoch."""
+
+    seed: int
+    """The run's."""
+
+    def samples(self, epoch: int, places: IntArray) -> IntArray:
+        """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
+
+    def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
+        """Rows that stand in, in this order, for a bad sample at a place: (attempts,) int64."""
+
+
+def build_order(index: Index, *, batch: int, seed: int) -> Order:
+    """The order of a run over an index, of one source or of several.
+
+    An epoch is as many whole batches as all the images fill.
+
+    Args:
+        index: at least `batch` samples.
+        batch: samples in a step.
+        seed: the run's seed.
+
+    Raises:
+        UserError: a source's weight gives it no row of a batch.
+    """
+    length = len(index) // batch * batch
+    if len(index.sources) < 2:
+        return EpochOrder(len(index), length, seed=seed, blocks=index.blocks)
+    rows = rows_per_batch([source.weight for source in index.sources], batch)
+    for number, (source, count) in enumerate(zip(index.sources, rows, strict=True)):
+        if count == 0:
+            raise UserError(
+                f"data.{number}.weight = {source.weight:g} gives {source.name} no row of a batch of {batch}: "
+                f"raise the weight or the batch, or leave this source out"
+            )
+    blocks = [source.blocks for source in index.sources]
+    return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed, blocks=blocks)
+
+
+class EpochOrder:
+    """Every epoch a new shuffle of the same `count` samples; an epoch visits the first `length` of it.
+
+    Args:
+        count: samples in the index.
+        length: places in an epoch, at most `count`; the rest of the shuffle sits this epoch out.
+        seed: the run's seed.
+        shuffle: False keeps the index's order, for evaluation.
+        blocks: shuffle within windows of them only.
+    """
+
+    def __init__(
+        self, count: int, length: int, *, seed: int, shuffle: bool = True, blocks: Blocks | None = None
+    ) -> None:
+        if not 0 < length <= count:
+            raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
+        self.count, self.length, self.seed = count, length, seed
+        self._shuffle, self._blocks = shuffle, blocks
+        self._permutations: dict[int, IntArray] = {}
+        self._lock = threading.Lock()  # the loader's readers ask at the same time
+
+    def samples(self, epoch: int, places: IntArray) -> IntArray:
+        """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
+        with self._lock:
+            if epoch not in self._permutations:
+                # Batches cross from one epoch into the next and never go back further.
+                self._permutations = {e: p for e, p in self._permutations.items() if e == epoch - 1}
+                self._permutations[epoch] = self._permutation(epoch)
+            permutation = self._permutations[epoch]
+        return permutation[places]
+
+    def _permutation(self, epoch: int) -> IntArray:
+        if not self._shuffle:
+            return np.arange(self.count, dtype=np.int64)
+        return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
+
+    def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
+        """Rows that stand in, in this order, for a bad sample at a place: (attempts,) int64."""
+        return _substitutes(self.seed, epoch, place, self.count, attempts)
+
+
+class MixtureOrder:
+    """Several sources, each with a fixed number of rows of every batch and passed through in laps of its own.
+
+    A lap is one pass over a source in a new shuffle. Laps cross the borders of batches and epochs, so a small source
+    makes many laps in an epoch, and a large one may not end its first. The rows of a source are spread evenly over a
+    batch, so that its micro-batches hold about the same shares.
+
+    Args:
+        counts: samples of each source, one after the other in the index.
+        rows: of each source in every batch, all positive.
+        length: places in an epoch, whole batches.
+        seed: the run's seed.
+        blocks: of each source, see `EpochOrder`; empty for none.
+    """
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        rows: Sequence[int],
+        length: int,
+        *,
+        seed: int,
+        blocks: Sequence[Blocks | None] = (),
+    ) -> None:
+        self._batch = sum(rows)
+        if length <= 0 or length % self._batch:
+            raise ValueError(f"an epoch of {length} places is not one of whole batches of {self._batch}")
+        self.length, self.seed = length, seed
+        self._first = np.cumsum([0, *counts])
+        self._rows = np.array(rows, np.int64)
+        self._source = spread(rows)
+        self._rank = np.empty(self._batch, np.int64)  # which of its source's rows stands at a row of the batch
+        for source, count in enumerate(rows):
+            self._rank[self._source == source] = np.arange(count)
+        self._laps = [
+            _Laps(count, own, seed=seed, source=source, blocks=blocks[source] if blocks else None)
+            for source, (count, own) in enumerate(zip(counts, rows, strict=True))
+        ]
+
+    def samples(self, epoch: int, places: IntArray) -> IntArray:
+        """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
+        step, row = np.divmod(epoch * self.length + places, self._batch)
+        sources = self._source[row]
+        before = step * self._rows[sources] + self._rank[row]  # how many of the same source came before
+        samples = np.empty_like(places)
+        for source in np.unique(sources).tolist():
+            here = sources == source
+            samples[here] = self._first[source] + self._laps[source].samples(before[here])
+        return samples
+
+    def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
+        """Rows of the same source that stand in, in this order, for a bad sample at a place: (attempts,) int64."""
+        source = self._source[(epoch * self.length + place) % self._batch]
+        first, end = (int(edge) for edge in self._first[source : source + 2])
+        return _substitutes(self.seed, epoch, place, end - first, attempts) + first
+
+
+class _Laps:
+    """The laps of one source, as one endless order.
+
+    Args:
+        count: samples of the source.
+        apart: rows of the source in a batch. Where it has three times as many samples, a lap does not begin with any
+            of the last `apart` samples of the lap before: a picture that stood twice in a batch would be its own
+            negative.
+        seed: the run's seed.
+        source: number of the source.
+        blocks: of the source.
+    """
+
+    def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
+        self._count, self._apart = count, apart if count >= 3 * apart else 0
+        self._seed, self._source, self._blocks = seed, source, blocks
+        self._kept: dict[int, IntArray] = {}
+        self._lock = threading.Lock()  # the loader's readers ask at the same time
+
+    def samples(self, numbers: IntArray) -> IntArray:
+        """What comes after `numbers` (N,) others of this source: (N,) int64 in [0, count)."""
+        laps, places = np.divmod(numbers, self._count)
+        samples = np.empty_like(numbers)
+        for lap in np.unique(laps).tolist():
+            here = laps == lap
+            samples[here] = self._lap(lap)[places[here]]
+        return samples
+
+    def _lap(self, lap: int) -> IntArray:
+        with self._lock:
+            if lap not in self._kept:
+                self._kept = {number: order for number, order in self._kept.items() if number == lap - 1}
+                self._kept[lap] = self._made(lap)
+            return self._kept[lap]
+
+    def _made(self, lap: int) -> IntArray:
+        order = self._shuffled(lap)
+        if lap and self._apart:
+            # The end of a lap is never changed here, so this needs the lap before as it was shuffled, and no other.
+            just_seen = np.zeros(self._count, bool)
+            just_seen[self._shuffled(lap - 1)[-self._apart :]] = True
+            early = np.flatnonzero(just_seen[order[: self._apart]])
+            later = self._apart + np.flatnonzero(~just_seen[order[self._apart : -self._apart]])[: len(early)]
+            order[early], order[later] = order[later], order[early]
+        return order
+
+    def _shuffled(self, lap: int) -> IntArray:
+        bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
+        return _shuffled(bits, self._count, self._blocks)
+
+
+def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
+    """How many of `batch` rows each weight is worth: whole shares, then one more for the largest remainders.
+
+    The same for every batch. Where the weights do not divide the batch, a source's share is off by less than one row.
+    """
+    shares = np.array(weights, np.float64) * (batch / sum(weights))
+    rows = np.floor(shares + 1e-9).astype(np.int64)  # a share that rounding has left just below a whole number is one
+    most_left = np.argsort(rows - shares, kind="stable")
+    rows[most_left[: batch - rows.sum()]] += 1
+    return [int(count) for count in rows]
+
+
+def spread(rows: Sequence[int]) -> IntArray:
+    """Which source stands at each row of a batch, each evenly from beginning to end: (sum(rows),) int64."""
+    at = np.concatenate([(np.arange(count) + 0.5) / count for count in rows])
+    return np.repeat(np.arange(len(rows)), rows)[np.argsort(at, kind="stable")]
+
+
+def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntArray:
+    """All of `count` rows: (count,) int64; with blocks, these in random order and the rows of a few at a time mixed."""
+    generator = np.random.Generator(bits)
+    if blocks is None:
+        return generator.permutation(count)
+    order = np.empty(count, np.int64)
+    blocks_in_order = generator.permutation(len(blocks.first) - 1)
+    done = 0
+    for start in range(0, len(blocks_in_order), blocks.window):
+        window = blocks_in_order[start : start + blocks.window].tolist()
+        rows = np.concatenate([np.arange(blocks.first[block], blocks.first[block + 1]) for block in window])
+        generator.shuffle(rows)
+        order[done : done + len(rows)] = rows
+        done += len(rows)
+    return order
+
+
+def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -> IntArray:
+    bits = philox(seed, Stream.SUBSTITUTE, epoch=epoch)
+    bits.advance(place * 4096)  # counters set aside for one place: no two share a number
+    return np.random.Generator(bits).integers(count, size=attempts)
+
+
+@dataclass(frozen=True)
+class RankSlice:
+    """The consecutive rows [start, stop) of every global batch of `batch` samples that one rank loads."""
+
+    batch: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def positions(self, step: int) -> IntArray:
+        """Positions in the run's global order that the rank loads at `step`: (len(self),) int64."""
+        first = step * self.batch
+        return np.arange(first + self.start, first + self.stop, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one rank loads, step by step.
+
+    Attributes:
+        order: which sample stands where.
+        rows: the rows of each global batch that the rank loads.
+        first_step: step of the first batch.
+        last_step: the schedule ends before this step; None never ends it.
+    """
+
+    order: Order
+    rows: RankSlice
+    first_step: int = 0
+    last_step: int | None = None
+
+    def steps(self) -> Iterable[int]:
+        """The steps, from the first on."""
+        return itertools.count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)

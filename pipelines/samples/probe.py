@@ -1,0 +1,36 @@
+"""Estimates the size of images from a sample of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
+from pipelines.samples.index import Index
+
+_LOOKED_AT: Final = 32
+
+_CHUNK_BYTES: Final = 2**28
+"""Decoded pixels in a DALI batch, of which a few are under way at once."""
+
+_MOST: Final = 256
+"""Samples in a DALI batch; more are no faster."""
+
+
+def largest_pixels(index: Index) -> int:
+    """Pixels of the largest of a few images, from all over the index; 0 if none of them can be read."""
+    largest = 0
+    for sample in np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist():
+        try:
+            height, width = check_image(index.read(sample)).size_px
+        except (OSError, BadImage):
+            continue
+        largest = max(largest, width * height)
+    return largest
+
+
+def samples_at_once(pixels: int) -> int:
+    """How many images of so many pixels make a DALI batch that fits into memory a few times."""
+    return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))

@@ -1,0 +1,66 @@
+"""MANO's mesh and joints in the keypoints of `Index`.
+
+Romero et al., "Embodied Hands: Modeling and Capturing Hands and Bodies Together", SIGGRAPH Asia 2017. The model's
+licence forbids passing on any part of it, so users bring the regressor themselves.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from parsing import regular
+
+VERTICES: Final = 778
+JOINTS: Final = 16
+
+TIP_VERTICES: Final = (744, 320, 443, 555, 672)
+"""Vertices that stand for the fingertips: thumb, index, middle, ring, little."""
+
+MANO_TO_KEYPOINTS: Final = (0, 13, 14, 15, 16, 1, 2, 3, 17, 4, 5, 6, 18, 10, 11, 12, 19, 7, 8, 9, 20)
+"""Keypoint i of `Index` (wrist, then thumb to little finger from the palm outward) is row MANO_TO_KEYPOINTS[i] of
+MANO's 16 joints (wrist, then index, middle, little, ring, thumb) followed by the five tips (thumb to little)."""
+
+
+def read_regressor(file: Path) -> npt.NDArray[np.float64]:
+    """The (16, 778) matrix that takes MANO's vertices to its joints.
+
+    Args:
+        file: .npy with the matrix, or .npz with it as "J_regressor" or as the only array.
+
+    Raises:
+        UserError: there is no such matrix in the file.
+    """
+    expected = f"expected a {JOINTS} x {VERTICES} matrix of numbers, MANO's joint regressor, as .npy or .npz"
+    try:
+        with regular(file).open("rb") as content:
+            stored = np.load(content, allow_pickle=False)
+            if isinstance(stored, np.ndarray):
+                matrix = stored
+            else:
+                name = "J_regressor" if "J_regressor" in stored.files or len(stored.files) != 1 else stored.files[0]
+                matrix = stored[name]
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; {expected}. Give the path as data.regressor.") from None
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; {expected}. Check the path.") from error
+    except (ValueError, KeyError, EOFError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{file}: not an array of numbers that NumPy wrote; {expected}. Save it again with numpy.save."
+        ) from error
+    if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
+        found = f"{' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}"
+        raise UserError(f"{file}: found {found}; {expected}. Save the right matrix with numpy.save.")
+    return matrix.astype(np.float64)
+
+
+def keypoint_regressor(joint_regressor: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The (21, 778) matrix that takes MANO's vertices to the keypoints of `Index`, fingertips included."""
+    tips = np.zeros((len(TIP_VERTICES), VERTICES))
+    tips[np.arange(len(TIP_VERTICES)), TIP_VERTICES] = 1
+    return np.concatenate([joint_regressor, tips])[list(MANO_TO_KEYPOINTS)]

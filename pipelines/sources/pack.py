@@ -1,0 +1,351 @@
+"""Packs a source into shards: many small files become few large ones, which any storage reads faster."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from parsing import parse_json
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
+from pipelines.samples.index import Index
+from pipelines.sources.shards import (
+    BLOCK_BYTES,
+    FORMAT,
+    INDEX_FILE,
+    INDEX_FOLDER,
+    index_tables,
+    load_shards,
+    table_checksum,
+)
+from writing import write_bytes, write_text
+
+JOB_FILE: Final = "pack.json"
+LEFT_OUT_FILE: Final = "left_out.jsonl"
+SUMS_FILE: Final = "SHA256SUMS"
+_PARTS_FOLDER: Final = "parts"
+_TAR_END: Final = bytes(2 * BLOCK_BYTES)
+_READ_BYTES: Final = 1 << 20
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What `pack` did.
+
+    Attributes:
+        samples: in the shards.
+        shards: tar files.
+        bytes: of all shards.
+        left_out: images that no decoder may see; `left_out.jsonl` names them.
+        already_there: nothing was to be done.
+    """
+
+    samples: int
+    shards: int
+    bytes: int
+    left_out: int
+    already_there: bool
+
+
+def pack(
+    index: Index,
+    out: Path,
+    *,
+    per_shard: int,
+    workers: int,
+    progress: Progress = lambda done, total: None,
+) -> Packed:
+    """Write an index's samples as shards, in its order, each file's bytes as they are.
+
+    A shard is written beside its place, synced, read again from the disk, compared by SHA-256 and then renamed, so a
+    kill at any moment leaves whole shards only, and the same call goes on after them. Files that cannot be read or fail
+    `check_image` are left out.
+
+    Args:
+        index: of one source, boxes without margin.
+        out: a folder that is empty, absent or of the same call.
+        per_shard: samples of a shard.
+        workers: shards that are written at the same time.
+        progress: called with (samples done, samples in all).
+
+    Raises:
+        UserError: `out` holds something else, cannot be written to, or what was written reads back differently.
+    """
+    job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
+    with _one_line_of_disk_errors(out):
+        if _claim(out, job):
+            _require_shards(out)
+            return _summary(out, already_there=True)
+        writer = _Writer(index, out, per_shard)
+        _write_all(writer, workers, progress)
+        _write_index(writer, out)
+    return _summary(out, already_there=False)
+
+
+class _Writer:
+    """Writes single shards; knows what all of them share."""
+
+    def __init__(self, index: Index, out: Path, per_shard: int) -> None:
+        self.index, self.out, self.per_shard = index, out, per_shard
+        self.shards = -(-len(index) // per_shard)
+        self.done = 0  # samples, of this call and of those before
+        self.stop = threading.Event()
+        self._tables = index_tables(index)
+        self._lock = threading.Lock()
+
+    def name(self, number: int) -> str:
+        return f"shard-{number:06d}.tar"
+
+    def part(self, number: int) -> Path:
+        return self.out / _PARTS_FOLDER / f"{number:06d}.npz"
+
+    def rows(self, number: int) -> range:
+        return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
+
+    def is_written(self, number: int) -> bool:
+        """Whether an earlier call has finished a shard, its part being written last, and it is still what it was."""
+        try:
+            with np.load(self.part(number)) as part:
+                packed: str = json.loads(part["notes"].tobytes())["sha256"]
+            return _sha256_on_disk(self.out / self.name(number)) == packed
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return False
+
+    def write(self, number: int) -> None:
+        """One shard and, last, its part of the index."""
+        rows = self.rows(number)
+        if not self.is_written(number):
+            self._write(number, rows)
+        else:
+            self._count(len(rows))
+
+    def _write(self, number: int, rows: range) -> None:
+        target = self.out / self.name(number)
+        beside = target.with_suffix(".part")
+        kept, offsets, sizes, sums, left_out = [], [], [], [], []
+        with beside.open("wb") as file:
+            tar = _HashingFile(file)
+            for row in rows:
+                if self.stop.is_set():
+                    return
+                try:
+                    data = self.index.read(row)
+                    check_image(data)
+                except (OSError, BadImage) as error:
+                    left_out.append({"path": str(self.index.path(row)), "reason": str(error)})
+                else:
+                    kept.append(row)
+                    offsets.append(tar.written + BLOCK_BYTES)
+                    sizes.append(len(data))
+                    sums.append(zlib.crc32(data))
+                    _add_member(tar, f"{row:09d}.{_ending(data)}", data)
+                    _add_member(tar, f"{row:09d}.json", self._description(row))
+                self._count(1)
+            tar.write(_TAR_END)
+            file.flush()
+            os.fsync(file.fileno())
+        if _sha256_on_disk(beside) != tar.hash.hexdigest():
+            raise UserError(f"{beside}: reads back differently from what was written. Check the disk, then pack again.")
+        beside.replace(target)
+        columns = {
+            "row": np.array(kept, np.int64),
+            "offset": np.array(offsets, np.uint64),
+            "size": np.array(sizes, np.uint32),
+            "crc32": np.array(sums, np.uint32),
+        }
+        notes = json.dumps({"sha256": tar.hash.hexdigest(), "left_out": left_out}).encode()
+        self._write_part(number, {**columns, "bytes": np.int64(tar.written), "notes": np.frombuffer(notes, np.uint8)})
+
+    def _write_part(self, number: int, arrays: dict[str, Any]) -> None:
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        write_bytes(self.part(number), buffer.getbuffer())
+
+    def _description(self, row: int) -> bytes:
+        """What is known about a sample, for other readers of the shards: arrays as lists, NaN as null."""
+        known = {name.removeprefix("target."): _plain(table[row].tolist()) for name, table in self._tables.items()}
+        return json.dumps({"path": self.index.paths[row], **known}).encode()
+
+    def _count(self, samples: int) -> None:
+        with self._lock:
+            self.done += samples
+
+
+class _HashingFile:
+    """Counts and hashes what is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.hash.update(data)
+        self.written += len(data)
+
+
+def _add_member(tar: _HashingFile, name: str, data: bytes) -> None:
+    header = tarfile.TarInfo(name)
+    header.size, header.mode = len(data), 0o644  # no time and no owner: equal data gives equal shards
+    tar.write(header.tobuf(tarfile.USTAR_FORMAT))
+    tar.write(data)
+    tar.write(bytes(-len(data) % BLOCK_BYTES))
+
+
+def _ending(data: bytes) -> str:
+    """What the bytes are, of the kinds that `check_image` lets pass."""
+    return {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if value != value else value
+
+
+def _identity(index: Index) -> str:
+    """A hash of what will be packed: names, boxes and labels."""
+    digest = hashlib.sha256()
+    names = iter(index.paths)
+    while block := list(islice(names, 10_000)):
+        digest.update("\n".join(block).encode(errors="surrogateescape"))
+    for name, table in sorted(index_tables(index).items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(table).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _claim(out: Path, job: dict[str, Any]) -> bool:
+    """Take the folder, or find that the work has been done in it already."""
+    file = out / JOB_FILE
+    try:
+        found = parse_json(file.read_bytes()) if file.exists() else None
+        if found is None:
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise UserError(f"{out}: exists and holds no shards of this source. Name a new or an empty folder.")
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(file, json.dumps(job) + "\n")
+    except ValueError as error:
+        raise UserError(f"{file}: torn ({error}). Remove the folder and pack again.") from error
+    except OSError as error:
+        raise UserError(f"{out}: cannot be used ({error.strerror}). Name a folder that can be written to.") from error
+    if found is not None and not isinstance(found, dict):
+        raise UserError(f"{file}: not what 'pack' wrote there. Remove the folder and pack again.")
+    if found is not None and found != job:
+        key = next(key for key in job if found.get(key) != job[key])
+        what = "other files, boxes or labels" if key == "of" else f"{key} {found.get(key)!r}, not {job[key]!r}"
+        raise UserError(f"{out}: holds shards of {what}. Name another folder, or remove this one.")
+    return (out / INDEX_FILE).exists()
+
+
+def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
+    (writer.out / _PARTS_FOLDER).mkdir(exist_ok=True)
+    with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
+        try:
+            work = {pool.submit(writer.write, number) for number in range(writer.shards)}
+            while work:
+                finished, work = wait(work, timeout=0.2, return_when=FIRST_EXCEPTION)
+                for one in finished:
+                    one.result()
+                progress(writer.done, len(writer.index))
+        except BaseException:
+            writer.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _write_index(writer: _Writer, out: Path) -> None:
+    """Join the parts; the index file is written last and makes the shards usable."""
+    columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ("row", "offset", "size", "crc32")}
+    shards, left_out = [], []
+    for number in range(writer.shards):
+        with np.load(writer.part(number)) as part:
+            for name, column in columns.items():
+                column.append(part[name])
+            notes = json.loads(part["notes"].tobytes())
+            left_out += notes["left_out"]
+            shards.append({
+                "file": writer.name(number), "samples": len(part["row"]), "bytes": int(part["bytes"]),
+                "sha256": notes["sha256"],
+            })  # fmt: skip
+    joined = {name: np.concatenate(column) for name, column in columns.items()}
+    rows = joined.pop("row")
+    if not len(rows):
+        raise UserError(f"{writer.index.root}: none of its {len(writer.index)} images can be used ({left_out[0]}).")
+    tables = {**joined, **{name: table[rows] for name, table in index_tables(writer.index).items()}}
+    (out / INDEX_FOLDER).mkdir(exist_ok=True)
+    for name, table in tables.items():
+        buffer = io.BytesIO()
+        np.save(buffer, table)
+        write_bytes(out / INDEX_FOLDER / f"{name}.npy", buffer.getbuffer())
+    write_bytes(out / SUMS_FILE, "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards).encode())
+    if left_out:
+        write_bytes(out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out).encode())
+    content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
+    content["crc32"] = {name: table_checksum(out / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
+    content["left_out"] = len(left_out)
+    write_bytes(out / INDEX_FILE, (json.dumps(content, indent=1) + "\n").encode())
+    shutil.rmtree(out / _PARTS_FOLDER)
+
+
+def _sha256_on_disk(path: Path) -> str:
+    """Hash of what the disk holds: the page cache is asked to forget it first."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _require_shards(out: Path) -> None:
+    """Raise a `UserError` if finished work cannot be used any more."""
+    try:
+        load_shards(out)
+    except UserError as error:
+        raise UserError(f"{error} To pack again, remove {out / INDEX_FILE}: all shards are written anew.") from error
+
+
+def _summary(out: Path, *, already_there: bool) -> Packed:
+    content = json.loads((out / INDEX_FILE).read_bytes())
+    shards = content["shards"]
+    return Packed(
+        samples=sum(shard["samples"] for shard in shards),
+        shards=len(shards),
+        bytes=sum(shard["bytes"] for shard in shards),
+        left_out=content["left_out"],
+        already_there=already_there,
+    )
+
+
+@contextmanager
+def _one_line_of_disk_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "Make room" if error.errno == errno.ENOSPC else "Make it writable"
+        raise UserError(
+            f"{out}: cannot be written to ({error.strerror}). {remedy}, then pack again: it goes on where it stopped."
+        ) from error

@@ -1,0 +1,185 @@
+"""Decides the views of N samples before any of them is decoded: matrices, halvings, and what to decode.
+
+Everything follows from the files' headers, the boxes and the draws. So what warps the pixels, what carries the
+keypoints and what the loss undoes is one draw on every backend, composed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.arrays import BoolArray, FloatArray, IntArray
+from pipelines.files.exif import stored_to_upright_px, upright_size_px
+from pipelines.views.augmentation import GeometryConfig
+from pipelines.views.draws import Draw
+from pipelines.views.regions import find_regions
+
+Matrices = npt.NDArray[np.float64]
+
+HALVE_BELOW: Final = math.sqrt(0.5)
+"""A view that shows the source at less than this size samples a halved source, and so on for each halving."""
+
+MAX_HALVINGS: Final = 6
+"""Largest number of halvings; a view that needs more shows an image of 64 times its side."""
+
+
+@dataclass(frozen=True)
+class ViewPlan:
+    """One view of each of N samples, as it will be made.
+
+    Attributes:
+        draws: (N, len(Draw)) float32, the table of draws.
+        matrix: (N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
+        source_to_view_px: (N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
+        halvings: (N,) int64, how often what is decoded is halved before the warp samples it.
+        decoded_to_view_px: (N, 2, 3) float32, pixels of what is decoded, halved -> view pixels, corner-based.
+    """
+
+    draws: FloatArray
+    matrix: FloatArray
+    source_to_view_px: FloatArray
+    halvings: IntArray
+    decoded_to_view_px: FloatArray
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All views of N samples, and what is decoded for them.
+
+    Attributes:
+        start_px: (N, 2) int64, row and column of the stored image where what is decoded begins.
+        shape_px: (N, 2) int64, height and width of what is decoded.
+        views: the views.
+    """
+
+    start_px: IntArray
+    shape_px: IntArray
+    views: tuple[ViewPlan, ...]
+
+    def only(self, row: int) -> Plan:
+        """The plan of one sample."""
+        one = slice(row, row + 1)
+        views = tuple(ViewPlan(*(getattr(view, field.name)[one] for field in fields(view))) for view in self.views)
+        return Plan(self.start_px[one], self.shape_px[one], views)
+
+
+def plan_views(
+    size_px: IntArray,
+    orientation: IntArray,
+    box_px: FloatArray,
+    draws: Sequence[FloatArray],
+    geometry: GeometryConfig,
+    *,
+    mirror: BoolArray | None = None,
+    croppable: BoolArray | None = None,
+) -> Plan:
+    """Decide the views of N samples.
+
+    Args:
+        size_px: (N, 2) heights and widths of the images as stored.
+        orientation: (N,) Exif's, 1 to 8.
+        box_px: (N, 3) centre x, centre y and side of the canonical box in the upright source; side 0 means the whole
+            image.
+        draws: per view, the (N, len(Draw)) table of draws.
+        geometry: side of the output, and whether to halve what is minified.
+        mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
+            augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
+        croppable: (N,) of which images a region may be decoded where the views reach no more; None: of none.
+    """
+    upright_px = upright_size_px(size_px, orientation)
+    box = np.where(
+        box_px[:, 2:] > 0, box_px, np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
+    )  # (N, 3) float64
+    views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
+    halvings = [
+        count_halvings(size_px, view.shrink) if geometry.antialias else np.zeros(len(box), np.int64) for view in views
+    ]
+    to_upright = stored_to_upright_px(size_px, orientation)
+    stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
+    start_px, shape_px = np.zeros_like(size_px), size_px
+    if croppable is not None and croppable.any():
+        start_px, shape_px = find_regions(
+            size_px, stored_to_view, np.max(halvings, axis=0), geometry.side_px, croppable
+        )
+    plans = (
+        ViewPlan(
+            table,
+            view.matrix.astype(np.float32),
+            view.source_to_view_px.astype(np.float32),
+            halved,
+            _from_decoded(matrix, start_px, halved).astype(np.float32),
+        )
+        for table, view, matrix, halved in zip(draws, views, stored_to_view, halvings, strict=True)
+    )
+    return Plan(start_px, shape_px, tuple(plans))
+
+
+class _Composed(NamedTuple):
+    """Matrices of one view of N samples, (N, 2, 3) float64, and how large it shows the source, (N,)."""
+
+    matrix: Matrices
+    source_to_view_px: Matrices
+    shrink: Matrices
+
+
+def _compose(box: Matrices, table: Matrices, side_px: int, mirror: BoolArray | None) -> _Composed:
+    """Matrices of one view, from boxes (N, 3) that have a side."""
+    angle, magnification = np.deg2rad(table[:, Draw.ANGLE_DEG]), table[:, Draw.MAGNIFICATION]
+    matrix = np.empty((len(box), 2, 3))
+    matrix[:, 0, 0] = matrix[:, 1, 1] = magnification * np.cos(angle)
+    matrix[:, 1, 0] = magnification * np.sin(angle)  # y points down: positive turns clockwise on the screen
+    matrix[:, 0, 1] = -matrix[:, 1, 0]
+    matrix[:, :, 2] = table[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]]
+    if table[:, Draw.CROP].any():
+        magnification = _crop_first(matrix, magnification, table)
+
+    scale = side_px / box[:, 2]  # output pixels per source pixel, before the augmentation
+    to_view = np.empty_like(matrix)
+    to_view[:, :, :2] = matrix[:, :, :2] * scale[:, None, None]
+    if mirror is not None:
+        to_view[mirror, :, 0] *= -1
+    center = np.einsum("nij,nj->ni", to_view[:, :, :2], box[:, :2])
+    to_view[:, :, 2] = side_px * (matrix[:, :, 2] + 0.5) - center
+    return _Composed(matrix, to_view, scale * magnification)
+
+
+def _crop_first(matrix: Matrices, magnification: Matrices, table: Matrices) -> Matrices:
+    """Let `matrix` (N, 2, 3), changed in place, act on the crop of the canonical view: u -> (u - k) / c.
+
+    k is the crop's centre and c its side. Returns the new magnification (N,).
+    """
+    cropped = table[:, Draw.CROP] > 0
+    side = np.where(cropped, table[:, Draw.CROP_SIDE_FRAC], 1)
+    center = np.where(cropped[:, None], table[:, [Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC]], 0)
+    matrix[:, :, :2] /= side[:, None, None]
+    matrix[:, :, 2] -= np.einsum("nij,nj->ni", matrix[:, :, :2], center)
+    return magnification / side
+
+
+def count_halvings(size_px: IntArray, shrink: Matrices) -> IntArray:
+    """How often images of sizes (N, 2) are halved for views that show them `shrink` (N,) times as large: (N,)."""
+    halvings = np.zeros(len(size_px), np.int64)
+    for level in range(MAX_HALVINGS):
+        halvings += (shrink < HALVE_BELOW * 0.5**level) & (size_px.min(axis=1) >= 4 * 2**level)  # two pixels remain
+    return halvings
+
+
+def _after(outer: Matrices, inner: npt.NDArray[np.number]) -> Matrices:
+    """The maps (N, 2, 3) that apply `inner` first."""
+    composed: Matrices = outer[:, :, :2] @ inner.astype(np.float64)
+    composed[:, :, 2] += outer[:, :, 2]
+    return composed
+
+
+def _from_decoded(stored_to_view: Matrices, start_px: IntArray, halvings: IntArray) -> Matrices:
+    """(N, 2, 3) from pixels of what is decoded and halved, given the maps from pixels of the stored image."""
+    matrix = stored_to_view.copy()
+    matrix[:, :, :2] *= 2.0 ** halvings[:, None, None]
+    matrix[:, :, 2] += np.einsum("nij,nj->ni", stored_to_view[:, :, :2], start_px[:, ::-1])
+    return matrix
