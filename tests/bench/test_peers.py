@@ -6,6 +6,7 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -49,8 +50,14 @@ def arrays(samples: Any) -> list[npt.NDArray[Any]]:
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # FFCV's
 @pytest.mark.parametrize("peer", installed_peers().values(), ids=installed_peers())
 def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: Boxes) -> None:
+    def spawned() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+
     sizes = peer.start(paths, boxes_px, 2, 5)
     assert list(itertools.islice(sizes, 6)) == [5] * 6
+    assert len(spawned()) == peer.own_process  # whose memory our loader has not set up
+    sizes.close()
+    assert spawned() == []
 
 
 def test_every_sample_once_an_epoch() -> None:

@@ -8,15 +8,20 @@ peer pays for a restart between epochs.
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+_ENDS_WITHIN_S: Final = 10.0
+"""After which the process of a peer that is no longer wanted is killed."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Peer:
         views: views of an image, 0 where only the source is decoded.
         needs: package without which it cannot run, beyond those of this project.
         on_gpu: whether it runs on a GPU, and only there.
+        own_process: whether it gets a process of its own, as one that decodes in the calling process must: there our
+            loader may have set up the memory of the decoder and of malloc (`pipelines.decoder_memory`).
     """
 
     function: str
@@ -36,17 +43,22 @@ class Peer:
     views: int = 2
     needs: str | None = None
     on_gpu: bool = False
+    own_process: bool = False
 
     @property
     def runs_here(self) -> bool:
         """Whether its package and its device are there."""
-        if self.on_gpu and not torch.cuda.is_available():
+        if self.needs is not None and importlib.util.find_spec(self.needs) is None:
             return False
-        return self.needs is None or importlib.util.find_spec(self.needs) is not None
+        if not self.on_gpu:
+            return True
+        import torch  # which a peer's own process need not wait for
+
+        return torch.cuda.is_available()
 
     def start(
         self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int
-    ) -> Iterator[int]:
+    ) -> Generator[int]:
         """Begin to load, in batches without end.
 
         Args:
@@ -58,8 +70,35 @@ class Peer:
         Returns:
             The size of each batch, once it is there.
         """
-        sizes: Iterator[int] = pkgutil.resolve_name(f"{__name__}.{self.function}")(paths, boxes_px, threads, batch)
-        return sizes
+        arguments = (self.function, paths, boxes_px, threads, batch)
+        return _in_own_process(*arguments) if self.own_process else _start(*arguments)
+
+
+def _start(function: str, *arguments: object) -> Generator[int]:
+    sizes: Generator[int] = pkgutil.resolve_name(f"{__name__}.{function}")(*arguments)
+    return sizes
+
+
+def _in_own_process(*arguments: object) -> Generator[int]:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_sizes, args=(sender, *arguments))
+    process.start()
+    sender.close()
+    try:
+        while True:
+            yield receiver.recv()
+    finally:
+        receiver.close()  # so that it ends when it sends the next size
+        process.join(_ENDS_WITHIN_S)
+        process.kill()
+        process.join()
+
+
+def _send_sizes(sender: Connection, function: str, *arguments: object) -> None:
+    with suppress(BrokenPipeError), closing(_start(function, *arguments)) as sizes:
+        for size in sizes:
+            sender.send(size)
 
 
 PEERS: Final = {
@@ -68,6 +107,7 @@ PEERS: Final = {
         "the ceiling of loaders that decode whole images: DALI reads and decodes on the CPU, no views; uint8 "
         "sources of their own sizes",
         views=0,
+        own_process=True,
     ),
     "OpenCV + DataLoader": Peer(
         "opencv:start_authors",
@@ -93,17 +133,20 @@ PEERS: Final = {
     "DALI, plain": Peer(
         "dali:start_plain",
         "all in a DALI graph on the CPU: decode, warp_affine, fn.hsv (linear; hue added), normalised float",
+        own_process=True,
     ),
     "OpenCV, tuned + SPDL": Peer(
         "spdl_threads:start",
         "tuned OpenCV in the threads of SPDL's pipeline, without worker processes",
         needs="spdl",
+        own_process=True,
     ),
     "FFCV": Peer(
         "ffcv_packed:start",
         "packed beforehand, the files' own JPEG bytes; FFCV's decoder, both views by an operation in Numba (FFCV has "
         "neither rotation nor hue); uint8; for sources of one size",
         needs="ffcv",
+        own_process=True,
     ),
     "torchvision v2, GPU": Peer(
         "torchvision_v2:start_on_gpu",
