@@ -31,7 +31,7 @@ SECONDS = FiniteRange(0.1, 1e5)
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A file that will be written to, looked at before anything is measured."""
+    """A file that can be written to; checked before anything is measured."""
     if path is None:
         return None
     there = path.exists()
@@ -47,7 +47,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 
 def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A file that rows will be appended to: one of rows, or a new one."""
+    """A file of rows, or a new one; rows are appended to it."""
     if path is not None and path.is_file():
         with path.open("rb") as file:
             start = file.read(100).lstrip()
@@ -57,7 +57,7 @@ def _rows(context: click.Context, parameter: click.Parameter, path: Path | None)
 
 
 def _picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A picture that will be drawn."""
+    """A picture that can be written."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{parameter.opts[0]} {path}: expected a name that ends in .png, .svg or .pdf")
     return _writable(context, parameter, path)
@@ -80,7 +80,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
     def with_options(command: F) -> F:
         help = "Least length of a repeat."
         command = click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=help)(command)
-        help = "Rounds; each times all once."
+        help = "Rounds; each measures everything once."
         return click.option("--repeats", default=repeats, show_default=True, type=ROUNDS, help=help)(command)
 
     return with_options
@@ -212,16 +212,16 @@ def bench_train(
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
 @click.option("--data", default=".data/hands", show_default=True, type=PATH, help="As make-data writes it.")
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
-@click.option("--dry-run", is_flag=True, help="Everything in little, on any device: what it finds shows nothing.")
+@click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
 def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
-    """Prove on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
+    """Check on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
 
     
       python cli.py make-data .data/hands
       python cli.py bench-gpu
       python cli.py bench-gpu --stage loader --stage memory-11gb
 
-    Every stage stands alone. Exit code 1 if a claim does not hold.
+    Each stage can run alone. Exit code 1 if a claim does not hold.
     """
     import torch
 
@@ -266,7 +266,7 @@ def bench_scale(
       python cli.py bench-scale -c configs/demo.toml
       torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
 
-    Without --cluster the ranks at hand are taken for one node, and the link between them for the one between nodes.
+    Without --cluster the ranks at hand count as one node, and the link between them as the link between nodes.
     """
     if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", word) for word in nodes.split(",")):
         raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")

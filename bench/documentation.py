@@ -13,7 +13,7 @@ from typing import Any, Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.gpu.claims import said
+from bench.gpu.claims import yes_or_no
 from bench.rows import read_rows
 from errors import UserError
 from train.pictures import save_figure
@@ -188,7 +188,7 @@ def _gpu(results: Path) -> str:
     if not stages:
         return "No row yet: none of this has been measured.\n"
     lines = [
-        (row["stage"], claim["what"], claim["found"], claim["wanted"], said(claim["holds"]), row["place"])
+        (row["stage"], claim["what"], claim["found"], claim["wanted"], yes_or_no(claim["holds"]), row["place"])
         for row in stages.values()
         for claim in row["claims"]
     ]

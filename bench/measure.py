@@ -95,11 +95,11 @@ Start = Callable[[], Iterator[int]]
 
 
 Progress = Callable[[int, int], None]
-"""Told of what is done and of all there is."""
+"""Called with the number of repeats done, and with the number of all."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Nobody is told."""
+    """Reports nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progres
     Args:
         starts: makes each iterator.
         rounds: how many, and how long.
-        progress: told of the repeats done and all there are.
+        progress: called with the repeats done and with all of them.
 
     Raises:
         ValueError: for fewer than two rounds.

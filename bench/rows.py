@@ -1,4 +1,4 @@
-"""The rows of bench/results/: what a figure was measured on, how a row is written, shown and read."""
+"""The rows of bench/results/: describes the machine, prints, writes and reads rows."""
 
 from __future__ import annotations
 

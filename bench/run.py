@@ -56,14 +56,14 @@ def soak_loader(
     """Soak and report; whether the loader held still."""
     with progress_bar("soaking (s)") as progress:
         found = soak.soak(config, settings, minutes * 60, progress)
-    tell(soak.as_json(found, config, settings), soak.told(found), as_json=as_json, record=record)
+    tell(soak.as_json(found, config, settings), soak.summary(found), as_json=as_json, record=record)
     return found.steady
 
 
 def time_first_batch(config: Config, settings: LoaderSettings, *, as_json: bool, record: Path | None) -> None:
     """Time the start of a run's data and report."""
     row = first_batch.first_batch(config, settings)
-    tell(row, first_batch.told(row), as_json=as_json, record=record)
+    tell(row, first_batch.summary(row), as_json=as_json, record=record)
 
 
 def tune_loader(config: Config, settings: LoaderSettings) -> str:
@@ -92,7 +92,7 @@ def bench_train(
 def bench_scale(
     config: Config, cluster_file: Path | None, nodes: Sequence[int], repeats: int, *, as_json: bool, record: Path | None
 ) -> None:
-    """Measure the ranks at hand, project to more nodes, and report; rank 0 alone speaks.
+    """Measure the ranks at hand, project to more nodes, and report on rank 0.
 
     Raises:
         UserError: the data, the device or the description of the cluster cannot be used.
@@ -105,5 +105,5 @@ def bench_scale(
     cluster = described or here
     projections = list(dict.fromkeys(scaling.project(work, cluster, count) for count in nodes))  # more have no work
     row = scaling.as_json(measured, work, here, cluster, projections)
-    shown = scaling.told(measured, work, here), scaling.as_table(projections, work, cluster)
+    shown = scaling.summary(measured, work, here), scaling.as_table(projections, work, cluster)
     tell(row, *shown, as_json=as_json, record=record)

@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Measured:
-    """What takes a turn in each round.
+    """One entry of the row, measured once in each round.
 
     Attributes:
         group: the key of the row that holds its figures: "loaders", "stages" or "threads".
@@ -100,7 +100,7 @@ def compare_loaders(
         device: where our loader's batches are to be.
         sources: see `conditions`.
         step: the training step alone, in images, which the verdict compares with.
-        progress: told of the repeats done and all there are.
+        progress: called with the repeats done and with all of them.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with

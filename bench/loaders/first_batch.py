@@ -54,7 +54,7 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
     }
 
 
-def told(row: dict[str, Any]) -> str:
+def summary(row: dict[str, Any]) -> str:
     """One sentence."""
     return (
         f"index of {row['images']} images: {row['index_s']:.2f} s; first batch of {row['settings']['batch']}: "

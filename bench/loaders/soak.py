@@ -104,7 +104,7 @@ def _median(held: list[Held]) -> Held:
     )
 
 
-def told(found: Soak) -> str:
+def summary(found: Soak) -> str:
     """One sentence."""
     what = (
         f"{found.seconds / 60:.0f} minutes, {found.images} images: memory {found.settled.memory_mib:.0f} MiB after "

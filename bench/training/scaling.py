@@ -234,7 +234,7 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, Worl
     return Measured(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2], load), world
 
 
-def told(measured: Measured, work: Work, here: Cluster) -> str:
+def summary(measured: Measured, work: Work, here: Cluster) -> str:
     """What was measured, in a line or two."""
     said = (
         f"measured here, {measured.ranks} ranks: {here.micro_batch_s:.4f} s per micro-batch, {here.fixed_s:.4f} s "

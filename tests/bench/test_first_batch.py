@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.loaders.first_batch import first_batch, told
+from bench.loaders.first_batch import first_batch, summary
 from bench.loaders.ours import LoaderSettings, our_batches
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.samples.index import Index
@@ -92,7 +92,7 @@ def test_the_row_says_how_long_both_took(config: Config) -> None:
     assert (row["bench"], row["images"]) == ("first_batch", 4 * POSES)
     assert row["index_s"] == round(row["index_s"], 2) > 0
     assert row["first_batch_s"] > 0
-    assert f"first batch of 64: {row['first_batch_s']:.2f} s more" in told(row)
+    assert f"first batch of 64: {row['first_batch_s']:.2f} s more" in summary(row)
 
 
 def test_the_index_opens_few_images(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def found(before: tuple[float, int], after: tuple[float, int]) -> soak.Soak:
 )
 def test_verdict(before: tuple[float, int], after: tuple[float, int], steady: bool) -> None:
     assert found(before, after).steady is steady
-    assert ("expected" in soak.told(found(before, after))) is not steady
+    assert ("expected" in soak.summary(found(before, after))) is not steady
 
 
 def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
