@@ -143,8 +143,8 @@ WRITE_THEMSELVES = {
     "writing.py",
     "pipelines/pack.py",  # a shard is read back before it is renamed
     "pipelines/sources/remembered.py",  # a cache
-    "bench/frames.py",  # into a folder that is renamed when it is whole
-    "bench/step.py",  # /proc
+    "bench/loaders/frames.py",  # into a folder that is renamed when it is whole
+    "bench/training/step.py",  # /proc
     "train/distributed/rendezvous.py",  # the terminal
 }
 
