@@ -20,7 +20,9 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import click
 
 from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train
-from errors import OneLine, RanksLost, ToldByAnother, UserError, of_machine
+from errors import RanksLost, ToldByAnother, UserError
+from errors.refused import of_machine
+from errors.terminal import OneLine
 from experiments.commands import experiment
 from machine.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
@@ -28,7 +30,7 @@ from train.commands.networks import convert, evaluate, export, predict, report
 from train.commands.options import is_first_on_host, is_main_rank, say
 from train.commands.training import finetune, pretrain
 from train.distributed import restarts
-from train.runs.interrupt import Interrupted
+from train.distributed.interrupt import Interrupted
 
 
 class OneLineErrors(click.Group):

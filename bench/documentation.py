@@ -17,7 +17,7 @@ from bench.gpu.claims import yes_or_no
 from bench.rows import read_rows
 from errors import UserError
 from train.pictures import save_figure
-from train.report.numbers import METRICS
+from train.pose.metrics import METRICS
 from writing import write_text
 
 Row = Mapping[str, Any]

@@ -14,7 +14,8 @@ from rich.console import Console, RenderableType
 
 from errors import UserError
 from machine.cores import available_cores
-from train.config import Config, to_dict
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 from train.runs.folder import versions
 
 _TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines

@@ -13,7 +13,8 @@ from bench.loaders.ours import LoaderSettings
 from bench.rows import tell
 from bench.training import report as step_report
 from bench.training import scaling, step
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
 

@@ -30,7 +30,7 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
     from rich.console import Console
 
     from experiments.run import as_table, run_experiment
-    from train.runs.interrupt import Interrupted
+    from train.distributed.interrupt import Interrupted
     from train.runs.log import configure_logging
 
     configure_logging()

@@ -12,8 +12,10 @@ from pydantic.dataclasses import dataclass
 
 from bounds import Count, Seed
 from errors import UserError
-from train.config import Config, as_toml, load_config
-from train.finetune_config import FinetuneConfig
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.config.tables import as_toml
 
 C = TypeVar("C", Config, FinetuneConfig)
 

@@ -26,10 +26,15 @@ from errors import UserError
 from experiments.config import Comparison, ExperimentConfig, Metric, folder_of, settings_of_arm
 from models.config import PoseConfig
 from pipelines.sources import load_index
-from pipelines.synthetic import make_dataset
-from train.config import Config
+from synthetic import make_dataset
+from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from train.config.pretraining import Config
 from train.distributed.world import World
-from train.evaluation.metrics import (
+from train.finetune import finetune
+from train.pose.errors import errors_of
+from train.pose.inference import estimate_poses
+from train.pose.labels import labels_to_learn
+from train.pose.metrics import (
     align,
     confidence_intervals,
     in_one_place,
@@ -38,12 +43,7 @@ from train.evaluation.metrics import (
     pose_errors,
     score_tables,
 )
-from train.finetune import finetune
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
-from train.pose.inference import estimate_poses
 from train.pose.run import PoseRun, load_pose_run
-from train.pose.targets import PoseLabels
-from train.pose.validation import Validation, error_tables
 from train.pretrain import pretrain
 from train.runs.folder import RunFolder
 from train.runs.log import progress_bar
@@ -162,16 +162,16 @@ def measure_arm(run: PoseRun, data: Path) -> dict[str, Floats]:
     sources = run.config.data if isinstance(run.config.data, tuple) else (run.config.data,)
     source = dataclasses.replace(sources[0], root=str(data), part="evaluation", split="all", label_fraction=1.0)
     index = load_index(source)
-    held_out = Validation(index, PoseLabels(index, run.config.pose))
-    poses = estimate_poses(run.network, index, index.targets["K"], run.config, World())
-    return error_tables(poses, held_out)
+    labels = labels_to_learn(index, run.config.pose)
+    poses = estimate_poses(run.network, index, labels.intrinsics, run.config, World())
+    return errors_of(poses, labels[poses.samples], palm=run.config.pose.first_keypoint == "palm").tables()
 
 
 def measure_constants(data: Path) -> dict[str, float]:
     """What two answers that do not look at the picture reach on the evaluation part, see `constant_errors`."""
     source = FinetuneDataConfig(root=str(data), split="train", versions=("gs",))
     known, held_out = (
-        PoseLabels(load_index(one), PoseConfig()).joints_m.astype(np.float64)
+        labels_to_learn(load_index(one), PoseConfig()).joints.astype(np.float64)
         for one in (source, dataclasses.replace(source, part="evaluation", split="all"))
     )
     return constant_errors(known, held_out)

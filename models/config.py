@@ -5,13 +5,13 @@ Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from bounds import Positive, Width
-from models.hand import KEYPOINTS
+from skeleton import SKELETONS, SkeletonName
 
 Variant = Literal["paper", "upstream", "direct", "none"]
 Extent = Literal["axis", "scalar"]
@@ -89,21 +89,33 @@ class PoseConfig:
     Attributes:
         head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
         hidden: width of the hidden layer of "mlp".
-        root: the keypoint that depths are relative to; the paper does not name it.
+        skeleton: what is posed: a "hand" of FreiHAND's 21 keypoints, or a "body" of COCO's 17; as the data has it.
+        root: the keypoint that depths are relative to; the paper does not name it. Unset, a hand's "wrist" or a body's
+            "left_hip".
         refine: correct the root's depth by an MLP (Spurr et al. 2020).
-        first_keypoint: what the network predicts as keypoint 0: the "wrist", or the "palm", halfway between wrist and
-            middle_mcp, as the authors' published models do. The joints that come out have a wrist in both cases.
+        first_keypoint: what the network predicts as a hand's keypoint 0: the "wrist", or the "palm", halfway between
+            wrist and middle_mcp, as the authors' published models do. The joints that come out have a wrist in both
+            cases.
     """
 
     head: Literal["linear", "mlp"] = "linear"
     hidden: Width = 512
-    root: str = "wrist"
+    skeleton: SkeletonName = "hand"
+    root: Annotated[str, Field(validate_default=True)] = ""
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"
 
     @field_validator("root")
     @classmethod
-    def _root_is_a_keypoint(cls, value: str) -> str:
-        if value not in KEYPOINTS:
-            raise ValueError(f"root = {value!r}, expected one of {', '.join(KEYPOINTS)}")
+    def _root_is_a_keypoint(cls, value: str, info: ValidationInfo) -> str:
+        skeleton = SKELETONS[info.data.get("skeleton", "hand")]
+        if value and value not in skeleton.keypoints:
+            raise ValueError(f"root = {value!r}, expected one of {', '.join(skeleton.keypoints)}")
+        return value or skeleton.root
+
+    @field_validator("first_keypoint")
+    @classmethod
+    def _only_hands_have_palms(cls, value: str, info: ValidationInfo) -> str:
+        if value == "palm" and info.data.get("skeleton") != "hand":
+            raise ValueError('first_keypoint = "palm": only a hand has one; leave it out')
         return value

@@ -1,7 +1,7 @@
 """2.5D hand pose: keypoints in the view and relative depths, and the way from them to 3D.
 
-Scale-normalised means divided by the length of the reference bone (`models.hand.REFERENCE_BONE`), so depths here have
-no unit; times that length in metres they are metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
+Scale-normalised means divided by the length of the skeleton's reference bone, so depths here have no unit; times that
+length in metres they are metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
 
 Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are
 K' = A K, and K'^-1 [x', y', 1] = K^-1 [x, y, 1] whatever A is: rotation, shear and mirroring give K' off-diagonal terms
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from models.config import EncoderConfig, PoseConfig
 from models.encoders import Encoder, build_encoder
-from models.hand import KEYPOINTS, REFERENCE_BONE
 from models.network import Normalize
+from skeleton import HAND, SKELETONS
 
 ROOT_DEPTH_RANGE = (4.0, 50.0)
 """Scale-normalised root depths that the authors' code allows: 12 cm to 1.5 m for a bone of 3 cm."""
@@ -31,14 +31,14 @@ _FLOOR = 1e-8
 
 
 class PoseOutput(NamedTuple):
-    """Hands of N views.
+    """Poses of N views.
 
     Attributes:
-        keypoints_px: (N, 21, 2), in pixels of the view, corner-based.
-        relative_depth: (N, 21), depth minus the root's, scale-normalised; 0 at the root.
+        keypoints_px: (N, K, 2), in pixels of the view, corner-based.
+        relative_depth: (N, K), depth minus the root's, scale-normalised; 0 at the root.
         root_depth: (N,), scale-normalised, refined if the network refines.
         root_depth_unrefined: (N,), from the closed form, clamped to `ROOT_DEPTH_RANGE`; without gradient.
-        joints: (N, 21, 3), in the source camera's frame, scale-normalised.
+        joints: (N, K, 3), in the source camera's frame, scale-normalised.
     """
 
     keypoints_px: Tensor
@@ -86,26 +86,10 @@ def project(joints: Tensor, intrinsics: Tensor) -> Tensor:
     return homogeneous[..., :2] / homogeneous[..., 2:]
 
 
-def relative_depths(joints_m: Tensor, scale_m: Tensor, root: str) -> Tensor:
-    """Targets of the depth loss: (z - z_root) / scale.
-
-    Args:
-        joints_m: (N, 21, 3) in metres, in the camera's frame.
-        scale_m: (N,) length of the reference bone in metres.
-        root: name of the root keypoint.
-
-    Returns:
-        (N, 21), 0 at the root.
-    """
-    depth_m = joints_m[..., 2]
-    row = KEYPOINTS.index(root)
-    return (depth_m - depth_m[:, row : row + 1]) / scale_m[:, None]
-
-
 def solve_root_depth(
     normalized: Tensor,
     relative_depth: Tensor,
-    bone: tuple[int, int] = REFERENCE_BONE,
+    bone: tuple[int, int],
     *,
     least_discriminant: float = 0.0,
 ) -> Tensor:
@@ -116,8 +100,8 @@ def solve_root_depth(
     nothing in 2.5D tells so.
 
     Args:
-        normalized: (N, 21, 2), (X, Y) of the keypoints.
-        relative_depth: (N, 21), scale-normalised.
+        normalized: (N, K, 2), (X, Y) of the keypoints.
+        relative_depth: (N, K), scale-normalised.
         bone: the two keypoints that are 1 apart.
         least_discriminant: it is raised to this; the authors' code has 1e-8, which moves exact solutions where
             the bone is short in the picture.
@@ -143,22 +127,28 @@ def back_project(normalized: Tensor, depth: Tensor) -> Tensor:
 
 
 def wrist_from_palm(joints: Tensor) -> Tensor:
-    """Joints (N, 21, 3) with the palm as keypoint 0, with the wrist there: 2 palm - middle_mcp (authors' test code)."""
-    wrist = 2 * joints[:, :1] - joints[:, KEYPOINTS.index("middle_mcp")][:, None]
+    """A hand's joints (N, 21, 3) with the palm as keypoint 0, with the wrist there (authors' test code).
+
+    The palm is halfway between the wrist and middle_mcp, where the reference bone begins.
+    """
+    wrist = 2 * joints[:, :1] - joints[:, HAND.reference_bone[0]][:, None]
     return torch.cat([wrist, joints[:, 1:]], dim=1)
 
 
 class RootRefinement(nn.Module):
     """What to add to the root's depth (Spurr et al. 2020, "Weakly supervised 3D hand pose estimation").
 
-    Sizes, order of the inputs and parameter names are the authors': 21 depths, 42 (X, Y) and the depth itself.
+    Sizes, order of the inputs and parameter names are the authors': K depths, 2 K (X, Y) and the depth itself.
+
+    Args:
+        keypoints: K.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keypoints: int) -> None:
         super().__init__()
         width = 128
         self.zroot_ref = nn.Sequential(
-            nn.Linear(3 * len(KEYPOINTS) + 1, width),
+            nn.Linear(3 * keypoints + 1, width),
             nn.BatchNorm1d(width),
             nn.LeakyReLU(),
             nn.Linear(width, width),
@@ -168,15 +158,15 @@ class RootRefinement(nn.Module):
         )
 
     def forward(self, normalized: Tensor, relative_depth: Tensor, root_depth: Tensor) -> Tensor:
-        """(N, 21, 2), (N, 21), (N,) -> (N,), the correction."""
-        features = torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)  # (N, 64)
+        """(N, K, 2), (N, K), (N,) -> (N,), the correction."""
+        features = torch.cat([relative_depth, normalized.flatten(1), root_depth[:, None]], dim=1)  # (N, 3 K + 1)
         correction: Tensor = self.zroot_ref(features)
         return correction.squeeze(1)
 
 
 def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
-    """(N, feature_dim) -> (N, 63): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
-    outputs = 3 * len(KEYPOINTS)
+    """(N, feature_dim) -> (N, 3 K): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
+    outputs = 3 * len(SKELETONS[config.skeleton])
     if config.head == "linear":
         return nn.Linear(feature_dim, outputs)
     return nn.Sequential(
@@ -185,7 +175,7 @@ def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
 
 
 class PoseNetwork(nn.Module):
-    """Pixels and intrinsics in, hands out.
+    """Pixels and intrinsics in, poses out.
 
     The head gives x and y in units of the view's side with the origin at its centre, so that it starts near the
     picture's middle at any size; the authors' gives pixels, which is the same function with other weights.
@@ -195,19 +185,20 @@ class PoseNetwork(nn.Module):
         head: features to 2.5D.
         refinement: corrects the root's depth, or None.
         config: what it was built from.
+        skeleton: what it poses.
     """
 
     def __init__(self, encoder: Encoder, config: PoseConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.skeleton = config, SKELETONS[config.skeleton]
         self.normalize = Normalize()
         self.encoder = encoder
         self.head = build_head(config, encoder.feature_dim)
-        self.refinement = RootRefinement() if config.refine else None
-        self._root = KEYPOINTS.index(config.root)
+        self.refinement = RootRefinement(len(self.skeleton)) if config.refine else None
+        self._root = self.skeleton.keypoints.index(config.root)
 
     def forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
-        """Hands of N views.
+        """Poses of N views.
 
         Args:
             image: (N, 3, S, S) uint8.
@@ -222,17 +213,19 @@ class PoseNetwork(nn.Module):
     def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
         """The same from the encoder's output (N, feature_dim) for views of `side_px`: for frozen encoders."""
         raw = self.head(features)
-        raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(KEYPOINTS), 3))
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(self.skeleton), 3))
         with torch.autocast(raw.device.type, enabled=False):
             return self._to_3d(raw, intrinsics.to(raw.dtype), side_px)
 
     def _to_3d(self, raw: Tensor, intrinsics: Tensor, side_px: int) -> PoseOutput:
-        keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, 21, 2)
-        is_root = torch.arange(len(KEYPOINTS), device=raw.device) == self._root
-        relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, 21)
-        normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, 21, 2)
+        keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, K, 2)
+        is_root = torch.arange(len(self.skeleton), device=raw.device) == self._root
+        relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
+        normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
         # Without gradient, as in the authors' code: a bone along the viewing ray would give one without bounds.
-        unrefined = solve_root_depth(normalized, relative_depth, least_discriminant=_FLOOR).detach()
+        unrefined = solve_root_depth(
+            normalized, relative_depth, self.skeleton.reference_bone, least_discriminant=_FLOOR
+        ).detach()
         unrefined = unrefined.clamp(*ROOT_DEPTH_RANGE)
         root_depth = unrefined
         if self.refinement is not None:

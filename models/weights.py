@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from models.hand import KEYPOINTS, permutation
+from skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]
 Naming = Literal["torchvision", "pose_published", "lightning", "ours"]
@@ -167,7 +167,7 @@ def pose_from_published(state: Mapping[str, Tensor]) -> State:
         state: as published; its shapes were checked.
     """
     ours = {f"encoder.resnet.{key}": tensor for key, tensor in encoder_state(state).items() if key[:3] != "fc."}
-    rows = permutation("peclr", "freihand")
+    rows = hand_rows("peclr", "freihand")
     unit, center = _pixels(PUBLISHED_SIDE_PX)
     weight, bias = state["backend_model.fc.weight"][:-1], state["backend_model.fc.bias"][:-1]
     ours["head.weight"] = (_by_keypoint(weight)[rows] / unit[:, None]).flatten(0, 1).to(weight.dtype)
@@ -183,7 +183,7 @@ def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
         side_px: of the views that it was trained on: the result's 2D keypoints are in pixels of such.
     """
     theirs = {f"backend_model.{key}": tensor for key, tensor in encoder_state(network).items()}
-    rows = permutation("freihand", "peclr")
+    rows = hand_rows("freihand", "peclr")
     unit, center = _pixels(side_px)
     weight, bias = network["head.weight"], network["head.bias"]
     layer = {
@@ -203,12 +203,12 @@ def _pixels(side_px: int) -> tuple[Tensor, Tensor]:
 
 def _by_keypoint(values: Tensor) -> Tensor:
     """(63, ...) -> (21, 3, ...), double, so that converting there and back loses nothing but the last rounding."""
-    return values.double().reshape(len(KEYPOINTS), 3, *values.shape[1:])
+    return values.double().reshape(len(HAND), 3, *values.shape[1:])
 
 
 def _refinement(state: Mapping[str, Tensor], prefix: str, new_prefix: str, rows: list[int]) -> State:
     """The refinement under another prefix, its inputs in another order: depths, X and Y of each, the root's depth."""
-    count = len(KEYPOINTS)
+    count = len(HAND)
     pairs = [count + 2 * row + axis for row in rows for axis in (0, 1)]
     columns = [*rows, *pairs, 3 * count]
     renamed = {new_prefix + key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

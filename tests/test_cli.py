@@ -17,7 +17,8 @@ import torch
 from tests.command_line import run_cli
 from tests.pipelines.sources import layouts
 from tests.train import tiny_run
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.runs.log import configure_logging
 
 ROOT = Path(__file__).parents[1]
@@ -139,7 +140,7 @@ def test_what_the_system_refuses_anywhere_is_one_line(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "closed" / "a"))
 
-    monkeypatch.setattr("train.preview.preview", refuse)
+    monkeypatch.setattr("train.data.preview.preview", refuse)
     assert run_cli("views", "out.png") == 2
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/closed/a: Permission denied. Check the path and its rights\n"

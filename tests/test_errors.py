@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from errors import as_size, of_machine
+from errors.refused import as_size, of_machine
 from pipelines.render.buffers import PixelBuffers
 from tests.train.tiny_step import UNDO, images, network
-from train.contrastive_step import ContrastiveStep
+from train.steps.contrastive import ContrastiveStep
 
 HUGE = 2**55
 

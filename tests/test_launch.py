@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.distributed.world import micro_batch_share
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "pretrain.slurm"

@@ -1,156 +1,180 @@
-"""Fine-tuning to 3D hand pose, from a configuration to a finished run."""
+"""Fine-tuning to 3D hand pose: what the trainer needs to know of it."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from errors import UserError
+from models.config import EncoderConfig
+from models.pose import PoseNetwork, PoseOutput
+from pipelines.batch import Batch
 from pipelines.loader import Loader
-from pipelines.render.backends import prepare_process
-from pipelines.samples.order import RankSlice, Schedule, build_order
-from pipelines.sources import load_index
-from train.config import to_dict
-from train.distributed.launcher import leaving_with_launcher
+from pipelines.samples.index import Index
+from train.config.finetuning import FinetuneConfig
+from train.config.tables import to_dict
 from train.distributed.together import together
-from train.distributed.world import World, described_world, joined, micro_batch_share
-from train.finetune_config import FinetuneConfig
-from train.loop import claim, folder_in_use, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
+from train.distributed.world import World
 from train.pose.inference import Poses
+from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
-from train.pose.state import FinetuningState
-from train.pose.targets import PoseLabels
+from train.pose.step import PoseStep, PoseStepResult
 from train.pose.validation import Validation, best_of, load_validation, validate
 from train.runs.folder import Resume, RunFolder
-from train.runs.meter import Meter
+from train.trainer import Task, Trainer
+from train.weights.starting_weights import start_pose_network
 
 log = logging.getLogger(__name__)
 
 
 def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
-    """Fine-tune an encoder to 3D hand pose as configured; under torchrun, every rank calls this.
+    """Fine-tune an encoder to 3D hand pose as configured; under torchrun, every rank calls this. See `Trainer.run`."""
 
-    Returns:
-        The run's folder, with metrics, pictures, checkpoints and the best one on validation.
+    def build(index: Index, world: World, steps_per_epoch: int, fresh: bool) -> Finetuning:
+        return Finetuning(config, world, steps_per_epoch, index, fresh=fresh)
 
-    Raises:
-        UserError: the input cannot be used, or the loss stopped being a number.
-        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+    return Trainer(config, resume, build).run()
+
+
+class Finetuning(Task[PoseNetwork, PoseStepResult]):
+    """A pose network; Adam; the L1 losses; metrics on held-out images. Other arguments as `TrainingState`.
+
+    Args:
+        index: the labelled images to train on.
+
+    Attributes:
+        best: step and figures of the best validation so far; empty before the first.
     """
-    world = described_world(config.train.device)
-    share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    # Only now, so that no rank waits for others that the check above has sent away.
-    with (
-        leaving_with_launcher(),
-        joined(world, config.run.rank_timeout_s),
-        folder_in_use(config, resume, world) as folder,
-    ):
-        _finetune(config, folder, resume, world, share)
-    return folder
 
+    title = "fine-tuning"
+    views = 1
 
-def _finetune(config: FinetuneConfig, folder: RunFolder, resume: Resume, world: World, share: range) -> None:
-    set_threads(config.train.threads, world)
-    prepare_process(config.pipelines, world.device)
-    torch.manual_seed(config.run.seed)
+    def __init__(
+        self, config: FinetuneConfig, world: World, steps_per_epoch: int, index: Index, *, fresh: bool
+    ) -> None:
+        self.config = config
+        self._labels, self._validation = labels_to_learn(index, config.pose), load_validation(config)
+        self._validate_every = max(1, round(config.validation.every_epochs * steps_per_epoch))
+        super().__init__(config, world, steps_per_epoch, fresh=fresh)
+        network, train = self.network, config.train
+        self._whole: nn.Module = torch.compile(network) if train.compile else network  # type: ignore[assignment]
+        self._encoder: nn.Module = torch.compile(network.encoder) if train.compile else network.encoder  # type: ignore[assignment]
+        self._step = PoseStep(
+            network,
+            self._forward,
+            refined=config.pose.refine,
+            weights=config.loss,
+            batch=train.batch,
+            micro_batch=train.micro_batch,
+            autocast_dtype=self.autocast_dtype,
+            scaler=self.scaler,
+            world=world,
+        )
+        self.own_work = self._step.own_work
+        self.best: dict[str, Any] = {}
+        self._train_mode()
 
-    index = together(world, lambda: load_index(config.data))
-    labels = together(world, lambda: PoseLabels(index, config.pose))
-    validation = together(world, lambda: load_validation(config))
-    epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
-    total_steps = epoch_steps * config.train.epochs
-    validate_every = max(1, round(config.validation.every_epochs * epoch_steps))
-    order = build_order(index, batch=config.train.batch, seed=config.run.seed)
+    def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
+        """The encoder, which may be frozen, and the head."""
+        network = start_pose_network(encoder, self.config.pose)
+        network.encoder.requires_grad_(not self.config.train.frozen)
+        return network
 
-    checkpoint = where_to_go_on(folder, config, resume, world)
-    state = together(world, lambda: FinetuningState(config, world, epoch_steps, labels, fresh=checkpoint is None))
-    restore(state, checkpoint, config, world, images=index.counts)
-    if state.steps_done >= total_steps:
-        log.info("%s has finished its %d steps already", folder.root, total_steps)
-        return
-    claim(folder, config, state, world)  # only now: a run that could not start leaves nothing behind
+    def size_keys(self) -> dict[str, str]:
+        """Of encoder and head."""
+        return {
+            "encoder": f"encoder.name = {self.config.encoder.name!r}",
+            "head": f"pose.hidden = {self.config.pose.hidden}",
+        }
 
-    make_loader = partial(
-        Loader,
-        index,
-        Schedule(
-            order,
-            RankSlice(config.train.batch, share.start, share.stop),
-            first_step=state.steps_done,
-            last_step=total_steps,
-        ),
-        config.pipelines,
-        config.augmentation,
-        device=world.device,
-        views=1,
-        processes_here=world.local_world_size,
-    )
-    loader = together(world, make_loader)
-    if world.is_main:
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Adam, of what is not frozen."""
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        optim = self.config.optim
+        return torch.optim.Adam(trained, lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
+
+    def gradient(self, batch: Batch) -> PoseStepResult:
+        """The gradient of the L1 losses."""
+        return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self.config.pose, self.dtype))
+
+    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
+        """With what the encoder starts from, and what is held out."""
+        encoder, frozen = self.config.encoder, self.config.train.frozen
         log.info(
             "%d labelled images, %s held out for validation, %d steps per epoch, %s backend on %s, %s encoder %s, %s",
             len(index),
-            len(validation.index) if validation is not None else "none",
-            epoch_steps,
+            len(self._validation.index) if self._validation is not None else "none",
+            steps_per_epoch,
             loader.backend,
-            world.device,
-            "frozen" if config.train.frozen else "trained",
-            f"{config.encoder.name} from {config.encoder.weights}",
-            state.precision,
+            self.world.device,
+            "frozen" if frozen else "trained",
+            f"{encoder.name} from {encoder.weights}",
+            self.precision,
         )
-
-        if config.train.frozen and config.encoder.weights == "random":
+        if frozen and encoder.weights == "random":
             log.warning("the encoder stays random (train.frozen = true): --from RUN gives it weights")
 
-    def validate_if_due(meter: Meter) -> None:
-        done = state.steps_done
-        if validation is not None and (done == total_steps or done % validate_every == 0):
-            with meter.paused():
-                meter.validated(_validate(config, folder, state, validation, world))
+    def draw(self, folder: RunFolder) -> None:
+        """The losses and the validations."""
+        if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+            save_curves(folder.loss_picture, rows, folder.read_validations())
 
-    run_steps(
-        config,
-        folder,
-        index,
-        loader,
-        state,
-        world,
-        total_steps,
-        title="fine-tuning",
-        draw=lambda: _draw_curves(folder),
-        after_step=validate_if_due,
-    )
+    def validates_now(self) -> bool:
+        """Every so many epochs, and after the last step."""
+        due = self.steps_done == self.total_steps or self.steps_done % self._validate_every == 0
+        return self._validation is not None and due
 
+    def validate(self, folder: RunFolder) -> dict[str, float]:
+        """Measure on held-out images; the best network so far is kept in a checkpoint and a picture of its own."""
+        assert self._validation is not None
+        figures, poses = validate(self.network, self._validation, self.config, self.world)
+        self._train_mode()
+        row = {"step": self.steps_done, **figures}
+        if not self.best or best_of([self.best, row]) is row:
+            self.best = row
+            validation = self._validation
+            together(self.world, lambda: self._keep_best(folder, validation, poses) if self.world.is_main else None)
+        return row
 
-def _validate(
-    config: FinetuneConfig, folder: RunFolder, state: FinetuningState, validation: Validation, world: World
-) -> dict[str, float]:
-    """Measure on held-out images; the best network so far is kept in a checkpoint and a picture of its own."""
-    figures, poses = validate(state.network, validation, config, world)
-    state.train_mode()
-    row = {"step": state.steps_done, **figures}
-    if not state.best or best_of([state.best, row]) is row:
-        state.best = row
-        together(world, lambda: _keep_best(config, folder, state, validation, poses) if world.is_main else None)
-    return row
+    def _keep_best(self, folder: RunFolder, validation: Validation, poses: Poses) -> None:
+        saved = {
+            "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
+            "depth": validation.labels.in_metres,
+        }  # fmt: skip
+        try:
+            folder.best.save(self.steps_done, saved)
+            save_predictions(folder.predictions_picture, poses, validation.labels)
+        except OSError as error:
+            raise UserError(
+                f"{folder.best.folder} cannot be written to: {error.strerror or error}. Make room or set the folder's "
+                f"rights, then go on with --resume auto"
+            ) from error
 
+    def _train_mode(self) -> None:
+        """Batch norm learns, again after a validation; a frozen encoder's never does."""
+        self.network.train()
+        if self.config.train.frozen:
+            self.network.encoder.eval()
 
-def _keep_best(
-    config: FinetuneConfig, folder: RunFolder, state: FinetuningState, validation: Validation, poses: Poses
-) -> None:
-    saved = {"config": to_dict(config), "validation": state.best, "network": state.network.state_dict()}
-    try:
-        folder.best.save(state.steps_done, saved)
-        save_predictions(folder.predictions_picture, poses, validation)
-    except OSError as error:
-        raise UserError(
-            f"{folder.best.folder} cannot be written to: {error.strerror or error}. Make room or set the folder's "
-            f"rights, then go on with --resume auto"
-        ) from error
+    def _forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        if not self.config.train.frozen:
+            output: PoseOutput = self._whole(image, intrinsics)
+            return output
+        with torch.no_grad():
+            features = self._encoder(self.network.normalize(image))
+        return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
 
+    def state_dict(self) -> dict[str, Any]:
+        """With the best validation, and whether the labels know depths in metres."""
+        return {**super().state_dict(), "best": self.best, "depth": self._labels.in_metres}
 
-def _draw_curves(folder: RunFolder) -> None:
-    if rows := folder.read_metrics():  # none yet if the run is stopped before its first
-        save_curves(folder.loss_picture, rows, folder.read_validations())
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """With the best validation."""
+        super().load_state_dict(saved)
+        if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
+            raise TypeError(f"the best validation is {saved['best']!r}")
+        self.best = saved["best"]

@@ -17,21 +17,20 @@ from matplotlib.ticker import FuncFormatter
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.samples.index import Index
+from skeleton import Colour, Skeleton
 from writing import whole_file, write_bytes
-
-FINGERS = {"thumb": range(1, 5), "index": range(5, 9), "middle": range(9, 13), "ring": range(13, 17),
-           "little": range(17, 21)}  # fmt: skip
-FINGER_COLOURS = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255), (205, 120, 255))
 
 Image = npt.NDArray[np.uint8]
 
 _GAP_PX = 8  # between the pictures of a sheet, and around them
 
 
-def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey: int | None = None) -> None:
-    """Draw the 21 keypoints (21, 2), corner-based, as a skeleton onto `image` (H, W, 3) RGB, in place.
+def draw_skeleton(
+    image: Image, keypoints_px: npt.NDArray[np.floating], skeleton: Skeleton, *, grey: int | None = None
+) -> None:
+    """Draw keypoints (K, 2), corner-based, and their bones onto `image` (H, W, 3) RGB, in place.
 
-    Each finger has its colour, or all have one `grey`. A keypoint that is not known (NaN) is left out.
+    Each limb has its colour, or all have one `grey`. A keypoint that is not known (NaN) is left out.
     """
     shift = 4  # OpenCV draws at sixteenths of a pixel, whose centre it calls 0
     known = np.isfinite(keypoints_px).all(axis=1)
@@ -40,18 +39,20 @@ def draw_hand(image: Image, keypoints_px: npt.NDArray[np.floating], *, grey: int
         x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
         return int(x), int(y)
 
-    for finger, finger_colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
-        colour = finger_colour if grey is None else (grey, grey, grey)
-        chain = [0, *finger]
+    def dot(keypoint: int, colour: Colour) -> None:
+        if known[keypoint]:
+            shown = colour if grey is None else (grey, grey, grey)
+            cv2.circle(image, at(keypoint), 2 << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
+
+    for chain, colour in skeleton.limbs:
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
-                cv2.line(image, at(start), at(end), colour, 1, cv2.LINE_AA, shift)
-        for keypoint in finger:
-            if known[keypoint]:
-                cv2.circle(image, at(keypoint), 2 << shift, colour, cv2.FILLED, cv2.LINE_AA, shift)
-    if known[0]:
-        wrist = (255, 255, 255) if grey is None else (grey, grey, grey)
-        cv2.circle(image, at(0), 2 << shift, wrist, cv2.FILLED, cv2.LINE_AA, shift)
+                shown = colour if grey is None else (grey, grey, grey)
+                cv2.line(image, at(start), at(end), shown, 1, cv2.LINE_AA, shift)
+        for keypoint in chain[1:]:
+            dot(keypoint, colour)
+    for hub in {start for start, _ in skeleton.bones} - {end for _, end in skeleton.bones}:
+        dot(hub, (255, 255, 255))
 
 
 def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
@@ -70,7 +71,7 @@ def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> li
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
                 if np.isfinite(keypoints).any():  # of several sources, one may have none
-                    draw_hand(picture, keypoints * enlarge)
+                    draw_skeleton(picture, keypoints * enlarge, index.skeleton)
             pictures.append(picture)
         rows.append(pictures)
     return rows

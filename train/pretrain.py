@@ -1,113 +1,122 @@
-"""Contrastive pre-training, from a configuration to a finished run."""
+"""Contrastive pre-training: what the trainer needs to know of it."""
 
 from __future__ import annotations
 
 import logging
 import math
-from functools import partial
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from errors import UserError
+from models.config import EncoderConfig
+from models.equivariance import build_undo
+from models.network import ContrastiveNetwork, build_network
+from pipelines.batch import Batch
 from pipelines.loader import Loader
-from pipelines.render.backends import prepare_process
-from pipelines.samples.order import RankSlice, Schedule, build_order, rows_per_batch
-from pipelines.sources import load_index
-from train.config import Config
-from train.distributed.launcher import leaving_with_launcher
-from train.distributed.together import together
-from train.distributed.world import World, described_world, joined, micro_batch_share
-from train.loop import claim, folder_in_use, restore, run_steps, set_threads, steps_per_epoch, where_to_go_on
+from pipelines.samples.index import Index
+from pipelines.samples.order import rows_per_batch
+from train.config.pretraining import Config
+from train.distributed.world import World
 from train.pictures import save_loss
 from train.runs.folder import Resume, RunFolder
-from train.state import PretrainingState
+from train.steps.batch_statistics import synchronise
+from train.steps.contrastive import ContrastiveStep, StepResult
+from train.steps.optim import Lars, build_optimizer
+from train.trainer import Task, Trainer
 
 log = logging.getLogger(__name__)
 
 
 def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
-    """Pre-train an encoder as configured; under torchrun, every rank calls this.
+    """Pre-train an encoder as configured; under torchrun, every rank calls this. See `Trainer.run`."""
 
-    Returns:
-        The run's folder, with metrics, pictures and checkpoints.
+    def build(index: Index, world: World, steps_per_epoch: int, fresh: bool) -> Pretraining:
+        return Pretraining(config, world, steps_per_epoch, fresh=fresh)
 
-    Raises:
-        UserError: the input cannot be used, or the loss stopped being a number.
-        Interrupted: SIGTERM or Ctrl-C came; the state is saved.
-    """
-    world = described_world(config.train.device)
-    share = micro_batch_share(config.train.batch, config.train.micro_batch, world.rank, world.world_size)
-    # Only now, so that no rank waits for others that the check above has sent away.
-    with (
-        leaving_with_launcher(),
-        joined(world, config.run.rank_timeout_s),
-        folder_in_use(config, resume, world) as folder,
-    ):
-        _pretrain(config, folder, resume, world, share)
-    return folder
+    return Trainer(config, resume, build).run()
 
 
-def _pretrain(config: Config, folder: RunFolder, resume: Resume, world: World, share: range) -> None:
-    set_threads(config.train.threads, world)
-    prepare_process(config.pipelines, world.device)
-    torch.manual_seed(config.run.seed)
+class Pretraining(Task[ContrastiveNetwork, StepResult]):
+    """The encoder with its projection head; LARS around Adam; the contrastive loss. Arguments as `TrainingState`."""
 
-    index = together(world, lambda: load_index(config.data))
-    epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
-    total_steps = epoch_steps * config.train.epochs
-    order = build_order(index, batch=config.train.batch, seed=config.run.seed)
+    title = "pre-training"
+    views = 2
+    optimizer: Lars
 
-    checkpoint = where_to_go_on(folder, config, resume, world)
-    state = together(world, lambda: PretrainingState(config, world, epoch_steps, fresh=checkpoint is None))
-    restore(state, checkpoint, config, world, images=index.counts)
-    if state.steps_done >= total_steps:
-        log.info("%s has finished its %d steps already", folder.root, total_steps)
-        return
-    claim(folder, config, state, world)  # only now: a run that could not start leaves nothing behind
+    def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
+        self.config = config
+        train = config.train
+        super().__init__(config, world, steps_per_epoch, fresh=fresh)
+        if train.sync_batch_norm:
+            synchronise(self.network, world, batch=train.batch, micro_batch=train.micro_batch)
+        self._norm_ranks = world.world_size if train.sync_batch_norm else 1
+        self.contrastive = ContrastiveStep(
+            torch.compile(self.network) if train.compile else self.network,  # type: ignore[arg-type]
+            build_undo(config.equivariance, config.geometry.side_px),
+            batch=train.batch,
+            micro_batch=train.micro_batch,
+            temperature=config.loss.temperature,
+            recompute=train.recompute,
+            autocast_dtype=self.autocast_dtype,
+            scaler=self.scaler,
+            world=world,
+        )
+        self.own_work = self.contrastive.own_work
 
-    make_loader = partial(
-        Loader,
-        index,
-        Schedule(
-            order,
-            RankSlice(config.train.batch, share.start, share.stop),
-            first_step=state.steps_done,
-            last_step=total_steps,
-        ),
-        config.pipelines,
-        config.augmentation,
-        device=world.device,
-        processes_here=world.local_world_size,
-    )
-    loader = together(world, make_loader)
-    if world.is_main:
+    def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
+        """Normalisation, encoder and projection head."""
+        return build_network(encoder, self.config.projector)
+
+    def size_keys(self) -> dict[str, str]:
+        """Of the head, the wider of its layers."""
+        projector = self.config.projector
+        widest, width = max({"hidden": projector.hidden, "dim": projector.dim}.items(), key=lambda item: item[1])
+        return {
+            "encoder": f"encoder.name = {self.config.encoder.name!r}",
+            "projector": f"projector.{widest} = {width}",
+        }
+
+    def build_optimizer(self) -> Lars:
+        """LARS around Adam."""
+        return build_optimizer(self.config.optim, self.network.named_parameters(), self.config.train.batch)
+
+    def gradient(self, batch: Batch) -> StepResult:
+        """The contrastive gradient."""
+        return self.contrastive(batch)
+
+    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
+        """With the parts of a batch, if there are several sources."""
         log.info(
             "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
             (index.box_px[:, 2] == 0).sum(),
-            epoch_steps,
+            steps_per_epoch,
             loader.backend,
-            world.device,
-            state.optimizer.describe(),
-            state.precision,
+            self.world.device,
+            self.optimizer.describe(),
+            self.precision,
         )
         if index.sources:
-            rows = rows_per_batch([source.weight for source in index.sources], config.train.batch)
+            rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
             parts = zip(rows, index.sources, strict=True)
             log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
-    run_steps(
-        config,
-        folder,
-        index,
-        loader,
-        state,
-        world,
-        total_steps,
-        title="pre-training",
-        draw=lambda: _draw_loss(folder, config),
-    )
+    def draw(self, folder: RunFolder) -> None:
+        """The loss, and the rank of the positive."""
+        if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+            save_loss(folder.loss_picture, rows, start=math.log(2 * self.config.train.batch - 1))
 
+    def state_dict(self) -> dict[str, Any]:
+        """With the number of ranks over which batch norm is taken."""
+        return {**super().state_dict(), "norm_ranks": self._norm_ranks}
 
-def _draw_loss(folder: RunFolder, config: Config) -> None:
-    if rows := folder.read_metrics():  # none yet if the run is stopped before its first
-        save_loss(folder.loss_picture, rows, start=math.log(2 * config.train.batch - 1))
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Refuse another number of ranks if batch norm is taken over them."""
+        super().load_state_dict(saved)
+        if saved["norm_ranks"] != self._norm_ranks:
+            raise UserError(
+                f"the checkpoint was made with train.sync_batch_norm over {saved['norm_ranks']} ranks, and there are "
+                f"{self._norm_ranks} now, which would train another function: start as many processes as before"
+            )

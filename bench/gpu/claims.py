@@ -9,7 +9,8 @@ from typing import Any
 
 from bench.training.step import StepSettings
 from machine.cores import available_cores
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -20,7 +20,7 @@ from bench.measure import Rate, memory_mib
 from bench.training import report
 from bench.training.step import StepBench, StepFigures, StepSettings, cached_rate, with_train
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from bench.gpu.claims import CONFIGS, Claim, Findings, Job, at_least, at_most, looked_at
 from bench.training.step import cached_rate
 from pipelines.sources import load_index
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from train.runs.log import progress_bar
 
 _ROOT: Final = CONFIGS.parent

@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.gpu import measured_stages, program_stages
 from bench.gpu.claims import Claim, Findings, Job, yes_or_no
 from bench.rows import append, describe_machine, read_rows
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from train.runs.log import configure_logging
 
 

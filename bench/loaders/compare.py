@@ -39,7 +39,7 @@ from bench.measure import (
 )
 from bench.rows import data_tables, describe_machine
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
 

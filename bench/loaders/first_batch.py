@@ -13,7 +13,7 @@ from bench.measure import limited_to_cores
 from bench.rows import data_tables, describe_machine
 from errors import UserError
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 
 def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
-from train.config import Config
+from train.config.pretraining import Config
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from pipelines.render.graph import decode_pipeline
 from pipelines.render.runner import Runner
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import AppearanceConfig, ColourConfig
-from train.config import Config
+from train.config.pretraining import Config
 
 _CHUNKS_KEPT: Final = 8
 _FILES_KEPT: Final = 512

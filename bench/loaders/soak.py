@@ -12,7 +12,7 @@ from bench.loaders.ours import LoaderSettings, our_batches, require_enough
 from bench.measure import Progress, limited_to_cores, memory_mib, no_progress, open_files
 from bench.rows import data_tables, describe_machine
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 SETTLED_AFTER_S = 60.0
 """What the loader holds then is what it should hold at the end; of a shorter soak, half of it is for settling."""

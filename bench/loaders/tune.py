@@ -13,7 +13,7 @@ from bench.measure import Progress, Rate, Rounds, Start, limited_to_cores, measu
 from pipelines.config import PipelinesConfig
 from pipelines.render.backends import resolve_backend
 from pipelines.sources import load_index
-from train.config import Config
+from train.config.pretraining import Config
 
 _ROUNDS = 3
 

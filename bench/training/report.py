@@ -13,7 +13,8 @@ from rich.table import Table
 from bench.measure import Interval, Rate
 from bench.rows import describe_machine
 from bench.training.step import StepFigures, StepSettings
-from train.config import Config, to_dict
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 
 
 def as_table(figures: Sequence[StepFigures]) -> Table:

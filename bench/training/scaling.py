@@ -24,11 +24,11 @@ from bench.rows import describe_machine
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
-from train.config import Config
+from train.config.pretraining import Config
 from train.distributed.collective_timing import time_sums
 from train.distributed.world import World, described_world, joined, micro_batch_share
-from train.loop import set_threads
-from train.state import PretrainingState
+from train.pretrain import Pretraining
+from train.trainer import set_threads
 
 _SUM_SIZES = tuple(4**power for power in range(2, 13))  # 16 B to 16 MiB
 
@@ -305,7 +305,7 @@ def _with_batch(config: Config, batch: int) -> Config:
 def _step_s(config: Config, world: World, count: int, repeats: int) -> float:
     """Median seconds of an optimiser step on noise, after one that does not count."""
     encoder = dataclasses.replace(config.encoder, weights="random")
-    state = PretrainingState(dataclasses.replace(config, encoder=encoder), world, 100, fresh=True)
+    state = Pretraining(dataclasses.replace(config, encoder=encoder), world, 100, fresh=True)
     batch = _noise(count, config.geometry.side_px).to(world.device)
     times = []
     for _ in range(repeats + 1):

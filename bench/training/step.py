@@ -23,13 +23,14 @@ from pipelines.batch import Batch, View
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from train.config import Config
-from train.contrastive_step import ContrastiveStep
+from train.config.pretraining import Config
 from train.distributed.world import World, described_world
-from train.free_memory import free_bytes
-from train.graph_memory import with_graph_bytes
-from train.state import PRECISIONS, PretrainingState
-from train.stopwatch import Stopwatch
+from train.pretrain import Pretraining
+from train.steps.contrastive import ContrastiveStep
+from train.steps.free_memory import free_bytes
+from train.steps.graph_memory import with_graph_bytes
+from train.steps.state import PRECISIONS
+from train.steps.stopwatch import Stopwatch
 
 _CACHED: Final = 2
 """Batches at hand, which take turns."""
@@ -174,7 +175,7 @@ class StepBench:
         self._config, self._index, self.world, self._settings = config, index, world, settings
         torch.manual_seed(config.run.seed)
         steps_per_epoch = max(1, len(index) // config.train.batch)
-        self.state = PretrainingState(config, world, steps_per_epoch, fresh=True)
+        self.state = Pretraining(config, world, steps_per_epoch, fresh=True)
         with self._loader() as loader:
             self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
         self._waited_s, self._looped_s = 0.0, 0.0

@@ -14,7 +14,9 @@ from typing import Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
+from skeleton import HAND, Skeleton
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box of an image of which only the decoder will know the size: a square around all of it."""
@@ -72,9 +74,9 @@ class Index:
         box_px: (N, 3) float32, centre x, centre y and side of the square around the hand, in pixels of the image as
             decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
             means the square around the whole image.
-        keypoints_px: (N, 21, 2) float32 in the same frame, or None; the wrist, then thumb, index, middle, ring and
-            little finger, each from the palm outward (FreiHAND's order). Pictures show them; pre-training never reads
-            them. A keypoint that is not known is NaN.
+        keypoints_px: (N, K, 2) float32 in the same frame, or None; the K keypoints of `skeleton`. Pictures show them;
+            pre-training never reads them. A keypoint that is not known is NaN.
+        skeleton: what is posed: which keypoints these are.
         mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
             augmentation, so keypoints are carried through it and the loss does not undo it. Everything here, boxes,
@@ -85,11 +87,10 @@ class Index:
 
             - "K" (N, 3, 3), the camera matrix: from the camera's frame to pixels of the image as decoded,
               corner-based. `source_to_view_px` times K projects into a view, mirrored or not.
-            - "xyz_m" (N, 21, 3), keypoints in metres, in `keypoints_px`'s order, in the camera's frame: x right,
+            - "xyz_m" (N, K, 3), keypoints in metres, in `keypoints_px`'s order, in the camera's frame: x right,
               y down, z forward, so K xyz divided by depth is `keypoints_px`. NaN where a keypoint is not known.
-            - "scale_m" (N,), metres, length of the bone that scale-normalised poses take as 1 (FreiHAND: the middle
-              finger's first phalanx, keypoints 9 and 10).
-            - "xyz_px" (N, 21, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
+            - "scale_m" (N,), metres, length of the skeleton's reference bone, which scale-normalised poses take as 1.
+            - "xyz_px" (N, K, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
               perspective), so a pose up to scale and shift.
 
         sources: what a joined index is made of, in the order of its rows; empty for a single source.
@@ -108,6 +109,7 @@ class Index:
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
     blocks: Blocks | None = None
+    skeleton: Skeleton = HAND
 
     def __post_init__(self) -> None:
         count = len(self.paths)
@@ -121,6 +123,8 @@ class Index:
         for name, array in arrays.items():
             if array is not None and len(array) != count:
                 raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
+        if self.keypoints_px is not None and self.keypoints_px.shape[1] != len(self.skeleton):
+            raise ValueError(f"{self.name}: {self.keypoints_px.shape[1]} keypoints of a {self.skeleton.name}")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -190,9 +194,16 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     Args:
         indices: of the sources, at least one.
         weights: of each source in a batch.
+
+    Raises:
+        UserError: the sources label different skeletons.
     """
     if len(indices) == 1:
         return indices[0]
+    labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
+    if len(labelled) > 1:
+        told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
+        raise UserError(f"the sources label {told}: expected one kind of skeleton. Train on them one by one")
     roots = [os.path.abspath(index.root) for index in indices]  # noqa: PTH100  links stay as they are
     common = os.path.commonpath(roots)
     folders = [os.path.relpath(root, common) for root in roots]
@@ -217,6 +228,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             for index, weight in zip(indices, weights, strict=True)
         ),
         store=_JoinedStore(indices) if stored else None,
+        skeleton=next((index.skeleton for index in labelled.values()), HAND),
     )
 
 

@@ -25,11 +25,10 @@ from errors import UserError
 from parsing import regular
 from pipelines.samples.index import Index
 from pipelines.sources.boxes import read_boxes, squares_around
+from skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
-KEYPOINTS: Final = 21
-
-TIPS: Final = (4, 8, 12, 16, 20)
+TIPS: Final = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
 """Keypoints that a line begins with: the tips from thumb to little finger. The object's corners follow."""
 
 NOT_ANNOTATED_MM: Final = 32001.0
@@ -104,7 +103,7 @@ def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
             len(SEQUENCES),
         )
     names = [paths[row] for row in kept.tolist()]
-    xyz_m = np.full((len(kept), KEYPOINTS, 3), np.nan)
+    xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
     homogeneous = xyz_m @ COLOUR_K.T
     keypoints_px = homogeneous[..., :2] / homogeneous[..., 2:]

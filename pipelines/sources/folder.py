@@ -71,7 +71,9 @@ class _Found(NamedTuple):
         if len(others) > _ENDINGS_TOLD:
             parts.append(f"{-sum(count for count, _ in sorted(others)[_ENDINGS_TOLD:])} others")
         if self.lost_links:
-            parts.append(f"{len(self.lost_links)} links that lead nowhere ({self.lost_links[0]} the first)")
+            count = len(self.lost_links)
+            links = "1 link that leads" if count == 1 else f"{count} links that lead"
+            parts.append(f"{links} nowhere ({self.lost_links[0]}{' the first' if count > 1 else ''})")
         return ", ".join(parts) or "nothing"
 
     def remedy(self) -> str:
@@ -82,7 +84,7 @@ class _Found(NamedTuple):
             what = "is" if len(kinds) == 1 else "are"
             parts.append(f"{' and '.join(kinds)} {what} not read: convert them to JPEG or PNG.")
         if self.lost_links:
-            parts.append("Mend or remove the links.")
+            parts.append(f"Mend or remove the link{'s' if len(self.lost_links) > 1 else ''}.")
         return " ".join(parts)
 
 

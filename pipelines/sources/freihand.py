@@ -21,18 +21,18 @@ from pipelines.samples.index import Index
 from pipelines.sources.annotations.image_size import displayed_size_px
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.subsets import held_out
+from skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three ways of replacing it."""
 
-KEYPOINTS: Final = 21
 
 _FARTHEST_M: Final = 20.0
 """A hand farther than this is a mistake of the unit."""
 
 _OF_NUMBERS: Final = b"0123456789+-.eE \t\r\n"
 _WITHOUT_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
-_LABELS: Final = {"K": (3, 3), "xyz": (KEYPOINTS, 3), "scale": ()}
+_LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
 

@@ -26,8 +26,8 @@ from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.boxes import read_boxes, squares_around
+from skeleton import HAND
 
-KEYPOINTS: Final = 21
 VALIDATION_FRAC: Final = 0.1
 
 OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
@@ -202,7 +202,7 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
     def read() -> Tables:
         tables = {
             "K": np.full((len(frames), 3, 3), np.nan),
-            "xyz_m": np.full((len(frames), KEYPOINTS, 3), np.nan),
+            "xyz_m": np.full((len(frames), len(HAND), 3), np.nan),
             "box_px": np.full((len(frames), 4), np.nan),
         }
         shown = track(
@@ -215,7 +215,7 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
         for row, (sequence, frame) in enumerate(shown):
             file = root / folder / sequence / "meta" / f"{frame}.pkl"
             content = read_numpy_pickle(file)
-            joints = _numbers(file, content, "handJoints3D", [(KEYPOINTS, 3), (3,)])
+            joints = _numbers(file, content, "handJoints3D", [(len(HAND), 3), (3,)])
             intrinsics = _numbers(file, content, "camMat", [(3, 3)])
             box = _numbers(file, content, "handBoundingBox", [(4,)])
             if joints is not None and intrinsics is not None:
@@ -267,8 +267,8 @@ def _evaluation_xyz(file: Path, listed: int) -> npt.NDArray[np.float64]:
             f"{file}: keypoints of {entries} frames, but evaluation.txt lists {listed}. Use both of one version."
         )
     joints = as_numbers(content)
-    if joints is None or joints.shape != (listed, KEYPOINTS, 3) or not np.isfinite(joints).all():
-        raise UserError(f"{file}: expected {KEYPOINTS} x 3 finite numbers for each frame. Download it again.")
+    if joints is None or joints.shape != (listed, len(HAND), 3) or not np.isfinite(joints).all():
+        raise UserError(f"{file}: expected {len(HAND)} x 3 finite numbers for each frame. Download it again.")
     return _in_our_frame(joints)
 
 

@@ -37,6 +37,7 @@ from pipelines.sources.shards import (
     load_shards,
     table_checksum,
 )
+from skeleton import HAND
 from writing import write_bytes, write_text
 
 JOB_FILE: Final = "pack.json"
@@ -306,6 +307,8 @@ def _write_index(writer: _Writer, out: Path) -> None:
     content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
     content["crc32"] = {name: table_checksum(out / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
     content["left_out"] = len(left_out)
+    if writer.index.skeleton is not HAND:
+        content["skeleton"] = writer.index.skeleton.name
     write_bytes(out / INDEX_FILE, (json.dumps(content, indent=1) + "\n").encode())
     shutil.rmtree(out / _PARTS_FOLDER)
 

@@ -31,6 +31,7 @@ from errors import UserError
 from parsing import parse_json, regular
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.index import Blocks, Index, NamesOnDemand, Store
+from skeleton import SKELETONS
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
         targets={name.removeprefix(_TARGET): table for name, table in tables.items() if name.startswith(_TARGET)},
         store=store,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
+        skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
 
 
@@ -252,6 +254,8 @@ def _check_index_file(content: dict[str, Any]) -> None:
             raise ValueError(f"{str(name)[:80]!r} is no table of an index")
     if not shards or not {*_PLACES, "box_px"} <= {*tables}:
         raise ValueError("something is missing")
+    if content.get("skeleton", "hand") not in SKELETONS:
+        raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")
     if not isinstance(content.get("crc32", {}), dict):
         raise ValueError("crc32 is of another kind")
 

@@ -28,7 +28,7 @@ from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
-from train.config import Config
+from train.config.pretraining import Config
 
 
 @pytest.mark.slow  # measures every installed peer

@@ -18,7 +18,7 @@ from pipelines.sources import load_index
 from pipelines.sources.pack import pack
 from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
-from train.config import Config
+from train.config.pretraining import Config
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
-from train.config import Config
+from train.config.pretraining import Config
 
 POSES = 5000
 

@@ -26,7 +26,8 @@ from bench.training.scaling import (
 )
 from tests.command_line import run_cli
 from tests.train.tiny_run import TINY
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 
 WORK = Work(batch=2048, micro_batch=128, embedding_dim=128, parameters=25_000_000)
 ROOT = Path(__file__).parents[2]

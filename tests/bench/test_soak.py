@@ -17,7 +17,7 @@ from bench.loaders import soak
 from bench.loaders.ours import LoaderSettings, our_batches
 from pipelines.config import DataConfig
 from tests.train.tiny_run import write_images
-from train.config import Config
+from train.config.pretraining import Config
 
 
 def found(before: tuple[float, int], after: tuple[float, int]) -> soak.Soak:

@@ -22,7 +22,8 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.sources import load_index
 from tests.train.tiny_run import TINY, write_images
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.distributed.world import World
 
 ALL = {"cached", "loaded", "gradient", "recomputed", "averaged", "plain"}

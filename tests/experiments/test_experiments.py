@@ -19,7 +19,7 @@ from experiments import run
 from experiments.config import Arm, Comparison, ExperimentConfig, Phase, load_experiment
 from experiments.run import compare, constant_errors, run_experiment
 from tests.train import tiny_hands
-from train.runs.interrupt import Interrupted
+from train.distributed.interrupt import Interrupted
 
 HANDS = 50
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from models.config import PoseConfig
 from models.encoders import Encoder
-from models.hand import KEYPOINTS, REFERENCE_BONE
 from models.pose import (
     ROOT_DEPTH_RANGE,
     PoseNetwork,
@@ -17,14 +16,21 @@ from models.pose import (
     build_head,
     normalize_keypoints,
     project,
-    relative_depths,
     solve_root_depth,
     view_intrinsics,
     wrist_from_palm,
 )
-from pipelines.synthetic.skeleton import LIMITS_RAD, draw_shape, pose_hand
+from skeleton import HAND
+from synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
 
 HANDS = 20_000
+
+
+def relative_depths(joints_m: Tensor, scale_m: Tensor, root: str) -> Tensor:
+    """(z - z_root) / scale: (N, 21, 3) and (N,) -> (N, 21)."""
+    depth_m = joints_m[..., 2]
+    row = HAND.keypoints.index(root)
+    return (depth_m - depth_m[:, row : row + 1]) / scale_m[:, None]
 
 
 def random_hands(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -40,7 +46,7 @@ def random_hands(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Ten
         [rng.uniform(-0.1, 0.1, count), rng.uniform(-0.1, 0.1, count), rng.uniform(0.35, 1.2, count)], axis=1
     )
     joints = hands @ turns + center[:, None]
-    scale = np.linalg.norm(joints[:, REFERENCE_BONE[0]] - joints[:, REFERENCE_BONE[1]], axis=1)
+    scale = np.linalg.norm(joints[:, HAND.reference_bone[0]] - joints[:, HAND.reference_bone[1]], axis=1)
     intrinsics = np.zeros((count, 3, 3))
     intrinsics[:, 0, 0], intrinsics[:, 1, 1] = rng.uniform(300, 900, (2, count))
     intrinsics[:, 0, 1] = rng.uniform(-2, 2, count)
@@ -65,13 +71,13 @@ def test_3d_hands_come_back_from_exact_25d(root: str) -> None:
     depths = relative_depths(joints_m, scale_m, root)
 
     normalized = normalize_keypoints(keypoints_px, view_intrinsics(k, matrix))
-    root_depth = solve_root_depth(normalized, depths)
+    root_depth = solve_root_depth(normalized, depths, HAND.reference_bone)
     found_m = back_project(normalized, depths + root_depth[:, None]) * scale_m[:, None, None]
 
     # The quadratic equation written out once more, with NumPy, to say for which hands the promise holds.
-    true_root = (joints_m[:, KEYPOINTS.index(root), 2] / scale_m).numpy()
-    rays = (joints_m / joints_m[..., 2:]).numpy()[:, REFERENCE_BONE]  # (N, 2, 3)
-    apart, offset = rays[:, 0] - rays[:, 1], (rays * depths.numpy()[:, REFERENCE_BONE, None])
+    true_root = (joints_m[:, HAND.keypoints.index(root), 2] / scale_m).numpy()
+    rays = (joints_m / joints_m[..., 2:]).numpy()[:, HAND.reference_bone]  # (N, 2, 3)
+    apart, offset = rays[:, 0] - rays[:, 1], (rays * depths.numpy()[:, HAND.reference_bone, None])
     a = (apart**2).sum(1)
     vertex = -(apart * (offset[:, 0] - offset[:, 1])).sum(1) / a
     promised = (vertex < true_root) & (a > 1e-8)
@@ -89,8 +95,8 @@ def test_root_depth_equals_a_search_for_the_bones_length() -> None:
     joints_m, scale_m, k, _ = random_hands(20, seed=1)
     depths = relative_depths(joints_m, scale_m, "wrist") + 0.01 * torch.randn(20, 21, dtype=torch.float64)
     normalized = normalize_keypoints(project(joints_m, k), k)
-    found = solve_root_depth(normalized, depths)
-    n, m = REFERENCE_BONE
+    found = solve_root_depth(normalized, depths, HAND.reference_bone)
+    n, m = HAND.reference_bone
     for hand in range(20):
         rays = np.concatenate([normalized[hand].numpy(), np.ones((21, 1))], axis=1)
 
@@ -110,12 +116,12 @@ def test_root_depth_equals_a_search_for_the_bones_length() -> None:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=6, max_size=6))
 def test_root_depth_is_finite_whatever_the_network_says(values: list[float]) -> None:
     normalized, depths = torch.zeros(1, 21, 2), torch.zeros(1, 21)
-    normalized[0, REFERENCE_BONE[0]], normalized[0, REFERENCE_BONE[1]] = (
+    normalized[0, HAND.reference_bone[0]], normalized[0, HAND.reference_bone[1]] = (
         torch.tensor(values[i : i + 2]) for i in (0, 2)
     )
-    depths[0, REFERENCE_BONE[0]], depths[0, REFERENCE_BONE[1]] = values[4], values[5]
-    assert solve_root_depth(normalized, depths).isfinite().all()
-    assert solve_root_depth(torch.zeros(1, 21, 2), torch.zeros(1, 21)).isfinite().all()
+    depths[0, HAND.reference_bone[0]], depths[0, HAND.reference_bone[1]] = values[4], values[5]
+    assert solve_root_depth(normalized, depths, HAND.reference_bone).isfinite().all()
+    assert solve_root_depth(torch.zeros(1, 21, 2), torch.zeros(1, 21), HAND.reference_bone).isfinite().all()
 
 
 def test_normalized_keypoints_do_not_depend_on_the_view() -> None:
@@ -176,7 +182,7 @@ def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
     assert torch.equal(output.root_depth, output.root_depth_unrefined)
     error_m = (output.joints * scale_m[:, None, None] - joints_m).abs().amax((1, 2))
     assert (error_m[usual] < 1e-6).double().mean() > 0.95
-    lengths = (output.joints[:, REFERENCE_BONE[0]] - output.joints[:, REFERENCE_BONE[1]]).norm(dim=1)
+    lengths = (output.joints[:, HAND.reference_bone[0]] - output.joints[:, HAND.reference_bone[1]]).norm(dim=1)
     torch.testing.assert_close(lengths[error_m < 1e-6], torch.ones_like(lengths[error_m < 1e-6]))
 
 
@@ -187,7 +193,7 @@ def test_root_depth_is_clamped_and_refined_without_gradient_through_it() -> None
     k = torch.eye(3, dtype=torch.float64)[None]  # so short a focal length gives depths below the range
     output = network.from_features(features, k, side_px=128)
     normalized = normalize_keypoints(output.keypoints_px, k)
-    solved = solve_root_depth(normalized, output.relative_depth)
+    solved = solve_root_depth(normalized, output.relative_depth, HAND.reference_bone)
     assert (solved < ROOT_DEPTH_RANGE[0]).sum() > 4
     torch.testing.assert_close(output.root_depth_unrefined, solved.clamp(*ROOT_DEPTH_RANGE))
     assert not output.root_depth_unrefined.requires_grad

@@ -6,15 +6,24 @@ import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from tests.train.narrow import narrow_resnet18
+
+_WAIT_S = 0.2
+
 # Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
-_PRELOAD = ["pytest", "train.pretrain", "torch.fx.experimental.symbolic_shapes"]
+_PRELOAD = [
+    "pytest", "cli", "train.pretrain", "train.finetune", "torch._dynamo", "torch.fx.experimental.symbolic_shapes",
+]  # fmt: skip
 
 
 def start_ranks(world_size: int, target: Callable[..., None], *arguments: Any, log: Path) -> list[BaseProcess]:
@@ -75,14 +84,49 @@ def _one_rank(
 
 
 def pretrain(settings: Sequence[str]) -> None:
-    """`cli.py pretrain --resume auto`, with the exit code of the command line."""
-    from cli import main
+    """`cli.py pretrain --resume auto` of a narrow network, with the exit code of the command line."""
+    with narrow_resnet18():
+        _run("pretrain", settings)
 
-    main.main(["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
+
+def pretrain_slowly(settings: Sequence[str]) -> None:
+    """Likewise, and each step waits a little, so that there is time to be killed."""
+    with _slow_steps(), narrow_resnet18():
+        _run("pretrain", settings)
+
+
+def pretrain_in_full(settings: Sequence[str]) -> None:
+    """Likewise, of torchvision's own network, whose checkpoints take a while to be written."""
+    _run("pretrain", settings)
 
 
 def finetune(settings: Sequence[str]) -> None:
-    """`cli.py finetune --resume auto`, likewise."""
+    """`cli.py finetune --resume auto` of a narrow network."""
+    with narrow_resnet18():
+        _run("finetune", settings)
+
+
+def finetune_slowly(settings: Sequence[str]) -> None:
+    """Likewise, and each step waits a little, so that there is time to be killed."""
+    with _slow_steps(), narrow_resnet18():
+        _run("finetune", settings)
+
+
+def _run(command: str, settings: Sequence[str]) -> None:
     from cli import main
 
-    main.main(["finetune", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
+    main.main([command, "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
+
+
+@contextmanager
+def _slow_steps() -> Iterator[None]:
+    from train.steps.state import TrainingState
+
+    step = TrainingState.step
+
+    def slowly(self: TrainingState[Any, Any], batch: Any) -> Any:
+        time.sleep(_WAIT_S)
+        return step(self, batch)
+
+    with patch.object(TrainingState, "step", slowly):
+        yield

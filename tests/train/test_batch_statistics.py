@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from errors import UserError
 from tests.train.tiny_step import Recompute, images, network, norms, run, to_double
-from train.batch_statistics import synchronise
 from train.distributed.world import World
+from train.steps.batch_statistics import synchronise
 
 
 @pytest.mark.parametrize("recompute", ["never", "always"])

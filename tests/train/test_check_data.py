@@ -26,7 +26,7 @@ from tests.pipelines.harness import smooth_image
 from tests.pipelines.test_loader import UNDECODABLE, jpeg
 from tests.train import tiny_run
 from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder
-from train.check_data import Checked, check_data
+from train.data.check_data import Checked, check_data
 
 
 def check(*sources: DataConfig, out: Path) -> list[Checked]:
@@ -64,7 +64,7 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
 def test_a_list_that_cannot_be_written_is_told_before_the_work(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.check_data.load_index", lambda data: pytest.fail("begins the work"))
+    monkeypatch.setattr("train.data.check_data.load_index", lambda data: pytest.fail("begins the work"))
     with pytest.raises(UserError, match=r"/proc/bad\.jsonl: cannot be written"):
         check(DataConfig(source="folder", root=str(images)), out=Path("/proc/bad.jsonl"))
 

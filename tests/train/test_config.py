@@ -14,9 +14,11 @@ import pytest
 from errors import UserError
 from experiments.config import load_experiment
 from tests.command_line import run_cli
-from train.config import Config, first_difference, key_meanings, load_config, to_dict, to_toml
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.config.tables import first_difference, key_meanings, to_dict, to_toml
 from train.distributed.world import micro_batch_share
-from train.finetune_config import FinetuneConfig
 
 ROOT = Path(__file__).parents[2]
 

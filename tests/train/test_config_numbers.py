@@ -17,8 +17,10 @@ from errors import UserError
 from experiments.config import ExperimentConfig
 from tests.command_line import run_cli
 from tests.train import tiny_run
-from train.config import Config, load_config, to_toml
-from train.finetune_config import FinetuneConfig
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.config.tables import to_toml
 
 T = TypeVar("T")
 KINDS: tuple[type[object], ...] = (Config, FinetuneConfig, Cluster, ExperimentConfig)

@@ -26,8 +26,7 @@ from tests.train.tiny_step import (
     to_double,
     to_float,
 )
-from train.contrastive_step import ContrastiveStep
-from train.distributed.world import World
+from train.steps.contrastive import ContrastiveStep
 
 
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])
@@ -128,17 +127,18 @@ def test_bfloat16_autocast() -> None:
 @pytest.mark.parametrize("recompute", ["never", "always"])
 def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute) -> None:
     """So a rank whose backward passes alone are slow is told of as one that holds the others up."""
-    model, world = network(), World()
-    run(model, 4, 2, recompute, world)
-    world.progress.own_work.take_s()
+    model = network()
+    step = ContrastiveStep(model, UNDO, batch=4, micro_batch=2, recompute=recompute, preprocess=to_double)
+    step(images(4))
+    step.own_work.take_s()
 
     def slowed(module: nn.Module, inputs: object, output: Tensor) -> None:
         if output.requires_grad:
             output.register_hook(lambda gradient: time.sleep(0.05))  # type: ignore[no-untyped-call]
 
     model.register_forward_hook(slowed)
-    run(model, 4, 2, recompute, world)
-    assert world.progress.own_work.take_s() >= 2 * 0.05
+    step(images(4))
+    assert step.own_work.take_s() >= 2 * 0.05
 
 
 def test_wrong_batch_size_is_named() -> None:

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig, ProjectorConfig
 from models.encoders import Encoder, build_encoder
-from models.hand import FINGERS, JOINTS, KEYPOINTS
 from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
 from models.pose import PoseNetwork
 from models.weights import resnet_name
-from train.convert import convert
+from skeleton import FINGERS, HAND
 from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
+from train.weights.convert import convert
 
 State = dict[str, Tensor]
 
@@ -83,8 +83,8 @@ def theirs_by_hand(state: State, name: str, image: Tensor, k: Tensor) -> dict[st
 
 def in_freihands_order(theirs: Tensor) -> Tensor:
     """By name: theirs are the wrist (palm), then all mcp, pip, dip, tip."""
-    names = ["wrist", *(f"{finger}_{joint}" for joint in JOINTS for finger in FINGERS)]
-    return theirs[:, [names.index(name) for name in KEYPOINTS]]
+    names = ["wrist", *(f"{finger}_{joint}" for joint in ("mcp", "pip", "dip", "tip") for finger in FINGERS)]
+    return theirs[:, [names.index(name) for name in HAND.keypoints]]
 
 
 def load_as_ours(path: Path) -> PoseNetwork:

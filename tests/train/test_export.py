@@ -16,18 +16,18 @@ import pytest
 import torch
 
 from errors import UserError
-from models.hand import KEYPOINTS
 from models.pose import PoseNetwork, PoseOutput
-from pipelines.synthetic import make_dataset
+from skeleton import HAND
+from synthetic import make_dataset
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
-from train import export
-from train.config import to_dict
-from train.convert import convert
-from train.export import OPSET, OUTPUTS, export_encoder, export_onnx
+from train.config.tables import to_dict
 from train.pose.predict import predict
 from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints
+from train.weights import export
+from train.weights.convert import convert
+from train.weights.export import OPSET, OUTPUTS, export_encoder, export_onnx
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,7 +157,8 @@ def test_the_file_says_how_a_picture_becomes_its_input(sensitive: Path) -> None:
     session = onnxruntime.InferenceSession(str(sensitive / "pose.onnx"), providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["preprocessing"])
     assert (about["side_px"], about["box_margin"], about["outside_of_the_picture"]) == (64, 1.3, 0)
-    assert about["keypoints"] == list(KEYPOINTS)
+    assert about["keypoints"] == list(HAND.keypoints)
+    assert about["skeleton"] == "hand"
     assert about["mean"] == pytest.approx([0.485, 0.456, 0.406])
 
 
@@ -189,6 +190,7 @@ def test_the_example_of_the_docs_predicts_what_predict_does(
     assert spread > 50 * enlarged
     # Rounding of pixels, once in each halving, moves them by 0.3 % of their spread; a wrong crop by more than 10 %.
     np.testing.assert_allclose(found["keypoints_px"], one.keypoints_px, atol=0.01 * spread)
+    assert one.joints is not None
     np.testing.assert_allclose(found["joints"][0], one.joints, atol=0.02 * np.abs(one.joints).max())
     exec(code.replace('* about["box_margin"]', "").replace("+= warp", "+= 0 * warp"), found)
     assert np.abs(found["keypoints_px"] - one.keypoints_px).max() > 0.1 * spread

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,21 @@ from models.config import EncoderConfig, PoseConfig
 from models.encoders import build_encoder
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
-from train.config import load_config
+from tests.train.narrow import full_resnet18
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
 from train.distributed.world import World
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
+from train.pose.errors import errors_of
 from train.pose.inference import Poses
+from train.pose.labels import PoseLabels
 from train.pose.run import load_pose_run
-from train.pose.targets import PoseLabels
-from train.pose.validation import Validation, best_of, error_tables, validate
+from train.pose.validation import Validation, best_of, validate
 from train.runs.checkpoint import Checkpoints
 from train.runs.folder import RunFolder
-from train.starting_weights import start_pose_network
+from train.weights.starting_weights import start_pose_network
+
+pytestmark = pytest.mark.usefixtures("narrow")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,12 @@ def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    with full_resnet18():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +100,7 @@ def test_a_run_folder_holds_what_it_promises(uninterrupted: RunFolder) -> None:
 def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterrupted: RunFolder) -> None:
     run = load_pose_run(uninterrupted.root)
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
-    figures, poses = validate(run.network, Validation(index, PoseLabels(index, run.config.pose)), run.config, World())
+    figures, poses = validate(run.network, Validation(index, PoseLabels.of(index)), run.config, World())
     row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
     assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
@@ -99,12 +109,11 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
 def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:
     run = load_pose_run(uninterrupted.root)
     index = load_index(config_of(hands, uninterrupted.root, "data.split=val").data)
-    validation = Validation(index, PoseLabels(index, run.config.pose))
+    validation = Validation(index, PoseLabels.of(index))
     _, poses = validate(run.network, validation, run.config, World())
-    before = error_tables(poses, validation)
-    validation.labels.joints_m = validation.labels.joints_m.copy()
-    validation.labels.joints_m[2] = validation.labels.joints_m[2, 0]
-    for name, table in error_tables(poses, validation).items():
+    before = errors_of(poses, validation.labels, palm=False).tables()
+    validation.labels.joints[2] = validation.labels.joints[2, 0]
+    for name, table in errors_of(poses, validation.labels, palm=False).tables().items():
         assert np.isnan(table[2]).all()
         np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
 
@@ -140,7 +149,7 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
 ) -> None:
     out, log = tmp_path / "killed", tmp_path / "log"
     target = random.Random(os.urandom(8)).randrange(1, 12)
-    processes = ranks.start_ranks(1, ranks.finetune, tiny_hands.settings(hands, out), log=log)
+    processes = ranks.start_ranks(1, ranks.finetune_slowly, tiny_hands.settings(hands, out), log=log)
     seen = out / "samples-rank0.jsonl"
     while processes[0].is_alive() and not (seen.exists() and len(seen.read_text().splitlines()) >= target):
         time.sleep(0.005)
@@ -188,6 +197,7 @@ def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplo
     assert "the encoder stays random (train.frozen = true): --from RUN gives it weights" in caplog.messages
 
 
+@pytest.mark.usefixtures("full")
 def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     """Held out and trained on are the same images here: the error must fall clearly."""
     settings = (
@@ -196,7 +206,7 @@ def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     config = config_of(hands, tmp_path / "learnt", *settings)
     index = load_index(config.data)
-    validation = Validation(index, PoseLabels(index, config.pose))
+    validation = Validation(index, PoseLabels.of(index))
     torch.manual_seed(0)
     before, _ = validate(start_pose_network(config.encoder, config.pose), validation, config, World())
     folder = finetune(config)

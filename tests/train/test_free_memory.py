@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.command_line import run_cli
-from tests.train import tiny_hands, tiny_run
-from train import free_memory
+from tests.train import ranks, tiny_hands, tiny_run
 from train.distributed.world import World
+from train.steps import free_memory
 
-ROOT = Path(__file__).parents[2]
 GIB = 2**30
 V2 = "0::/kubepods/pod7\n"
 V1 = "5:memory:/pods/pod7\n4:cpu,cpuacct:/pods\n0::/pods\n"
 STAT = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}\n"
+ODD = "alone\n\nx y z\ninactive_file ?\n"
 STAT_V1 = f"inactive_file 1\ntotal_inactive_file {2 * GIB}\ntotal_active_file 0\n"
 NO_LIMIT_V1 = "9223372036854771712\n"
 
@@ -31,6 +28,7 @@ NO_LIMIT_V1 = "9223372036854771712\n"
     [
         (V2, {"kubepods/pod7/memory.max": 8 * GIB, "kubepods/pod7/memory.current": 3 * GIB}, 5 * GIB),
         (V2, {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": STAT}, 7 * GIB),  # page cache goes
+        (V2, {"memory.max": 8 * GIB, "memory.current": 3 * GIB, "memory.stat": f"{ODD}{STAT}"}, 7 * GIB),
         (V2, {"kubepods/pod7/memory.max": "max", "kubepods/pod7/memory.current": 3 * GIB,
               "kubepods/memory.max": 4 * GIB, "kubepods/memory.current": 3 * GIB}, GIB),
         (V2, {"memory.max": "max", "memory.current": 3 * GIB}, math.inf),
@@ -104,14 +102,11 @@ def test_a_pose_head_too_wide_is_refused(hands: Path, tmp_path: Path, capsys: py
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: pose.hidden = 1000000000: the network needs ")
 
 
-LIMITED = """
-import resource, sys
-import psutil
-import cli, train.pretrain, torch._dynamo, pipelines.views
-taken = psutil.Process().memory_info().vms
-resource.setrlimit(resource.RLIMIT_AS, (taken + int(sys.argv[1]) * 2**20,) * 2)
-cli.main.main(sys.argv[2:])
-"""
+def _pretrain_in(mib: int, settings: list[str]) -> None:
+    """With so much more memory than the process has taken."""
+    taken = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (taken + mib * 2**20,) * 2)
+    ranks.pretrain_in_full(settings)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +123,8 @@ cli.main.main(sys.argv[2:])
 def test_too_little_memory_is_one_line(
     mib: int, overrides: tuple[str, ...], said: str, images: Path, tmp_path: Path
 ) -> None:
-    words = [part for word in tiny_run.settings(images, tmp_path / "run", *overrides) for part in ("--set", word)]
-    found = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(mib), "pretrain", *words],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert found.returncode == 2, found.stderr
-    assert "Traceback" not in found.stderr
-    assert found.stderr.splitlines()[-1].startswith(said), found.stderr
+    log = tmp_path / "log"
+    settings = tiny_run.settings(images, tmp_path / "run", *overrides)
+    printed = ranks.finish(ranks.start_ranks(1, _pretrain_in, mib, settings, log=log), log, code=2)
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith(said), printed

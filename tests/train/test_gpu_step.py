@@ -12,10 +12,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
 from pipelines.batch import Batch, View
-from train.config import Config, load_config
-from train.contrastive_step import StepResult
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.distributed.world import World
-from train.state import PretrainingState
+from train.pretrain import Pretraining
+from train.steps.contrastive import StepResult
 
 pytestmark = pytest.mark.gpu
 
@@ -38,10 +39,10 @@ def full_float32() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def state(*overrides: str) -> PretrainingState:
+def state(*overrides: str) -> Pretraining:
     """A fresh state, the same weights each time, ten steps per epoch."""
     torch.manual_seed(0)
-    return PretrainingState(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
+    return Pretraining(load_config(Config, [], [*SETTINGS, *overrides]), World(device=GPU), 10, fresh=True)
 
 
 def batch(samples: int = 16) -> Batch:
@@ -156,7 +157,7 @@ def test_recomputing_gives_the_same_embeddings(precision: str, bound: float) -> 
     assert float((ours - theirs).norm()) <= 10 * bound * float(theirs.norm())
 
 
-def flat_gradient(made: PretrainingState) -> Tensor:
+def flat_gradient(made: Pretraining) -> Tensor:
     return torch.cat([p.grad.flatten() for p in made.network.parameters() if p.grad is not None])
 
 
@@ -165,7 +166,7 @@ def test_memory_decides_on_recomputing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = state("train.recompute=auto")
     made.contrastive(batch())
     assert made.contrastive.recompute == "never"
-    monkeypatch.setattr("train.contrastive_step.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
+    monkeypatch.setattr("train.steps.contrastive.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
     short = state("train.recompute=auto")
     short.contrastive(batch())
     assert short.contrastive.recompute == "always"

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import train.graph_memory
+import train.steps.graph_memory
 from models.network import build_network
 from tests.train.tiny_step import SIDE_PX, UNDO, Recompute, images, network, run, to_double
-from train.config import Config, load_config
-from train.contrastive_step import ContrastiveStep
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.steps.contrastive import ContrastiveStep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -28,7 +29,7 @@ def test_graph_memory_counts_each_saved_block_once_and_no_parameters() -> None:
         hidden: Tensor = weight(x)  # saves x and the weight
         return torch.tanh(hidden) * hidden.sin()  # saves tanh's result (twice), hidden, sin's result
 
-    _, count = train.graph_memory.with_graph_bytes(weight, forward, torch.device("cpu"))
+    _, count = train.steps.graph_memory.with_graph_bytes(weight, forward, torch.device("cpu"))
     assert count == 4 * 1000 * 16 * 4
 
 
@@ -46,7 +47,7 @@ def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[st
     def graph_bytes(pictures: int) -> int:
         picture = torch.zeros(pictures, 3, config.geometry.side_px, config.geometry.side_px, dtype=torch.uint8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return train.graph_memory.with_graph_bytes(built, lambda: built(picture), torch.device("cpu"))[1]
+            return train.steps.graph_memory.with_graph_bytes(built, lambda: built(picture), torch.device("cpu"))[1]
 
     of_a_picture = (graph_bytes(6) - graph_bytes(2)) / 4
     of_the_rest = graph_bytes(2) - 2 * of_a_picture + 16 * sum(parameter.numel() for parameter in built.parameters())
@@ -71,7 +72,7 @@ def test_measured_graph_goes_when_its_result_goes() -> None:
         x: Tensor = Node.apply(torch.ones(3, 2, requires_grad=True))  # type: ignore[no-untyped-call]
         return x * x.amax(1, keepdim=True).detach()  # as the range in the latent inverse: saved, but on no way back
 
-    result, _ = train.graph_memory.with_graph_bytes(nn.Identity(), forward, torch.device("cpu"))
+    result, _ = train.steps.graph_memory.with_graph_bytes(nn.Identity(), forward, torch.device("cpu"))
     assert len(tokens) == 1
     del result
     assert not tokens
@@ -105,10 +106,10 @@ def test_recomputing_holds_one_graph_at_a_time() -> None:
 
 def test_auto_keeps_graphs_that_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for free, expected in ((2**40, "never"), (0, "always")):
-        monkeypatch.setattr("train.contrastive_step.free_bytes", lambda world, free=free: free)
+        monkeypatch.setattr("train.steps.contrastive.free_bytes", lambda world, free=free: free)
         step = ContrastiveStep(network(), UNDO, batch=6, micro_batch=2, preprocess=to_double)
         assert step.recompute == "auto"
-        with caplog.at_level(logging.INFO, "train.contrastive_step"):
+        with caplog.at_level(logging.INFO, "train.steps.contrastive"):
             step(images(6))
         assert step.recompute == expected
         assert f"recompute = {expected!r}: " in caplog.text

@@ -16,10 +16,11 @@ from typing import IO
 
 import pytest
 
-from pipelines.synthetic import make_dataset
+from synthetic import make_dataset
 from tests.conftest import Record
 from tests.train import tiny_run
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.runs.json_lines import read_rows
 
 pytestmark = pytest.mark.slow  # a minute or two each: whole jobs start, are killed and start again

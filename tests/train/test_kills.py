@@ -8,7 +8,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import cast
@@ -27,9 +27,14 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def start(images: Path, out: Path, epochs: int, world_size: int, *overrides: str) -> list[BaseProcess]:
+Pretrain = Callable[[Sequence[str]], None]
+
+
+def start(
+    pretrain: Pretrain, images: Path, out: Path, epochs: int, world_size: int, *overrides: str
+) -> list[BaseProcess]:
     settings = tiny_run.settings(images, out, *SETTINGS, f"train.epochs={epochs}", *overrides)
-    return ranks.start_ranks(world_size, ranks.pretrain, settings, log=out.with_suffix(".log"))
+    return ranks.start_ranks(world_size, pretrain, settings, log=out.with_suffix(".log"))
 
 
 def rows(out: Path) -> list[dict[str, float]]:
@@ -37,12 +42,12 @@ def rows(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object]:
+def kill_at_random(folder: Path, pretrain: Pretrain, *, kills: int, epochs: int) -> dict[str, object]:
     """What was killed when, and how far the run ended from an undisturbed one."""
     steps = 4 * epochs
     images, whole, killed = folder / "images", folder / "whole", folder / "killed"
     tiny_run.write_images(images)
-    undisturbed_run = start(images, whole, epochs, 1, "run.checkpoint_every=1000")
+    undisturbed_run = start(pretrain, images, whole, epochs, 1, "run.checkpoint_every=1000")
     ranks.finish(undisturbed_run, whole.with_suffix(".log"), timeout_s=900)
     seed = int.from_bytes(os.urandom(4))
     chance = random.Random(seed)
@@ -50,7 +55,7 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
     world_sizes, writing = [], 0
     for number in range(kills):
         world_size = chance.randint(1, 4)
-        processes = start(images, killed, epochs, world_size)
+        processes = start(pretrain, images, killed, epochs, world_size)
         # From wherever it goes on, so that kills spread over the run however fast the machine is.
         target, extra_s = (number + 1) * steps // (kills + 4), chance.random() * 0.3
         victim = chance.choice([None, *range(world_size)])
@@ -72,7 +77,7 @@ def kill_at_random(folder: Path, *, kills: int, epochs: int) -> dict[str, object
                 process.join(300)
             assert not any(process.is_alive() for process in processes), said
         writing += any((killed / "checkpoints").glob("*.part"))  # half of one is left
-    last = start(images, killed, epochs, chance.randint(1, 4))
+    last = start(pretrain, images, killed, epochs, chance.randint(1, 4))
     ranks.finish(last, killed.with_suffix(".log"), timeout_s=900)
 
     assert [row["step"] for row in rows(killed)] == list(range(1, steps + 1)), said
@@ -103,11 +108,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_killed_twice(folder: Path) -> None:
-    kill_at_random(folder, kills=2, epochs=1)
+    kill_at_random(folder, ranks.pretrain_slowly, kills=2, epochs=1)
 
 
 @pytest.mark.slow  # five minutes: 21 starts
 def test_killed_twenty_times(folder: Path, record: Record) -> None:
-    figures = kill_at_random(folder, kills=20, epochs=6)
+    figures = kill_at_random(folder, ranks.pretrain_in_full, kills=20, epochs=6)
     record("kills", precision="fp64", **figures)
     assert cast(int, figures["kills_while_a_checkpoint_was_written"]) > 0, figures

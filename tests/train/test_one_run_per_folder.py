@@ -16,6 +16,8 @@ import pytest
 from tests.command_line import run_cli
 from tests.train import tiny_run
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 PATIENCE_S = 120.0
 """Far more than anything here needs, however busy the machine is."""
 

@@ -15,8 +15,8 @@ from errors import UserError
 from models.config import EncoderConfig, ProjectorConfig
 from models.encoders import build_encoder
 from models.projector import build_projector
-from train.config import OptimConfig
-from train.optim import Lars, build_optimizer, learning_rate_factor
+from train.config.pretraining import OptimConfig
+from train.steps.optim import Lars, build_optimizer, learning_rate_factor
 
 SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]
 

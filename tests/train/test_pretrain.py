@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,16 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(images: Path, out: Path, *overrides: str, world_size: int = 1) -> list[BaseProcess]:
+    """A run that can be killed or stopped before it ends."""
     settings = tiny_run.settings(images, out, *overrides)
-    return ranks.start_ranks(world_size, ranks.pretrain, settings, log=out.with_suffix(".log"))
+    return ranks.start_ranks(world_size, ranks.pretrain_slowly, settings, log=out.with_suffix(".log"))
 
 
 def run(images: Path, out: Path, *overrides: str, world_size: int = 1, code: int = 0) -> str:
     """What the run printed."""
-    return ranks.finish(start(images, out, *overrides, world_size=world_size), out.with_suffix(".log"), code=code)
+    log = out.with_suffix(".log")
+    started = ranks.start_ranks(world_size, ranks.pretrain, tiny_run.settings(images, out, *overrides), log=log)
+    return ranks.finish(started, log, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +121,14 @@ def test_sigterm_saves_and_leaves(world_size: int, images: Path, uninterrupted: 
 
 
 @pytest.mark.parametrize(
-    "world_sizes",
-    [(1, 3), pytest.param((1, 2, 3, 4), marks=pytest.mark.slow)],  # ten ranks in turn
+    ("pretrain", "world_sizes"),
+    [
+        (ranks.pretrain, (1, 3)),
+        pytest.param(ranks.pretrain_in_full, (1, 2, 3, 4), marks=pytest.mark.slow),  # ten ranks in turn
+    ],
 )
 def test_any_number_of_processes_trains_the_same_run(
-    world_sizes: Sequence[int], images: Path, tmp_path: Path, record: Record
+    pretrain: Callable[[Sequence[str]], None], world_sizes: Sequence[int], images: Path, tmp_path: Path, record: Record
 ) -> None:
     """20 steps in float64, batch norm in train mode; four micro-batches, so that three ranks have unequal shares."""
     # The projector's first bias stands before batch norm: its gradient is rounding, which Adam enlarges: with three
@@ -131,7 +137,8 @@ def test_any_number_of_processes_trains_the_same_run(
         "train.precision=fp64", "train.epochs=10", "train.batch=24", "train.micro_batch=6", "run.checkpoint_every=1000",
     )  # fmt: skip
     for world_size in world_sizes:
-        run(images, tmp_path / str(world_size), *settings, world_size=world_size)
+        words, log = tiny_run.settings(images, tmp_path / str(world_size), *settings), tmp_path / f"{world_size}.log"
+        ranks.finish(ranks.start_ranks(world_size, pretrain, words, log=log), log)
         assert len(list((tmp_path / str(world_size)).glob("samples-rank*.jsonl"))) == world_size
     alone, samples = tiny_run.final_weights(tmp_path / "1", 20), tiny_run.samples_of_steps(tmp_path / "1")
     assert len(samples) == 20

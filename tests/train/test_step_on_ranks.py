@@ -22,9 +22,9 @@ from tests.train.tiny_step import (
     run,
     to_double,
 )
-from train.batch_statistics import synchronise
-from train.contrastive_step import ContrastiveStep
 from train.distributed.world import World, described_world, joined, micro_batch_share
+from train.steps.batch_statistics import synchronise
+from train.steps.contrastive import ContrastiveStep
 
 SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three
 

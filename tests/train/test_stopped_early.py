@@ -12,14 +12,16 @@ import pytest
 
 from pipelines.batch import Batch
 from tests.train import tiny_hands, tiny_run
-from train.config import Config, load_config
-from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
-from train.pose.state import FinetuningState
-from train.pretrain import pretrain
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.distributed.interrupt import Interrupted, StopSignals
+from train.finetune import Finetuning, finetune
+from train.pretrain import Pretraining, pretrain
 from train.runs.folder import RunFolder
-from train.runs.interrupt import Interrupted, StopSignals
-from train.state import PretrainingState, Result, TrainingState
+from train.steps.state import Result, TrainingState
+
+pytestmark = pytest.mark.usefixtures("narrow")
 
 
 def pretraining(tmp_path: Path) -> RunFolder:
@@ -35,10 +37,10 @@ def finetuning(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize(("run", "state"), [(pretraining, PretrainingState), (finetuning, FinetuningState)])
+@pytest.mark.parametrize(("run", "state"), [(pretraining, Pretraining), (finetuning, Finetuning)])
 def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     run: Callable[[Path], RunFolder],
-    state: type[TrainingState[Any]],
+    state: type[TrainingState[Any, Any]],
     by: signal.Signals,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -46,7 +48,7 @@ def test_a_run_that_is_stopped_before_its_first_row_of_metrics_is_saved(
     """There is nothing to draw then."""
     step = state.step
 
-    def stopped(self: TrainingState[Any], batch: Batch) -> Result:
+    def stopped(self: TrainingState[Any, Any], batch: Batch) -> Result:
         os.kill(os.getpid(), by)
         result: Result = step(self, batch)
         return result

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from train.stopwatch import Stopwatch
+from train.steps.stopwatch import Stopwatch
 
 GPU = torch.device("cuda", 0)
 

@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from train.config import load_config, to_dict
-from train.finetune_config import FinetuneConfig
-from train.pictures import draw_hand
+from skeleton import HAND
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.tables import to_dict
+from train.pictures import draw_skeleton
 from train.runs.checkpoint import Checkpoints
-from train.starting_weights import start_pose_network
+from train.weights.starting_weights import start_pose_network
 
 SIDE_PX = 64
 TINY = (
@@ -49,7 +51,7 @@ def write_hands(root: Path, poses: int, seed: int = 0) -> None:
         for pose, hand_m in enumerate(hands_m):
             homogeneous = hand_m @ camera.T
             image = np.full((SIDE_PX, SIDE_PX, 3), 40 * version, np.uint8)
-            draw_hand(image, homogeneous[:, :2] / homogeneous[:, 2:])
+            draw_skeleton(image, homogeneous[:, :2] / homogeneous[:, 2:], HAND)
             name = f"{pose + poses * version:08d}.jpg"
             assert cv2.imwrite(str(root / "training" / "rgb" / name), image[..., ::-1])
     scale_m = np.linalg.norm(hands_m[:, 9] - hands_m[:, 10], axis=1)

@@ -12,8 +12,8 @@ from models.config import EquivarianceConfig
 from models.equivariance import build_undo
 from models.losses import nt_xent
 from pipelines.batch import Batch, View
-from train.contrastive_step import ContrastiveStep, StepResult
 from train.distributed.world import World
+from train.steps.contrastive import ContrastiveStep, StepResult
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8

@@ -31,7 +31,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
 
     Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
     """
-    from pipelines.synthetic import make_dataset
+    from synthetic import make_dataset
     from train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
@@ -47,7 +47,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
     from pipelines.config import refuse_among_images
-    from train.preview import preview
+    from train.data.preview import preview
 
     if not out.exists():  # else `preview` looks whether it is an image of the data
         refuse_among_images(out, config.data)
@@ -66,7 +66,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
     """
     config = pretraining_config(files, overrides)
-    from train import check_data as check
+    from train.data import check_data as check
     from train.distributed.world import described_world
     from train.runs.log import progress_bar
 
@@ -100,7 +100,7 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
     """
     config = pretraining_config(files, overrides)
-    from train.pack import pack_data
+    from train.data.pack import pack_data
     from train.runs.log import progress_bar
 
     with progress_bar("packing") as progress:

@@ -63,7 +63,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from train.config import as_toml
+    from train.config.tables import as_toml
     from train.evaluation.evaluate import evaluate as measure
     from train.runs.log import configure_logging, progress_bar
 
@@ -108,12 +108,12 @@ def evaluate(
     "--scale-m",
     default=None,
     type=FiniteRange(0, 1, min_open=True),
-    help="Length of the middle finger's first phalanx in metres, to get the pose in metres.",
+    help="Length of the middle finger's first phalanx, or a body's reference bone, in metres: the pose is in metres.",
 )
 def predict(
     run: Path, images: Sequence[str], out: Path, box: str | None, intrinsics: Path | None, scale_m: float | None
 ) -> None:
-    """Predict the hand in each IMAGE (files, folders, patterns) with the fine-tuned RUN; draw it and write JSON.
+    """Predict the pose in each IMAGE (files, folders, patterns) with the fine-tuned RUN; draw it and write JSON.
 
     \b
       python cli.py predict runs/finetune_demo hand.jpg
@@ -134,8 +134,11 @@ def predict(
         say(f"{result.picture}")
         if result.box_needed != "no":
             say(f"  {result.note}")
-    if scale_m is None:
-        say("poses are scale-normalised (the middle finger's first phalanx is 1): --scale-m gives metres")
+    first = done.predictions[0]
+    if first.joints is None:
+        say("only keypoints in the picture: the network was trained without depths")
+    elif scale_m is None:
+        say(f"poses are scale-normalised ({first.skeleton.reference_bone_words} is 1): --scale-m gives metres")
     if intrinsics is None:
         say("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
     for line in done.unreadable:
@@ -195,7 +198,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
     Names and shapes are checked, and nothing in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
-    from train.convert import convert as run
+    from train.weights.convert import convert as run
 
     say(run(source, out, to))
 
@@ -220,7 +223,7 @@ def export(source: Path, out: Path | None, onnx: Path | None) -> None:
     only `fc` missing. --onnx writes a fine-tuned network with its head, and checks it against torch in onnxruntime.
     Of a fine-tuning run's folder both take the best checkpoint on validation (best/), of pre-training's the newest.
     """
-    from train.export import export_encoder, export_onnx
+    from train.weights.export import export_encoder, export_onnx
 
     if out is None and onnx is None:
         raise UserError("export needs a file to write: OUT for the encoder, or --onnx OUT.onnx for the pose network")

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bounds import LARGEST_COUNT, LARGEST_SEED
-from errors import ToldByAnother, UserError, is_left_to_shell, printable
+from errors import ToldByAnother, UserError
+from errors.terminal import printable
+from train.config.shell import is_left_to_shell
 
 if TYPE_CHECKING:
-    from train.config import Config
+    from train.config.pretraining import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,7 +114,8 @@ def same_on_this_host() -> Iterator[None]:
 
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
     """What `config_options` gave, as a configuration of pre-training."""
-    from train.config import Config, load_config
+    from train.config.load import load_config
+    from train.config.pretraining import Config
 
     with same_on_this_host():
         return load_config(Config, files, overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,8 +12,8 @@ import click
 from train.commands.options import config_options, is_main_rank, is_one_host, run_options, same_on_this_host, say
 
 if TYPE_CHECKING:
-    from train.config import Config
-    from train.finetune_config import FinetuneConfig
+    from train.config.finetuning import FinetuneConfig
+    from train.config.pretraining import Config
     from train.runs.folder import Resume, RunFolder
 
 C = TypeVar("C", bound="Config | FinetuneConfig")
@@ -33,7 +34,7 @@ def pretrain(
 
     The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves and leaves.
     """
-    from train.config import Config
+    from train.config.pretraining import Config
 
     config = _resolve(Config, files, overrides, {"run.out": out}, print_config=print_config)
     from train.pretrain import pretrain as run
@@ -72,7 +73,7 @@ def finetune(
     authors' weights, "imagenet" or "random". The run's folder holds what pre-training's does, and the best checkpoint
     on held-out images.
     """
-    from train.finetune_config import FinetuneConfig
+    from train.config.finetuning import FinetuneConfig
 
     short = {"encoder.weights": start, "run.out": out}
     config = _resolve(FinetuneConfig, files, overrides, short, print_config=print_config)
@@ -87,10 +88,10 @@ def finetune(
         validations = folder.read_validations()
         if validations:
             best = best_of(validations)
-            say(
-                f"held out: PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, 2D {best['epe_px']:.1f} px "
-                f"at step {best['step']}, {folder.best.folder}"
-            )
+            in_3d = f"PA-EPE {best['pa_epe_cm']:.2f} cm, EPE {best['epe_cm']:.2f} cm, "
+            if math.isnan(best["pa_epe_cm"]) and not math.isnan(best["epe_px"]):
+                in_3d = ""
+            say(f"held out: {in_3d}2D {best['epe_px']:.1f} px at step {best['step']}, {folder.best.folder}")
             say(f"what it predicts:  {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 
@@ -105,7 +106,9 @@ def _resolve(
 ) -> C:
     """The configuration of a run, with the options that are short for a key; --print-config prints it and leaves."""
     from pipelines.config import refuse_among_images, require_roots
-    from train.config import as_toml, load_config, require_whole_micro_batches, to_toml
+    from train.config.load import load_config
+    from train.config.pretraining import require_whole_micro_batches
+    from train.config.tables import as_toml, to_toml
 
     settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value is not None]
     with same_on_this_host():

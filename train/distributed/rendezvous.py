@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from errors import RanksLost, UserError

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from errors import ToldByAnother, UserError, of_machine
+from errors import ToldByAnother, UserError
+from errors.refused import of_machine
+from train.distributed.interrupt import StopSignals
 from train.distributed.world import World
-from train.runs.interrupt import StopSignals
 
 T = TypeVar("T")
 

@@ -8,15 +8,14 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
-from train.stopwatch import Stopwatch
+from train.distributed.activity import Activity
 
 EXIT_CODE = 75
 """Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""
@@ -32,46 +31,6 @@ _NOT_YET: dict[str, Any] = {
 }
 
 
-class Progress:
-    """How far this rank is: what it does, and how many messages to the others it has begun.
-
-    Ranks exchange the same messages in the same order, so the one with the fewest is the one that is waited for.
-
-    Attributes:
-        messages: collectives begun.
-        exchanging: whether this rank is in the last of them.
-        moves: anything done, so that long work between two messages is no hanging.
-        doing: in words, for people.
-        patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
-        verdict: set when the watchdog speaks, which ends the process.
-        own_work: times what this rank does without the others.
-    """
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self.exchanging = False
-        self.moves = 0
-        self.doing = "starts"
-        self.patience_s = 0.0
-        self.verdict = threading.Event()
-        self.own_work = Stopwatch()
-
-    def moved(self, doing: str) -> None:
-        """Say what begins now."""
-        self.moves += 1
-        self.doing = doing
-
-    @contextmanager
-    def message(self) -> Iterator[None]:
-        """A collective."""
-        self.messages += 1
-        self.moves += 1
-        self.exchanging = True
-        yield
-        self.exchanging = False
-        self.moves += 1
-
-
 @dataclass(frozen=True)
 class Sighting:
     """What a rank last said of itself, and when it was last seen to do anything.
@@ -80,7 +39,7 @@ class Sighting:
         host: its machine.
         messages: collectives begun.
         exchanging: whether it is in the last of them.
-        moves: see `Progress`.
+        moves: see `Activity`.
         doing: in words.
         beat: grows while the process lives, whether or not it gets on.
         heard_s: since the beat last grew.
@@ -137,16 +96,16 @@ class Watchdog:
         room: of this attempt's ranks.
         rank: this one.
         world_size: of all.
-        progress: of this rank; the loop and the collectives move it.
+        activity: of this rank; the loop and the collectives move it.
         limit_s: after which a rank that does not get on is named.
     """
 
-    def __init__(self, room: Store, rank: int, world_size: int, progress: Progress, limit_s: float) -> None:
+    def __init__(self, room: Store, rank: int, world_size: int, activity: Activity, limit_s: float) -> None:
         self._room: Store = room.clone()  # type: ignore[attr-defined]  # the stubs lack it
         self._rank, self._world_size = rank, world_size
-        self._progress, self._limit_s = progress, limit_s
+        self._activity, self._limit_s = activity, limit_s
         self._every_s = min(limit_s / 5, 2.0)
-        progress.patience_s = 2 * self._every_s
+        activity.patience_s = 2 * self._every_s
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # what, when heard, when moved
         self._left = threading.Event()
         self._beat = 0
@@ -178,7 +137,7 @@ class Watchdog:
                     self._leave(None)  # rank 0 has said why
                 verdict = self._judge(now_s=beat * self._every_s)
                 if verdict is not None:
-                    self._progress.verdict.set()
+                    self._activity.verdict.set()
                     self._room.set("verdict", verdict)
                     self._leave(verdict)
                 self._beat = beat
@@ -188,10 +147,10 @@ class Watchdog:
     def _show(self, beat: int) -> None:
         mine = {
             "host": platform.node(),
-            "messages": self._progress.messages,
-            "exchanging": self._progress.exchanging,
-            "moves": self._progress.moves,
-            "doing": self._progress.doing,
+            "messages": self._activity.messages,
+            "exchanging": self._activity.exchanging,
+            "moves": self._activity.moves,
+            "doing": self._activity.doing,
             "beat": beat,
         }
         self._room.set(f"progress/{self._rank}", json.dumps(mine))
@@ -227,7 +186,7 @@ class Watchdog:
         """End the process; after its last words, if it has any."""
         if self._left.is_set():
             return
-        self._progress.verdict.set()
+        self._activity.verdict.set()
         if message is not None:
             prefix = "error" if self._rank == 0 else f"rank {self._rank} on {platform.node()}: error"
             sys.stderr.write(f"{prefix}: {message}. Checkpoints are whole: go on with --resume auto\n")

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from errors import RanksLost, UserError
-from train.config import require_whole_micro_batches
+from train.config.pretraining import require_whole_micro_batches
+from train.distributed.activity import activity
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
-from train.distributed.watchdog import Progress, Watchdog
+from train.distributed.watchdog import Watchdog
 
 T = TypeVar("T")
 
@@ -35,7 +35,6 @@ class World:
         local_rank: rank among the processes of this machine.
         device: where this process computes.
         local_world_size: processes of the run on this machine, which share its memory.
-        progress: how far this process is, for the watchdog.
     """
 
     rank: int = 0
@@ -43,7 +42,6 @@ class World:
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     local_world_size: int = 1
-    progress: Progress = field(default_factory=Progress, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -58,14 +56,14 @@ class World:
             RanksLost: another rank has left.
         """
         try:
-            with self.progress.message():
+            with activity.message():
                 yield
         except RuntimeError as error:
-            if self.progress.verdict.wait(self.progress.patience_s):
+            if activity.verdict.wait(activity.patience_s):
                 time.sleep(60)  # the watchdog ends this process; nothing else is to be said meanwhile
             reason = str(error).strip().splitlines()[0]
             raise RanksLost(
-                f"another rank has left while this one, which {self.progress.doing}, exchanged with it: killed, or its "
+                f"another rank has left while this one, which {activity.doing}, exchanged with it: killed, or its "
                 f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
             ) from error
 
@@ -196,14 +194,14 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # hosts tell each other small things without a GPU
-        store=PrefixStore("process group", room),
+        store=dist.PrefixStore("process group", room),
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=2 * rank_timeout_s),  # the watchdog, which knows names, is to speak first
         device_id=world.device if on_gpu else None,
     )
     try:
-        with Watchdog(room, world.rank, world.world_size, world.progress, rank_timeout_s):
+        with Watchdog(room, world.rank, world.world_size, activity, rank_timeout_s):
             yield
             # The one that holds the store must not leave while another still asks it.
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)

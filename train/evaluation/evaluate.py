@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from rich.table import Table
 
 from errors import UserError
 from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
 from train.evaluation.measure import (
     Evaluation,
-    Truth,
     device_of,
     difference,
     evaluation_config,
@@ -24,22 +25,12 @@ from train.evaluation.measure import (
     intervals,
     measure,
     trained_on,
-    truth_of,
     worst_hands,
 )
-from train.evaluation.report import (
-    comparison,
-    of_hands,
-    results,
-    save_hands,
-    save_json,
-    save_pck,
-    save_worst,
-    table_of,
-)
+from train.evaluation.report import comparison, of_hands, results, save_hands, save_json, save_pck, save_worst, table_of
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Poses, Progress, estimate_poses
+from train.pose.labels import PoseLabels
 from train.pose.run import PoseRun, load_pose_run
 
 log = logging.getLogger(__name__)
@@ -96,10 +87,10 @@ def evaluate(
     config = evaluation_config(run, files, overrides)
     world = World(device=device_of(config))
     folder = _folder(out, run, source)
-    evaluation, poses, truth = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
+    evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
     written: list[Path] = []
     if submission:
-        written += save_submission(folder, poses.joints * truth.scale_m[:, None, None])
+        written += save_submission(folder, poses.joints * labels.scale_m[:, None, None].astype(np.float64))
     if evaluation is None:
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], written)
@@ -129,7 +120,7 @@ def evaluate(
         save_pck(folder / "pck.png", shown)
         few = dataclasses.replace(evaluation.index, sources=()).select(rows)
         closer = _ESTIMATES[crop](
-            run.network, few, evaluation.truth.intrinsics[rows], config, world, keep_images=len(rows)
+            run.network, few, evaluation.labels.intrinsics[rows], config, world, keep_images=len(rows)
         )
         save_worst(folder / "worst.png", evaluation, rows, closer)
     except OSError as error:
@@ -146,18 +137,29 @@ def _measured(
     progress: Progress | None,
     *,
     labelled: bool = True,
-) -> tuple[Evaluation | None, Poses, Truth]:
+) -> tuple[Evaluation | None, Poses, PoseLabels]:
     """The evaluation, or None where labels are missing and may be."""
     index = load_index(config.data)
-    truth = truth_of(index)
-    if labelled:
-        truth.require_labels(index)
-    else:
-        truth.require_cameras(index)
-    poses = _ESTIMATES[crop](run.network, index, truth.intrinsics, config, world, progress=progress)
-    if not truth.labelled:
-        return None, poses, truth
-    return measure(run, config, index, truth, poses, proper_rotation=proper_rotation), poses, truth
+    labels = PoseLabels.of(index)
+    if labelled and not labels.labelled:
+        raise UserError(
+            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or see "
+            "what the network says with 'predict'"
+        )
+    if not labelled and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
+        raise UserError(
+            f"{index.root} ({index.name}) lacks camera matrices or scales, and a submission is in metres: add "
+            "evaluation_K.json and evaluation_scale.json"
+        )
+    if labels.labelled and labels.skeleton is not run.network.skeleton:
+        raise UserError(
+            f"{index.root} ({index.name}) labels a {labels.skeleton.name}, and {run.path} poses a "
+            f"{run.network.skeleton.name}: use another source"
+        )
+    poses = _ESTIMATES[crop](run.network, index, labels.intrinsics, config, world, progress=progress)
+    if not labels.labelled:
+        return None, poses, labels
+    return measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
 
 
 def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
@@ -175,6 +177,6 @@ def _name(run: PoseRun) -> str:
 
 
 def _hands(evaluation: Evaluation) -> str:
-    hands = len(evaluation.index) - sum(evaluation.left_out.values())
-    reasons = [f"{count} {reason}" for reason, count in evaluation.left_out.items() if count]
+    hands = len(evaluation.index) - sum(evaluation.errors.left_out.values())
+    reasons = [f"{count} {reason}" for reason, count in evaluation.errors.left_out.items() if count]
     return f"{hands} hands" + (f", left out: {', '.join(reasons)}" if reasons else "")

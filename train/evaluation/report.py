@@ -17,28 +17,17 @@ from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
 
-from errors import printable
-from models.hand import FINGERS, JOINTS, KEYPOINTS
+from errors.terminal import printable
 from pipelines.config import each_source
 from train.evaluation.measure import Evaluation
-from train.evaluation.metrics import THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
-from train.pictures import Image, draw_hand, save_figure, save_sheet
+from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
-from train.pose.pictures import side_view
+from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
+from train.pose.pictures import pose_picture
 from writing import write_text
 
-NAMES = {
-    "epe_cm": "EPE (cm)",
-    "auc": "AUC, 0 to 5 cm",
-    "pa_epe_cm": "PA-EPE (cm)",
-    "pa_auc": "PA-AUC, 0 to 5 cm",
-    "pa_epe_px": "PA-EPE (px of the source)",
-    "epe_px": "2D EPE (px of the source)",
-}
 NO_INTERVAL = "none: one pose only"
 """Instead of an interval over poses."""
-HAND_PX = 192
-"""Side of each picture of a hand in worst.png."""
 CAPTION_PX = 20
 """Height of what stands above it."""
 
@@ -56,13 +45,14 @@ def results(
         "crop": crop,
         "alignment": "proper rotations" if proper_rotation else "reflections allowed, as FreiHAND's script",
         "images": len(evaluation.index),
-        "left_out": evaluation.left_out,
-        "predicted_as_one_point": int(evaluation.errors.collapsed.sum()),
+        "left_out": evaluation.errors.left_out,
+        "predicted_as_one_point": int(evaluation.errors.in_3d.collapsed.sum()),
         "hands": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
         "metrics": {name: _interval_for_json(interval) for name, interval in intervals.items()},
         "confidence": 0.95,
         "per_keypoint": {
-            name: dict(zip(KEYPOINTS, _for_json(mean_over_hands(table)), strict=True)) for name, table in tables.items()
+            name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_hands(table)), strict=True))
+            for name, table in tables.items()
         },
         "pck": {
             name: {"thresholds": thresholds.tolist(), "share": _for_json(pck_curve(errors, thresholds))}
@@ -92,10 +82,11 @@ def _for_json(values: Floats) -> list[float | None]:
 
 
 def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
-    curves = {"2d_px": (evaluation.errors_px, THRESHOLDS_PX)}
-    if evaluation.truth.in_metres:
-        curves["3d_m"] = evaluation.errors.error_m, THRESHOLDS_M
-        curves["aligned_m"] = evaluation.errors.pa_error_m, THRESHOLDS_M
+    errors = evaluation.errors
+    curves = {"2d_px": (errors.in_px, THRESHOLDS_PX)}
+    if errors.in_metres:
+        curves["3d_m"] = errors.in_3d.error_m, THRESHOLDS_M
+        curves["aligned_m"] = errors.in_3d.pa_error_m, THRESHOLDS_M
     return {name: curve for name, curve in curves.items() if not np.isnan(curve[0]).all()}
 
 
@@ -108,7 +99,7 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         limits = NO_INTERVAL if np.isnan(interval.low) else f"{interval.low:{sign}.3f} to {interval.high:{sign}.3f}"
-        table.add_row(NAMES[name], f"{interval.value:{sign}.3f}", limits)
+        table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits)
     return table
 
 
@@ -145,6 +136,7 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
     per_keypoint = {"3d_m": "epe_cm", "aligned_m": "pa_epe_cm", "2d_px": "epe_px"}
     shown = [name for name in titles if all(name in _curves(e) for e in evaluations.values())]
     colours = ("#1f6fb4", "#c0504d")
+    names = [name.replace("_", " ") for name in next(iter(evaluations.values())).labels.skeleton.keypoints]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(4.2 * max(len(shown), 1), 6.4), layout="constrained")
         axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
@@ -157,7 +149,7 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
                 curve.plot(x, pck_curve(errors, thresholds), color=colours[number], label=label)
                 means = mean_over_hands(evaluation.tables()[per_keypoint[name]])
                 width = 0.8 / len(evaluations)
-                bars.bar(np.arange(21) + width * number, means, width, align="edge", color=colours[number])
+                bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colours[number])
             curve.set_ylim(0, 1)
             curve.set_xlim(0, None)
             curve.set_title(titles[name])
@@ -166,7 +158,7 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
             if len(evaluations) > 1:
                 curve.legend(frameon=False)
             bars.set_ylabel("mean error [px]" if in_pixels else "mean error [cm]")
-            bars.set_xticks(np.arange(21) + 0.4, ["wrist", *(f"{f} {j}" for f in FINGERS for j in JOINTS)], rotation=90)
+            bars.set_xticks(np.arange(len(names)) + 0.4, names, rotation=90)
             bars.tick_params(labelsize=7)
         axes[0][0].set_ylabel("share of keypoints")
         save_figure(path, figure, dpi=130)
@@ -182,20 +174,9 @@ def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtyp
         poses: of these alone, with their views' images.
     """
     tables = evaluation.tables()
-    truth = evaluation.truth
     pictures = []
     for number, row in enumerate(rows.tolist()):
-        image = poses.images[number]
-        large: Image = np.asarray(cv2.resize(image, (HAND_PX, HAND_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
-        matrix = poses.source_to_view_px[number] * (HAND_PX / image.shape[0])
-        overlays = []
-        for keypoints_px in (truth.keypoints_px[row], poses.keypoints_px[number]):
-            overlay = large.copy()
-            draw_hand(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
-            overlays.append(overlay)
-        true = truth.joints[row] / (truth.scale_m[row] if truth.in_metres else 1)
-        side = side_view(poses.joints[number], true if np.isfinite(true).all() else None, HAND_PX)
-        picture = np.concatenate([*overlays, side], axis=1)
+        picture = pose_picture(poses, number, evaluation.labels, row, depth=evaluation.run.depth)
         words = [f"{n.removesuffix('_cm').upper().replace('_', '-')} {np.nanmean(tables[n][row]):.2f} cm"
                  for n in ("pa_epe_cm", "epe_cm") if n in tables and not np.isnan(tables[n][row]).all()]  # fmt: skip
         pictures.append(np.concatenate([_caption([Path(evaluation.index.paths[row]).name, *words], picture), picture]))

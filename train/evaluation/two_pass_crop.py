@@ -14,8 +14,8 @@ import torch
 from errors import UserError
 from models.pose import PoseNetwork
 from pipelines.samples.index import Index
+from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.pose.inference import Floats, Poses, Progress
 from writing import whole_file, write_text
 
@@ -52,7 +52,7 @@ def estimate_in_two_passes(
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
-    keypoints_px, joints = np.full((count, 21, 2), np.nan), np.full((count, 21, 3), np.nan)
+    keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
     kept: list[Images] = []
     kept_rows: list[int] = []

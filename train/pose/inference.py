@@ -16,9 +16,11 @@ from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from train.config.finetuning import FinetuneConfig
+from train.distributed.activity import activity
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
-from train.state import PRECISIONS, resolve_precision
+from train.pose.labels import left_for_right
+from train.steps.state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -30,8 +32,8 @@ class Poses:
 
     Attributes:
         samples: (N,) rows of the index that were looked at: a bad file has another one in its place.
-        keypoints_px: (N, 21, 2) in pixels of the source as decoded, corner-based.
-        joints: (N, 21, 3) in the source camera's frame, over the reference bone's length.
+        keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based.
+        joints: (N, K, 3) in the source camera's frame, over the reference bone's length.
         image_rows: (M,) rows of this table of which this rank kept the view.
         images: (M, S, S, 3) uint8, these views, as the network saw them.
         source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
@@ -86,7 +88,9 @@ def estimate_poses(
     steps = -(-count // step_rows)
     rows = steps * step_rows
     samples = torch.zeros(rows, dtype=torch.int64)
-    keypoints_px, joints = torch.zeros(rows, 21, 2, dtype=torch.float64), torch.zeros(rows, 21, 3, dtype=torch.float64)
+    keypoints_px, joints = (
+        torch.zeros(rows, len(network.skeleton), columns, dtype=torch.float64) for columns in (2, 3)
+    )
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
     prepare_process(config.pipelines, world.device)
@@ -107,7 +111,7 @@ def estimate_poses(
         ) as loader,
     ):
         for step, made in enumerate(loader):
-            world.progress.moved("estimates poses")
+            activity.moved("estimates poses")
             view = made.to(world.device).views[0]
             source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
             with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
@@ -125,11 +129,12 @@ def estimate_poses(
                 progress(min((step + 1) * step_rows, count), count)
     for table in (samples, keypoints_px, joints, matrices):
         table.copy_(world.sum_(table.to(world.device)))  # exact: every number but one of each sum is zero
-    side_px = config.geometry.side_px
+    side_px, found = config.geometry.side_px, samples[:count].numpy()
+    mirrored = np.zeros(count, bool) if index.mirror is None else index.mirror[found]
     return Poses(
-        samples[:count].numpy(),
-        keypoints_px[:count].numpy(),
-        joints[:count].numpy(),
+        found,
+        left_for_right(keypoints_px[:count].numpy(), mirrored, network.skeleton),
+        left_for_right(joints[:count].numpy(), mirrored, network.skeleton),
         np.array(list(images), np.int64),
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
         matrices[:count].numpy(),

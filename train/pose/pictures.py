@@ -12,19 +12,27 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from train.pictures import Image, draw_hand, log_axis, save_figure, save_sheet
+from skeleton import Skeleton
+from train.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
 from train.pose.inference import Poses
-from train.pose.validation import Validation, best_of
+from train.pose.labels import PoseLabels
+from train.pose.validation import best_of
 
 Floats = npt.NDArray[np.float64]
 
-_SIDE_PX = 192
+POSE_PX = 192
+"""Side of each picture of a pose in predictions.png and worst.png."""
+_BACKGROUND = 40
 
 
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
     """The parts of the loss over the steps, and below the errors on held-out hands where they could be measured."""
     steps = [row["step"] for row in rows]
-    validations = [row for row in validations if np.isfinite(row["pa_epe_cm"])]
+    in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
+    shown, last, unit = {"epe_cm": ("EPE", "#888888"), "pa_epe_cm": ("PA-EPE", "#2e8b57")}, "pa_epe_cm", "cm"
+    if not in_3d:
+        shown, last, unit = {"epe_px": ("2D EPE", "#2e8b57")}, "epe_px", "px of the source"
+    validations = [row for row in validations if np.isfinite(row[last])]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.subplots(3 if validations else 2, 1, sharex=True)
@@ -37,14 +45,14 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
         axes[1].legend(frameon=False)
         if validations:
             measured = [row["step"] for row in validations]
-            axes[2].plot(measured, [row["epe_cm"] for row in validations], ".-", color="#888888", label="EPE")
-            axes[2].plot(measured, [row["pa_epe_cm"] for row in validations], ".-", color="#2e8b57", label="PA-EPE")
+            for name, (title, colour) in shown.items():
+                axes[2].plot(measured, [row[name] for row in validations], ".-", color=colour, label=title)
             best = best_of(validations)
             axes[2].annotate(
-                f"best PA-EPE {best['pa_epe_cm']:.2f} cm", (best["step"], best["pa_epe_cm"]), xytext=(0, 6),
-                textcoords="offset points", ha="right", color="#2e8b57",
+                f"best {title} {best[last]:.2f} {unit}", (best["step"], best[last]), xytext=(0, 6),
+                textcoords="offset points", ha="right", color=colour,
             )  # fmt: skip
-            axes[2].set_ylabel("held-out hands [cm]")
+            axes[2].set_ylabel(f"held-out hands [{unit}]")
             axes[2].legend(frameon=False)
         for axis in axes:
             log_axis(axis)
@@ -52,40 +60,58 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
         save_figure(path, figure, dpi=130)
 
 
-def save_predictions(path: Path, poses: Poses, validation: Validation) -> None:
-    """Held-out hands in three pictures each: the labels, the prediction, and both from the side."""
-    assert validation.index.keypoints_px is not None
-    pictures = []
-    for number, image in zip(poses.image_rows.tolist(), poses.images, strict=True):
-        sample = int(poses.samples[number])
-        enlarge = _SIDE_PX / image.shape[0]
-        large: Image = np.asarray(cv2.resize(image, (_SIDE_PX, _SIDE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
-        matrix = poses.source_to_view_px[number] * enlarge
-        overlays = []
-        for keypoints_px in (validation.index.keypoints_px[sample], poses.keypoints_px[number]):
-            overlay = large.copy()
-            draw_hand(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2])
-            overlays.append(overlay)
-        true = validation.labels.joints_m[sample].astype(np.float64) / float(validation.labels.scale_m[sample])
-        pictures.append(np.concatenate([*overlays, side_view(poses.joints[number], true, _SIDE_PX)], axis=1))
+def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
+    """Held-out poses, as `pose_picture` shows them."""
+    pictures = [
+        pose_picture(poses, shown, labels, int(poses.samples[row]), depth=labels.in_metres)
+        for shown, row in enumerate(poses.image_rows.tolist())
+    ]
     save_sheet(path, pictures, columns=2)
 
 
-def side_view(joints: Floats, true: Floats | None, side_px: int) -> Image:
-    """A hand from the side, the camera on the left: depth to the right, y down; the true hand in grey behind it.
+def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:
+    """A pose in three pictures: the label, the prediction, and both from the side.
 
     Args:
-        joints: (21, 3) in the camera's frame, in reference bones.
-        true: the same of the label, or None; both are drawn with their wrists in one place.
+        poses: with the views' images.
+        shown: which of these images.
+        labels: of all samples.
+        sample: the row of the label.
+        depth: whether the network has learnt depths; else the third picture is empty.
+    """
+    image, row, skeleton = poses.images[shown], int(poses.image_rows[shown]), labels.skeleton
+    large: Image = np.asarray(cv2.resize(image, (POSE_PX, POSE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
+    matrix = poses.source_to_view_px[row] * (POSE_PX / image.shape[0])
+    overlays = []
+    for keypoints_px in (labels.keypoints_px[sample], poses.keypoints_px[row]):
+        overlay = large.copy()
+        draw_skeleton(overlay, keypoints_px @ matrix[:, :2].T + matrix[:, 2], skeleton)
+        overlays.append(overlay)
+    side = np.full_like(large, _BACKGROUND)
+    if depth:
+        true = labels.joints[sample].astype(np.float64) / float(labels.scale_m[sample])
+        side = side_view(poses.joints[row], true if np.isfinite(true).all() else None, skeleton, POSE_PX)
+    return np.concatenate([*overlays, side], axis=1)
+
+
+def side_view(joints: Floats, true: Floats | None, skeleton: Skeleton, side_px: int) -> Image:
+    """A pose from the side, the camera on the left: depth to the right, y down; the true pose in grey behind it.
+
+    Args:
+        joints: (K, 3) in the camera's frame, in reference bones.
+        true: the same of the label, or None; both are drawn with their roots in one place.
+        skeleton: whose joints these are.
         side_px: of the picture.
     """
-    picture = np.full((side_px, side_px, 3), 40, np.uint8)
+    picture = np.full((side_px, side_px, 3), _BACKGROUND, np.uint8)
+    root = skeleton.keypoints.index(skeleton.root)
     around = joints if true is None else true
-    around = around - around[:1]
+    around = around - around[root]
     low, high = np.nanmin(around, axis=0), np.nanmax(around, axis=0)
     pixels_per_bone = 0.75 * side_px / max(float((high - low)[1:].max()), 4.0)
     centre = (low + high)[[2, 1]] / 2
-    for hand, grey in ((true, 130), (joints, None)):
-        if hand is not None:
-            draw_hand(picture, ((hand - hand[:1])[:, [2, 1]] - centre) * pixels_per_bone + side_px / 2, grey=grey)
+    for pose, grey in ((true, 130), (joints, None)):
+        if pose is not None:
+            points_px = ((pose - pose[root])[:, [2, 1]] - centre) * pixels_per_bone + side_px / 2
+            draw_skeleton(picture, points_px, skeleton, grey=grey)
     return picture

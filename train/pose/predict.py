@@ -1,4 +1,4 @@
-"""Hands in a user's own pictures: skeletons, 3D poses and what was assumed to get them."""
+"""Poses in a user's own pictures: skeletons, 3D poses and what was assumed to get them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 
 from errors import UserError
-from models.hand import KEYPOINTS
 from parsing import parse_json, regular
 from pipelines.config import each_source
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
@@ -26,13 +25,11 @@ from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World
 from train.pose.inference import Poses, estimate_poses
-from train.pose.prediction_picture import save_prediction
+from train.pose.prediction_picture import Box, Prediction, save_prediction
 from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
 
-Box = tuple[float, float, float, float]
 Image = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
@@ -44,36 +41,6 @@ entry is larger, either, so that float32 inverts the matrix."""
 SECOND_LOOK_FRAC: Final = 0.25
 """If the crop around a first prediction moves the keypoints by more than this share of the hand, neither is to be
 trusted."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """A hand in a picture.
-
-    Attributes:
-        image: of the file.
-        picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
-            behind where that would be written over another file.
-        keypoints_px: (21, 2) in pixels of the picture as displayed, corner-based.
-        joints: (21, 3) in the camera's frame (x right, y down, z forward), in `unit`.
-        unit: "m", or "reference_bone": the length of the middle finger's first phalanx is 1.
-        box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
-        intrinsics: (3, 3), as given or assumed.
-        intrinsics_assumed: whether nobody gave them.
-        box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
-        note: for people.
-    """
-
-    image: Path
-    picture: Path
-    keypoints_px: Floats
-    joints: Floats
-    unit: Literal["m", "reference_bone"]
-    box_px: Box
-    intrinsics: Floats
-    intrinsics_assumed: bool
-    box_needed: Literal["no", "likely", "unknown"]
-    note: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +66,7 @@ def predict(
     scale_m: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Predicted:
-    """Predict the hand in each picture that can be read and write a drawing and a JSON file of it.
+    """Predict the pose in each picture that can be read and write a drawing and a JSON file of it.
 
     Every picture goes through the loader of training, without augmentation. It is decoded by OpenCV first, which reads
     more kinds of files than training does, turned as its EXIF orientation says.
@@ -108,10 +75,10 @@ def predict(
         run: a fine-tuning run's folder, or a checkpoint.
         images: files, folders and patterns such as "photos/*.jpg".
         out: folder for the results.
-        box_px: x0, y0, x1, y1 around the hand in pixels of the picture as displayed; None takes the whole picture.
+        box_px: x0, y0, x1, y1 around it in pixels of the picture as displayed; None takes the whole picture.
         intrinsics: JSON file with the camera matrix of the pictures; None assumes a focal length of the picture's
             longer side and its centre as the principal point.
-        scale_m: length of the middle finger's first phalanx; None leaves the pose in units of that length.
+        scale_m: length of the skeleton's reference bone; None leaves the pose in units of that length.
         progress: called with (pictures done, pictures in all).
 
     Raises:
@@ -137,8 +104,9 @@ def predict(
             result = Prediction(
                 image=file,
                 picture=out / f"{names[row]}.png",
+                skeleton=loaded.network.skeleton,
                 keypoints_px=first.keypoints_px[row],
-                joints=first.joints[row] * (1.0 if scale_m is None else scale_m),
+                joints=first.joints[row] * (1.0 if scale_m is None else scale_m) if loaded.depth else None,
                 unit="reference_bone" if scale_m is None else "m",
                 box_px=_shown_px(first, row, loaded.config.geometry.side_px),
                 intrinsics=cameras[row].astype(np.float64),
@@ -218,9 +186,10 @@ def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
     return {
         "image": str(result.image),
         "checkpoint": str(run.path),
-        "keypoints": list(KEYPOINTS),
+        "skeleton": result.skeleton.name,
+        "keypoints": list(result.skeleton.keypoints),
         "keypoints_px": result.keypoints_px.round(3).tolist(),
-        "joints": result.joints.round(6).tolist(),
+        "joints": None if result.joints is None else result.joints.round(6).tolist(),
         "unit": result.unit,
         "scale_normalised": result.unit != "m",
         "box_px": [round(edge, 2) for edge in result.box_px],
@@ -331,7 +300,7 @@ def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
 
 
 def _margin(run: PoseRun) -> float:
-    """How much larger than the hand's box the views of training are."""
+    """How much larger than the box the views of training are."""
     return each_source(run.config.data)[0].box_margin
 
 
@@ -383,26 +352,27 @@ def _box_needed(
     run: PoseRun, first: Poses, second: Poses | None, row: int, size_px: tuple[int, int]
 ) -> tuple[Literal["no", "likely", "unknown"], str]:
     """Whether a picture without a box should have had one, as far as the network itself can tell."""
+    name, several = run.network.skeleton.name, run.network.skeleton.plural
     if second is None:
-        return "no", "The hand was looked for in the box that was given."
+        return "no", f"The {name} was looked for in the box that was given."
     keypoints_px = first.keypoints_px[row]
     extent_px = float(np.ptp(keypoints_px, axis=0).max())
-    hand_frac = extent_px / max(size_px)
+    extent_frac = extent_px / max(size_px)
     least_frac = run.config.geometry.scale[0] / _margin(run)
     moved_px = float(np.linalg.norm(second.keypoints_px[row] - keypoints_px, axis=1).mean())
-    if hand_frac < 0.8 * least_frac:
+    if extent_frac < 0.8 * least_frac:
         return "likely", (
-            f"The hand seems to fill {hand_frac:.0%} of the picture; the network was trained on hands that fill "
-            f"{least_frac:.0%} or more. Give --box x0,y0,x1,y1 around the hand."
+            f"The {name} seems to fill {extent_frac:.0%} of the picture; the network was trained on {several} that "
+            f"fill {least_frac:.0%} or more. Give --box x0,y0,x1,y1 around the {name}."
         )
     if moved_px > SECOND_LOOK_FRAC * max(extent_px, 1):
         return "likely", (
-            f"Shown only the part where it saw a hand, the network puts the keypoints elsewhere, by "
-            f"{moved_px / max(extent_px, 1):.0%} of the hand's extent. Give --box x0,y0,x1,y1 around the hand."
+            f"Shown only the part where it saw a {name}, the network puts the keypoints elsewhere, by "
+            f"{moved_px / max(extent_px, 1):.0%} of the {name}'s extent. Give --box x0,y0,x1,y1 around the {name}."
         )
     return "unknown", (
-        "The whole picture was taken as the hand's surroundings. That is right if the hand fills about half of it or "
-        "more; nothing here detects hands. Else give --box x0,y0,x1,y1 around the hand."
+        f"The whole picture was taken as the {name}'s surroundings. That is right if the {name} fills about half of it "
+        f"or more; nothing here detects {several}. Else give --box x0,y0,x1,y1 around the {name}."
     )
 
 

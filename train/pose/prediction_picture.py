@@ -1,10 +1,11 @@
-"""The drawing of one prediction: the picture with its skeleton, what the network saw, and the pose in 3D."""
+"""One prediction and its drawing: the picture with its skeleton, what the network saw, and the pose in 3D."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import cv2
 import matplotlib as mpl
@@ -12,14 +13,48 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from errors import printable
-from train.pictures import FINGER_COLOURS, FINGERS, Image, save_figure
+from errors.terminal import printable
+from skeleton import Skeleton
+from train.pictures import Image, save_figure
 
-if TYPE_CHECKING:
-    from train.pose.predict import Prediction
+Box = tuple[float, float, float, float]
+Floats = npt.NDArray[np.float64]
 
 _LONGEST_PX = 1024
 """Larger pictures are drawn smaller; the coordinates stay the picture's own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A pose in a picture.
+
+    Attributes:
+        image: of the file.
+        picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
+            behind where that would be written over another file.
+        skeleton: what was looked for.
+        keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
+        joints: (K, 3) in the camera's frame (x right, y down, z forward), in `unit`; None of a network that has learnt
+            no depths.
+        unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
+        box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
+        intrinsics: (3, 3), as given or assumed.
+        intrinsics_assumed: whether nobody gave them.
+        box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
+        note: for people.
+    """
+
+    image: Path
+    picture: Path
+    skeleton: Skeleton
+    keypoints_px: Floats
+    joints: Floats | None
+    unit: Literal["m", "reference_bone"]
+    box_px: Box
+    intrinsics: Floats
+    intrinsics_assumed: bool
+    box_needed: Literal["no", "likely", "unknown"]
+    note: str
 
 
 def save_prediction(path: Path, image: Image, result: Prediction) -> None:
@@ -41,10 +76,9 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(13, 4.8), layout="constrained")
         whole, crop = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
-        space = figure.add_subplot(1, 3, 3, projection="3d")
         for axes in (whole, crop):
             axes.imshow(small, extent=(0, width, height, 0), interpolation="nearest" if shrink == 1 else "antialiased")
-            _draw_flat(axes, result.keypoints_px)
+            _draw_flat(axes, result.keypoints_px, result.skeleton)
             axes.set_facecolor("0.9")
         x0, y0, x1, y1 = result.box_px
         whole.add_patch(mpl.patches.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor="0.5", linestyle=":"))
@@ -55,7 +89,9 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         crop.set_ylim(y1, y0)
         crop.set_aspect("equal")
         crop.set_title("what the network was shown", fontsize=9)
-        _draw_space(space, result.joints, result.unit)
+        if result.joints is not None:
+            space = figure.add_subplot(1, 3, 3, projection="3d")
+            _draw_space(space, result.joints, result.unit, result.skeleton)
         camera = "assumed: focal length = longer side" if result.intrinsics_assumed else "given"
         box = "" if result.box_needed == "no" else f"   box needed: {result.box_needed}"
         figure.supxlabel(f"camera {camera}{box}", fontsize=8, color="0.35")
@@ -64,21 +100,21 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
             save_figure(path, figure, dpi=110)
 
 
-def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64]) -> None:
-    for finger, colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
-        x, y = keypoints_px[[0, *finger]].T
+def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64], skeleton: Skeleton) -> None:
+    for chain, colour in skeleton.limbs:
+        x, y = keypoints_px[list(chain)].T
         shade = tuple(value / 255 for value in colour)
         axes.plot(x, y, "-", color="black", linewidth=3.2, solid_capstyle="round")  # seen on bright and dark alike
         axes.plot(x, y, ".-", color=shade, linewidth=1.8, markersize=5)
 
 
-def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str) -> None:
-    """The hand as a viewer beside the camera sees it: x to the right, up is up, depth into the page."""
+def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str, skeleton: Skeleton) -> None:
+    """The pose as a viewer beside the camera sees it: x to the right, up is up, depth into the page."""
     factor, label = (100.0, "cm") if unit == "m" else (1.0, "reference bones: scale-normalised")
-    points = (joints - joints[:1]) * factor
+    points = (joints - joints[skeleton.keypoints.index(skeleton.root)]) * factor
     x, y, z = points[:, 0], points[:, 2], -points[:, 1]
-    for finger, colour in zip(FINGERS.values(), FINGER_COLOURS, strict=True):
-        rows = [0, *finger]
+    for chain, colour in skeleton.limbs:
+        rows = list(chain)
         axes.plot(x[rows], y[rows], z[rows], ".-", color=tuple(value / 255 for value in colour), linewidth=2)
     middle = np.array([(axis.min() + axis.max()) / 2 for axis in (x, y, z)])
     reach = max(float(max(np.ptp(axis) for axis in (x, y, z))), 1e-3) * 0.55
@@ -89,5 +125,5 @@ def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str) -> None:
     axes.view_init(elev=15, azim=-65)
     axes.set_xlabel("x")
     axes.set_ylabel("depth")
-    axes.set_title(f"from the wrist, in {label}", fontsize=9)
+    axes.set_title(f"from the {skeleton.root.replace('_', ' ')}, in {label}", fontsize=9)
     axes.tick_params(labelsize=7)

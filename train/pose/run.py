@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
 from models.pose import PoseNetwork, build_pose_network
-from train.finetune_config import FinetuneConfig
+from train.config.finetuning import FinetuneConfig
 from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
 
 
@@ -24,12 +24,14 @@ class PoseRun:
         step: optimiser steps behind it.
         config: of the run.
         network: in eval mode, float32, on the device that was asked for.
+        depth: whether it has learnt depths: its labels were in 3D.
     """
 
     path: Path
     step: int
     config: FinetuneConfig
     network: PoseNetwork
+    depth: bool
 
 
 def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
@@ -56,7 +58,8 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:
         raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
-    return PoseRun(path, saved["step"], config, network.float().to(device or torch.device("cpu")).eval())
+    network = network.float().to(device or torch.device("cpu")).eval()
+    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))  # earlier ones do not say
 
 
 def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:

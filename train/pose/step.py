@@ -11,10 +11,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch
-from train.batch_statistics import one_momentum_step
+from train.config.finetuning import PoseLossConfig
+from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
-from train.finetune_config import PoseLossConfig
-from train.pose.targets import PoseTargets
+from train.pose.labels import PoseTargets
+from train.steps.batch_statistics import one_momentum_step
+from train.steps.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class PoseStep:
     """Loss and gradient of one global batch; the optimiser is the caller's.
 
     Batch norm sees one micro-batch, and running statistics take one momentum step per call, as in pre-training
-    (`train.contrastive_step`). So loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks,
+    (`train.steps.contrastive`). So loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks,
     up to the order of sums.
 
     Args:
@@ -112,6 +114,7 @@ class PoseStep:
         self.batch, self.micro_batch = batch, micro_batch
         self.autocast_dtype, self.scaler = autocast_dtype, scaler
         self.world = World() if world is None else world
+        self.own_work = Stopwatch()
         self.share = micro_batch_share(batch, micro_batch, self.world.rank, self.world.world_size)
 
     def __call__(self, batch: Batch, targets: PoseTargets) -> PoseStepResult:
@@ -131,9 +134,9 @@ class PoseStep:
         micro_batches = self.batch // self.micro_batch  # over all ranks
         total = torch.zeros(4, device=self.world.device, dtype=targets.root_depth.dtype)
         with one_momentum_step(self.network, self.world, micro_batches) as add_statistics:
-            with self.world.progress.own_work.running(self.world.device):
+            with self.own_work.running(self.world.device):
                 for start in range(0, len(batch), self.micro_batch):
-                    self.world.progress.moved(self.world.progress.doing)
+                    activity.moved()
                     rows = slice(start, start + self.micro_batch)
                     loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
                     add_statistics()

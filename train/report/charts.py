@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from models.hand import FINGERS, JOINTS
+from skeleton import Skeleton
 
 SERIES: Final = 6
 """Colours that a chart may use; the page's style sheet has as many."""
@@ -107,25 +107,26 @@ def line_chart(
         return Chart(title, _svg(figure, title))
 
 
-def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]]) -> Chart:
-    """Bars for the 21 keypoints: the wrist, then each finger from the palm to its tip.
+def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], skeleton: Skeleton) -> Chart:
+    """Bars for the keypoints, a gap between its groups.
 
     Args:
         title: says what is drawn, with its unit.
-        rows: 21 values each, in the order of `models.hand.KEYPOINTS`; a series each.
+        rows: K values each, in the order of the skeleton's keypoints; a series each.
+        skeleton: whose keypoints these are.
     """
+    names, sizes = zip(*skeleton.groups, strict=True)
+    group = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
     with _figure() as (figure, axes):
-        starts = np.arange(21) + 0.7 * ((np.arange(21) + 3) // 4)  # a gap before each finger
+        starts = np.arange(len(skeleton)) + 0.7 * group
         width = 0.9 / len(rows)
         for number, row in enumerate(rows):
             heights = [np.nan if value is None else value for value in row]
             axes.bar(starts + number * width, heights, width, align="edge", color=_SERIES[number % SERIES])
-        fingers = 1 + len(JOINTS) * np.arange(len(FINGERS))
-        middles = [starts[0] + 0.45, *(starts[first : first + len(JOINTS)].mean() + 0.45 for first in fingers)]
-        axes.set_xticks(middles, ["wrist", *FINGERS])
+        axes.set_xticks([starts[group == number].mean() + 0.45 for number in range(len(sizes))], names)
         axes.grid(axis="x", visible=False)
         axes.margins(x=0.01)
-        axes.set_xlabel("each finger from the palm to its tip")
+        axes.set_xlabel(skeleton.groups_order)
         return Chart(title, _svg(figure, title))
 
 

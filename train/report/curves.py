@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from skeleton import SKELETONS
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
 from train.report.contents import Measured, Run
 
@@ -47,7 +48,7 @@ def error_curves(found: Measured | None) -> list[Curves]:
     for name, title in _PER_KEYPOINT.items():
         if all(name in result["per_keypoint"] for result in found.results):
             rows = [list(result["per_keypoint"][name].values()) for result in found.results]
-            charts.append(keypoint_chart(title, rows))
+            charts.append(keypoint_chart(title, rows, SKELETONS[found.runs[0].config["pose"].get("skeleton", "hand")]))
     text = "PCK: the share of keypoints whose error is at most the distance. Below, the error of each keypoint."
     return [Curves("Where the errors are", text, [run.name for run in found.runs], charts)]
 

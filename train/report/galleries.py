@@ -12,13 +12,14 @@ import cv2
 import numpy as np
 
 from errors import UserError
-from models.hand import REFERENCE_BONE
-from train.evaluation.report import CAPTION_PX, HAND_PX
-from train.pictures import Image, draw_hand, read_sheet, shown_side_px
-from train.pose.pictures import side_view
+from skeleton import SKELETONS
+from train.evaluation.report import CAPTION_PX
+from train.pictures import Image, draw_skeleton, read_sheet, shown_side_px
+from train.pose.metrics import METRICS
+from train.pose.pictures import POSE_PX, side_view
 from train.pose.predict import read_picture
 from train.report.contents import Measured, Run, read_json
-from train.report.numbers import METRICS, as_text
+from train.report.numbers import as_text
 
 SHOWN: Final = 12
 """Pictures of a kind, at most."""
@@ -104,11 +105,15 @@ def _prediction(said: Mapping[str, Any]) -> Image:
     matrix = np.array([[scale * shrink, 0, -scale * x0], [0, scale * shrink, -scale * y0]])
     side = (_PREDICTION_PX, _PREDICTION_PX)
     view: Image = np.asarray(cv2.warpAffine(small, matrix, side, borderValue=(128, 128, 128)), np.uint8)
-    draw_hand(view, (np.array(said["keypoints_px"], np.float64) - [x0, y0]) * scale)
+    skeleton = SKELETONS[said.get("skeleton", "hand")]
+    draw_skeleton(view, (np.array(said["keypoints_px"], np.float64) - [x0, y0]) * scale, skeleton)
+    if said["joints"] is None:
+        return view
     joints = np.array(said["joints"], np.float64)
     if said["unit"] == "m":
-        joints = joints / np.linalg.norm(joints[REFERENCE_BONE[0]] - joints[REFERENCE_BONE[1]])
-    return np.concatenate([view, side_view(joints, None, _PREDICTION_PX)], axis=1)
+        start, end = skeleton.reference_bone
+        joints = joints / np.linalg.norm(joints[start] - joints[end])
+    return np.concatenate([view, side_view(joints, None, skeleton, _PREDICTION_PX)], axis=1)
 
 
 def hands(found: Measured | None) -> list[Gallery]:
@@ -116,7 +121,7 @@ def hands(found: Measured | None) -> list[Gallery]:
     galleries = []
     for run in found.runs[:1] if found is not None else []:
         if run.folder.predictions_picture.exists():
-            pictures = _sheet(run.folder.predictions_picture, HAND_PX, 3 * HAND_PX)[:SHOWN]
+            pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
             tiles = [_tile(picture, "label, prediction and both from the side") for picture in pictures]
             text = (
                 f"Not chosen, from the validation of “{run.name}”: the label, the prediction, and both from the side "
@@ -124,7 +129,7 @@ def hands(found: Measured | None) -> list[Gallery]:
             galleries.append(Gallery("Held-out hands", text + "with the label in grey.", tiles))
         sheet = run.folder.root / "evaluation" / "worst.png"
         if run.evaluation is not None and sheet.exists():
-            pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, HAND_PX + CAPTION_PX, 3 * HAND_PX)]
+            pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
             hands = zip(pictures, run.evaluation["worst"], strict=False)
             tiles = [_tile(picture, "label, prediction and both from the side", _errors_of(hand))
                      for picture, hand in list(hands)[:SHOWN]]  # fmt: skip

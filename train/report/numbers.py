@@ -6,40 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from train.pose.metrics import METRICS, Metric
 from train.report.contents import Measured
 
 NO_INTERVAL: Final = "no interval: all hands are of one pose"
 
 Mark = Literal["", "better", "worse", "open"]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a metric is shown.
-
-    Attributes:
-        title: its name.
-        unit: behind the name; empty for a share.
-        decimals: of its values.
-        higher_is_better: as an area is; an error is not.
-        meaning: in words.
-    """
-
-    title: str
-    unit: str
-    decimals: int
-    higher_is_better: bool
-    meaning: str
-
-
-METRICS: Final = {
-    "pa_epe_cm": Metric("PA-EPE", "cm", 2, False, "mean distance after alignment: the shape of the hand alone"),
-    "pa_auc": Metric("PA-AUC", "", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
-    "pa_epe_px": Metric("PA-EPE", "px", 1, False, "mean distance after alignment, in pixels of the source"),
-    "epe_cm": Metric("EPE", "cm", 2, False, "mean distance in the camera's frame: where the hand is, too"),
-    "auc": Metric("AUC", "", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
-    "epe_px": Metric("2D EPE", "px", 1, False, "mean distance in the picture, in pixels of the source"),
-}
 
 
 @dataclass(frozen=True)

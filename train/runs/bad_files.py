@@ -16,7 +16,7 @@ from pipelines.config import DataConfig, each_source
 from pipelines.feed import Quarantine
 from pipelines.samples.index import Index
 from train.distributed.world import World
-from train.state import TrainingState
+from train.steps.state import TrainingState
 from writing import write_text
 
 
@@ -40,7 +40,7 @@ class BadFiles:
         index: Index,
         data: DataConfig | Sequence[DataConfig],
         file: Path,
-        state: TrainingState[Any],
+        state: TrainingState[Any, Any],
         world: World,
         quarantine: Quarantine,
     ) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from errors import UserError
 from parsing import regular
-from train.config import first_difference, to_dict, to_toml
+from train.config.tables import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints, step_of
 from train.runs.json_lines import cut_rows, read_rows
 from train.runs.lock import LOCK, FolderLock

@@ -46,7 +46,8 @@ def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str
         elif line.endswith(b"\n"):
             damaged.append(number)
     if damaged:
-        log.warning("%s: %d rows are damaged and left out, line %d the first", file, len(damaged), damaged[0])
+        rows = "1 row is damaged" if len(damaged) == 1 else f"{len(damaged)} rows are damaged"
+        log.warning("%s: %s and left out, line %d the first", file, rows, damaged[0])
 
 
 def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | None:

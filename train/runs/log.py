@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from errors import OneLine
+from errors.terminal import OneLine
 from train.runs.folder import RunFolder
 
 console = Console(stderr=True, soft_wrap=True)
@@ -93,17 +94,16 @@ class RunLog:
         self._file.close()
 
     def write_validation(self, row: Mapping[str, float]) -> None:
-        """One row of validation.jsonl; must hold step, epe_cm and pa_epe_cm."""
+        """One row of validation.jsonl; must hold step, epe_cm, pa_epe_cm and epe_px."""
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
         for name, value in row.items():
             if name != "step":
                 self._board.add_scalar(f"validation/{name}", value, int(row["step"]))
-        console.print(
-            f"step {row['step']}/{self._total}  validation: EPE {row['epe_cm']:.2f} cm, "
-            f"PA-EPE {row['pa_epe_cm']:.3f} cm",
-            highlight=False,
-        )
+        told = f"EPE {row['epe_cm']:.2f} cm, PA-EPE {row['pa_epe_cm']:.3f} cm"
+        if math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
+            told = f"2D EPE {row['epe_px']:.2f} px"
+        console.print(f"step {row['step']}/{self._total}  validation: {told}", highlight=False)
 
     def advance(self, step: int) -> None:
         """Move the progress line."""

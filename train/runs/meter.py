@@ -16,14 +16,15 @@ from typing import Any, TextIO
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.loader import Loader
-from train.config import Config
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.distributed.activity import activity
 from train.distributed.world import World
-from train.finetune_config import FinetuneConfig
 from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import RunFolder
 from train.runs.log import RunLog
-from train.state import Result, TrainingState
-from train.stopwatch import Stopwatch
+from train.steps.state import Result, TrainingState
+from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -101,17 +102,15 @@ class Meter:
         self,
         config: Config | FinetuneConfig,
         folder: RunFolder,
-        state: TrainingState[Any],
+        state: TrainingState[Any, Any],
         world: World,
-        total_steps: int,
         *,
         writer: BackgroundWriter,
         title: str,
     ) -> None:
         self._config, self._folder, self._state, self._world = config, folder, state, world
-        self._total_steps = total_steps
         self._log = (
-            RunLog(folder, title, first_step=state.steps_done, total_steps=total_steps) if world.is_main else None
+            RunLog(folder, title, first_step=state.steps_done, total_steps=state.total_steps) if world.is_main else None
         )
         self._samples = self._open_samples() if config.run.log_samples else None
         self._writer, self._saved_s = writer, writer.waited_s
@@ -163,10 +162,10 @@ class Meter:
         batches = iter(loader)
         while True:
             step = self._state.steps_done + 1
-            self._world.progress.moved(f"waits for its data of step {step}")
+            activity.moved(f"waits for its data of step {step}")
             with self._waiting.running(self._world.device):
                 batch = next(batches, None)
-            self._world.progress.moved(f"computes step {step}")
+            activity.moved(f"computes step {step}")
             if batch is None:
                 return
             self._lr = self._state.lr
@@ -184,14 +183,14 @@ class Meter:
             self._log.advance(step)
         if not log_now:
             return
-        waited_s, passes_s = self._waiting.take_s(), self._world.progress.own_work.take_s()
+        waited_s, passes_s = self._waiting.take_s(), self._state.own_work.take_s()
         elapsed_s = time.perf_counter() - self._since
         mine = RankTime(platform.node(), len(batch), passes_s / self._steps, waited_s / self._steps)
         slowest = self._slowest(mine)
         if self._log is not None:
             row = {
                 "step": step,
-                "epoch": step / (self._total_steps / self._config.train.epochs),
+                "epoch": step / (self._state.total_steps / self._config.train.epochs),
                 "loss": result.loss.item(),
                 "lr": self._lr,
                 "images_per_s": self._steps * self._config.train.batch / elapsed_s,
@@ -199,7 +198,7 @@ class Meter:
                 "checkpoint_share": (self._writer.waited_s - self._saved_s) / elapsed_s,
                 **slowest,
                 **result.figures(),
-                "eta_s": (self._total_steps - step) * elapsed_s / self._steps,
+                "eta_s": (self._state.total_steps - step) * elapsed_s / self._steps,
             }
             with self.writing():
                 self._log.write(row)

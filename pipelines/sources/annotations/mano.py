@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import regular
+from skeleton import hand_rows
 
 VERTICES: Final = 778
 JOINTS: Final = 16
@@ -22,9 +23,8 @@ JOINTS: Final = 16
 TIP_VERTICES: Final = (744, 320, 443, 555, 672)
 """Vertices that stand for the fingertips: thumb, index, middle, ring, little."""
 
-MANO_TO_KEYPOINTS: Final = (0, 13, 14, 15, 16, 1, 2, 3, 17, 4, 5, 6, 18, 10, 11, 12, 19, 7, 8, 9, 20)
-"""Keypoint i of `Index` (wrist, then thumb to little finger from the palm outward) is row MANO_TO_KEYPOINTS[i] of
-MANO's 16 joints (wrist, then index, middle, little, ring, thumb) followed by the five tips (thumb to little)."""
+MANO_TO_KEYPOINTS: Final = hand_rows("mano", "freihand")
+"""Keypoint i of `Index` is row MANO_TO_KEYPOINTS[i] of MANO's 16 joints followed by the five tips."""
 
 
 def read_regressor(file: Path) -> npt.NDArray[np.float64]:
@@ -63,4 +63,4 @@ def keypoint_regressor(joint_regressor: npt.NDArray[np.float64]) -> npt.NDArray[
     """The (21, 778) matrix that takes MANO's vertices to the keypoints of `Index`, fingertips included."""
     tips = np.zeros((len(TIP_VERTICES), VERTICES))
     tips[np.arange(len(TIP_VERTICES)), TIP_VERTICES] = 1
-    return np.concatenate([joint_regressor, tips])[list(MANO_TO_KEYPOINTS)]
+    return np.concatenate([joint_regressor, tips])[MANO_TO_KEYPOINTS]

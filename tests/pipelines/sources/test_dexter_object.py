@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from models.hand import KEYPOINTS
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
+from skeleton import HAND
 from tests.pipelines.sources.layouts import dexter_tips_mm, write_dexter_object
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
@@ -45,7 +45,7 @@ def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCap
     assert [record.message for record in caplog.records] == [
         f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; in the others no fingertip is annotated"
     ]
-    assert [KEYPOINTS[tip] for tip in TIPS] == ["thumb_tip", "index_tip", "middle_tip", "ring_tip", "little_tip"]
+    assert [HAND.keypoints[tip] for tip in TIPS] == ["thumb_tip", "index_tip", "middle_tip", "ring_tip", "little_tip"]
     keypoints_px, xyz_m = index.keypoints_px, index.targets["xyz_m"]
     assert keypoints_px is not None
     known = np.isfinite(xyz_m[..., 2])

@@ -158,6 +158,9 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.jpg").symlink_to(tmp_path / "moved" / f"{number}.jpg")
     assert "found 3 links that lead nowhere (0.jpg the first). Mend or remove the links." in message()
+    (tmp_path / "0.jpg").unlink()
+    (tmp_path / "1.jpg").unlink()
+    assert "found 1 link that leads nowhere (2.jpg). Mend or remove the link." in message()
 
 
 def test_images_of_other_kinds_are_told_beside_those_that_are_used(

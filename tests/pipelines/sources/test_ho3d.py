@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from models.hand import permutation
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from pipelines.sources.ho3d import load_ho3d
+from skeleton import hand_rows
 from tests.pipelines.sources.layouts import HO3D_K, ho3d_joints, ho3d_meta, python2_pickle, write_ho3d, write_image
 
 SEQUENCES = {"ABF10": 3, "ABF11": 3, "MC1": 2, "MC2": 2}
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 def camera_frame(joints: np.ndarray) -> np.ndarray:
     """By the definition: OpenGL's y and z the other way, MANO's order by name."""
-    return np.asarray((joints * [1, -1, -1])[permutation("ho3d", "freihand")])
+    return np.asarray((joints * [1, -1, -1])[hand_rows("mano", "freihand")])
 
 
 def projected(xyz_m: np.ndarray) -> np.ndarray:

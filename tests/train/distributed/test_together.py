@@ -13,9 +13,9 @@ import pytest
 
 from errors import UserError
 from tests.train import ranks, tiny_run
+from train.distributed.interrupt import StopSignals
 from train.distributed.together import Together, together
 from train.distributed.world import World
-from train.runs.interrupt import StopSignals
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/labels.json")
 
@@ -45,7 +45,7 @@ def test_a_defect_is_not() -> None:
 
 
 def pretrain_where_rank_1_has_no_room(settings: list[str]) -> None:
-    with patch("train.pretrain.load_index", side_effect=NO_ROOM) if os.environ["RANK"] == "1" else nullcontext():
+    with patch("train.trainer.load_index", side_effect=NO_ROOM) if os.environ["RANK"] == "1" else nullcontext():
         ranks.pretrain(settings)
 
 

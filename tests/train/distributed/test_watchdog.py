@@ -16,13 +16,14 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
-from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import Store, TCPStore
 
 from errors import UserError
 from tests.train import ranks
 from train.distributed import world as distributed_world
+from train.distributed.activity import Activity, activity
 from train.distributed.rendezvous import barrier, interface_to, meet
-from train.distributed.watchdog import EXIT_CODE, Progress, Sighting, Watchdog, diagnose
+from train.distributed.watchdog import EXIT_CODE, Sighting, Watchdog, diagnose
 from train.distributed.world import described_world, joined
 from train.runs.meter import RankTime, Straggler, slowest_rank
 
@@ -164,19 +165,19 @@ LIMIT_S = 15.0
 def _steps(what: str) -> None:
     """A loop of exchanges in which rank 1 gets into trouble; the ranks have all the time to meet."""
 
-    def impatient(room: Store, rank: int, world_size: int, progress: Progress, limit_s: float) -> Watchdog:
+    def impatient(room: Store, rank: int, world_size: int, progress: Activity, limit_s: float) -> Watchdog:
         return Watchdog(room, rank, world_size, progress, LIMIT_S)
 
     distributed_world.Watchdog = impatient  # type: ignore[assignment,attr-defined]  # in this rank's process
     world = described_world("cpu")
     with joined(world, 300.0):
         for step in range(10**6):
-            world.progress.moved(f"waits for its data of step {step}")
+            activity.moved(f"waits for its data of step {step}")
             if world.rank == 1 and step == 3:
                 if what == "hangs":
                     time.sleep(1000)
                 os.kill(os.getpid(), {"stops": signal.SIGSTOP, "dies": signal.SIGKILL}[what])
-            world.progress.moved(f"computes step {step}")
+            activity.moved(f"computes step {step}")
             world.sum_(torch.ones(1))
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from errors import UserError
 from machine.cores import warn_of_threads
 from train.distributed.world import World, described_world, joined, micro_batch_share
-from train.loop import set_threads
+from train.trainer import set_threads
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.data())
@@ -83,7 +83,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)  # torch's own choice, which knows no quota
-    monkeypatch.setattr("train.loop.available_cores", lambda: 9)
+    monkeypatch.setattr("train.trainer.available_cores", lambda: 9)
     for threads, processes in ((None, 1), (None, 2), (None, 16), (3, 2)):
         set_threads(threads, World(world_size=processes, local_world_size=processes))
     assert chosen == [9, 4, 1, 3]

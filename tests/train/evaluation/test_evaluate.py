@@ -16,7 +16,10 @@ from models.pose import PoseNetwork, PoseOutput
 from pipelines.config import each_source
 from pipelines.sources import load_index
 from tests.train import tiny_hands
-from train.config import load_config, to_dict
+from tests.train.pose_metrics import pixel_metrics, pose_metrics
+from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
+from train.config.load import load_config
+from train.config.tables import to_dict
 from train.distributed.world import World
 from train.evaluation.evaluate import Evaluated, evaluate
 from train.evaluation.measure import (
@@ -26,13 +29,11 @@ from train.evaluation.measure import (
     intervals,
     measure,
     trained_on,
-    truth_of,
     worst_hands,
 )
-from train.evaluation.metrics import pixel_metrics, pose_metrics
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
-from train.finetune_config import FinetuneConfig, FinetuneDataConfig
 from train.pose.inference import estimate_poses
+from train.pose.labels import PoseLabels
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
 
@@ -89,7 +90,7 @@ def test_a_network_that_knows_has_no_error(run: Path) -> None:
     """So frames, units and orders agree from the labels to the metrics."""
     knowing, config = knowing_run(run)
     index = load_index(config.data)
-    truth = truth_of(index)
+    truth = PoseLabels.of(index)
     found = measure(
         knowing, config, index, truth, estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     )
@@ -98,23 +99,23 @@ def test_a_network_that_knows_has_no_error(run: Path) -> None:
     assert values["pa_epe_cm"] < 1e-4
     assert values["epe_px"] < 1e-3
     assert values["auc"] > 0.99
-    assert sum(found.left_out.values()) == 0
+    assert sum(found.errors.left_out.values()) == 0
 
 
 def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> None:
     knowing, config = knowing_run(run, error=0.5)
     index = load_index(config.data)
-    truth = truth_of(index)
+    truth = PoseLabels.of(index)
     found = measure(
         knowing, config, index, truth, estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     )
-    expected = pose_metrics(found.joints, truth.joints)
+    expected = pose_metrics(found.poses.joints * truth.scale_m[:, None, None], truth.joints)
     assert expected["epe_cm"] > 0.5
     values = {name: interval.value for name, interval in intervals(found, resamples=10).items()}
     for name in ("epe_cm", "auc", "pa_epe_cm", "pa_auc"):
         assert values[name] == pytest.approx(expected[name])
     assert values["epe_px"] == pytest.approx(pixel_metrics(found.poses.keypoints_px, truth.keypoints_px)["epe_px"])
-    means = found.errors.pa_error_m.mean(axis=1)
+    means = found.errors.in_3d.pa_error_m.mean(axis=1)
     assert worst_hands(found, 4).tolist() == np.argsort(-means)[:4].tolist()
     assert all(interval.value == 0 for interval in difference(found, found, resamples=10).values())
 
@@ -139,7 +140,7 @@ def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, 
 def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     knowing, config = knowing_run(run)
     index = load_index(config.data)
-    truth = truth_of(index)
+    truth = PoseLabels.of(index)
     poses = estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     poses.joints[2] = np.nan
     poses.samples[5] = 6
@@ -150,7 +151,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     truth.joints[13, 1:], truth.joints[13, 20] = np.nan, truth.joints[13, 0]  # two keypoints
     truth.joints[14, 1:] = np.nan  # one keypoint is no hand in one place
     found = measure(knowing, config, index, truth, poses)
-    assert found.left_out == {
+    assert found.errors.left_out == {
         "unreadable": 1,
         "without labels": 1,
         "label is one point": 2,

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch, View
-from train.finetune_config import PoseLossConfig
+from train.config.finetuning import PoseLossConfig
+from train.pose.labels import PoseTargets
 from train.pose.step import PoseStep, pose_losses
-from train.pose.targets import PoseTargets
 
 
 def output(keypoints_px: Tensor, depth: Tensor, root_depth: Tensor) -> PoseOutput:

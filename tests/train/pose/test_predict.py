@@ -121,6 +121,8 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) ->
     (bare,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera).predictions
     (scaled,) = predict(run, words, out, box_px=(100, 50, 300, 150), intrinsics=camera, scale_m=0.03).predictions
     assert (bare.unit, scaled.unit, bare.box_needed) == ("reference_bone", "m", "no")
+    assert scaled.joints is not None
+    assert bare.joints is not None
     np.testing.assert_allclose(scaled.joints, 0.03 * bare.joints)
     # A square of 200 around the middle, times the margin of training, 1.5.
     np.testing.assert_allclose(bare.box_px, (200 - 150, 100 - 150, 200 + 150, 100 + 150), atol=1e-3)

@@ -19,15 +19,17 @@ import torch
 
 from errors import UserError
 from tests.train import tiny_hands, tiny_run
-from train.config import Config, load_config
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
-from train.finetune_config import FinetuneConfig
 from train.pictures import read_sheet, save_sheet
+from train.pose.metrics import METRICS
 from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.contents import Measured, measured, read_runs
-from train.report.numbers import METRICS, as_text, table, verdict
+from train.report.numbers import as_text, table, verdict
 from train.report.write import write_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}

@@ -20,9 +20,12 @@ from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import Index, join
 from pipelines.samples.order import EpochOrder
 from tests.train import ranks, tiny_run
-from train.config import Config, load_config
+from train.config.load import load_config
+from train.config.pretraining import Config
 from train.pretrain import pretrain
 from train.runs.bad_files import BadFiles
+
+pytestmark = pytest.mark.usefixtures("narrow")
 
 BAD = (7, 31)
 NAMES = [f"{number:02}.jpg" for number in range(50)]

@@ -19,6 +19,8 @@ from tests.command_line import run_cli
 from tests.train import tiny_run
 from train.runs.checkpoint import FORMAT, is_whole, load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("narrow")
+
 STEP = "checkpoints/step_000000004.pt"
 
 

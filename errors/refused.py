@@ -1,0 +1,68 @@
+"""What the machine refuses, be it memory or a file, in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import traceback
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_LACKS_MEMORY = re.compile(
+    r"(can't|cannot|unable to|failed to) allocate|out of memory|insufficient memory|bad_?alloc|alloc_failed"
+    r"|failed to map segment|can't start new thread",
+    re.IGNORECASE,
+)
+_ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)
+_TASKS = (
+    (
+        "train/steps/contrastive.py",
+        "a training step",
+        'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"',
+    ),
+    ("train/pose/step.py", "a training step", "Lower train.micro_batch"),
+    ("train/pose/inference.py", "estimating poses", "Lower validation.batch"),
+    ("pipelines/", "the loader", "Lower pipelines.batch, pipelines.ahead or pipelines.threads"),
+)
+"""Where files of ours begin, what they do, and what makes them need less memory."""
+
+
+def of_machine(error: BaseException) -> str | None:
+    """What the machine refused, be it memory or a file, in one line; None for any other error.
+
+    Errors of NumPy, torch, OpenCV, DALI and of loading libraries are known by their words, so that nothing is imported.
+    """
+    if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
+        if error.filename is None or error.strerror is None:
+            return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
+        return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
+    may_lack = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error).__module__ == "cv2"
+    if isinstance(error, MemoryError) or (may_lack and _LACKS_MEMORY.search(str(error))):
+        return _out_of_memory(error)
+    if isinstance(error, OSError):
+        return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
+    return None
+
+
+def _out_of_memory(error: BaseException) -> str:
+    """Which task asked for how much, and what to change, from the innermost of our files in the traceback."""
+    asked = _ASKED_FOR.search(str(error))
+    amount = "more memory"
+    if asked is not None:
+        number, unit = asked.groups()
+        amount = as_size(int(number)) if unit == "bytes" else f"{number} {unit}"
+    task, remedy = "this command", "Take smaller batches or fewer processes"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename.removeprefix(f"{_ROOT}/")
+        found = next((one for one in _TASKS if file.startswith(one[0])), None)
+        if found is not None:
+            _, task, remedy = found
+            break
+    return f"out of memory: {task} asked for {amount}, which the machine could not give. {remedy}"
+
+
+def as_size(count: float) -> str:
+    """Bytes with a binary unit, such as "1.5 GiB"."""
+    power = min(max(int(count), 1).bit_length() - 1, 49) // 10
+    return f"{count / 1024**power:.{1 if power else 0}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

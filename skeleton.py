@@ -1,0 +1,136 @@
+"""What is posed: the names of its keypoints, the bones between them, and how it is drawn.
+
+Two values, `HAND` and `BODY`; nothing else says how many keypoints there are or what they are called. Nothing heavy is
+imported here, since the configuration reads it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """K keypoints and the bones between them.
+
+    Attributes:
+        name: as the configuration and files call it.
+        plural: of several.
+        keypoints: (K,) names, in the order of every array and tensor with a row for each keypoint.
+        root: the keypoint that depths are relative to, unless the configuration names another.
+        reference_bone: its two ends; its length is 1 in a scale-normalised pose.
+        reference_bone_words: that bone in plain words.
+        limbs: chains of keypoints with the colour that they are drawn in.
+        groups: consecutive keypoints under one name, with their number, as charts label them; together all K.
+        groups_order: how the keypoints of a group follow each other, in words.
+    """
+
+    name: str
+    plural: str
+    keypoints: tuple[str, ...]
+    root: str
+    reference_bone: tuple[int, int]
+    reference_bone_words: str
+    limbs: tuple[tuple[tuple[int, ...], Colour], ...]
+    groups: tuple[tuple[str, int], ...]
+    groups_order: str
+
+    def __len__(self) -> int:
+        return len(self.keypoints)
+
+    @cached_property
+    def bones(self) -> tuple[tuple[int, int], ...]:
+        """The two ends of each bone, limb by limb."""
+        return tuple(bone for chain, _ in self.limbs for bone in itertools.pairwise(chain))
+
+    @cached_property
+    def mirror(self) -> tuple[int, ...]:
+        """(K,) which keypoint each one looks like in a mirror: left for right."""
+        swapped = {"left": "right", "right": "left"}
+        sides = (name.partition("_") for name in self.keypoints)
+        return tuple(self.keypoints.index(f"{swapped.get(side, side)}{_}{part}") for side, _, part in sides)
+
+
+FINGERS: Final = ("thumb", "index", "middle", "ring", "little")
+_JOINTS: Final = ("mcp", "pip", "dip", "tip")
+"""Of each finger, from the palm outward. The thumb's are called so too; anatomy says cmc, mcp, ip, tip."""
+_FINGER_COLOURS: Final = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255), (205, 120, 255))
+
+HAND: Final = Skeleton(
+    name="hand",
+    plural="hands",
+    keypoints=("wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in _JOINTS)),
+    root="wrist",
+    reference_bone=(9, 10),
+    reference_bone_words="the middle finger's first phalanx",
+    limbs=tuple(((0, *range(4 * n + 1, 4 * n + 5)), colour) for n, colour in enumerate(_FINGER_COLOURS)),
+    groups=(("wrist", 1), *((finger, len(_JOINTS)) for finger in FINGERS)),
+    groups_order="each finger from the palm to its tip",
+)
+"""FreiHAND's 21 keypoints in FreiHAND's order; the reference bone is FreiHAND's scale."""
+
+_LEFT: Final = (70, 170, 255)
+_RIGHT: Final = (255, 190, 60)
+_MIDDLE: Final = (110, 220, 90)
+
+BODY: Final = Skeleton(
+    name="body",
+    plural="bodies",
+    keypoints=(
+        "nose",
+        *(
+            f"{side}_{part}"
+            for part in ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+            for side in ("left", "right")
+        ),
+    ),
+    root="left_hip",
+    reference_bone=(11, 5),
+    reference_bone_words="the trunk's left side, from hip to shoulder",
+    limbs=(
+        ((5, 6, 12, 11, 5), _MIDDLE),
+        ((5, 3, 1, 2, 4, 6), _MIDDLE),
+        ((1, 0, 2), _MIDDLE),
+        ((5, 7, 9), _LEFT),
+        ((11, 13, 15), _LEFT),
+        ((6, 8, 10), _RIGHT),
+        ((12, 14, 16), _RIGHT),
+    ),
+    groups=(
+        ("face", 5), ("shoulders", 2), ("elbows", 2), ("wrists", 2), ("hips", 2), ("knees", 2), ("ankles", 2),
+    ),
+    groups_order="left, then right",
+)  # fmt: skip
+"""COCO's 17 body points in COCO's order, with COCO's 19 bones."""
+
+SkeletonName = Literal["hand", "body"]
+SKELETONS: Final[Mapping[str, Skeleton]] = {"hand": HAND, "body": BODY}
+
+HandOrder = Literal["freihand", "mano", "peclr"]
+_HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {
+    "freihand": HAND.keypoints,
+    "mano": (
+        "wrist",
+        *(f"{finger}_{joint}" for finger in ("index", "middle", "little", "ring", "thumb") for joint in _JOINTS[:3]),
+        *(f"{finger}_tip" for finger in FINGERS),
+    ),
+    "peclr": ("wrist", *(f"{finger}_{joint}" for joint in _JOINTS for finger in FINGERS)),
+}
+"""The hand's keypoints as others number them.
+
+MANO with the five fingertip vertices appended (16 joints of the model, then thumb to little), which is HO-3D's order
+too; and the authors' models (PeCLR's code calls it "ait"): all mcp, then all pip, dip and tip.
+"""
+
+
+def hand_rows(source: HandOrder, target: HandOrder) -> list[int]:
+    """Where the keypoints of `target` stand in `source`: row i of the result is row hand_rows[i] of the input."""
+    place = {name: row for row, name in enumerate(_HAND_ORDERS[source])}
+    return [place[name] for name in _HAND_ORDERS[target]]

@@ -1,0 +1,260 @@
+"""A dataset of rendered hands in FreiHAND's layout.
+
+    OUT/training/rgb/%08d.jpg     4 N images of 224 x 224; version v of pose i is number i + N v
+    OUT/training_{K,xyz,scale}.json
+    OUT/evaluation/rgb/%08d.jpg   max(1, N // 10) images of other poses
+    OUT/evaluation_{K,xyz,scale}.json
+    OUT/dataset.json              written last: the arguments, so that it marks a finished dataset
+
+Lists have one entry per pose: K (3 x 3, pixels), xyz (21 x 3, metres, camera frame: x right, y down, z forward; the
+wrist, then thumb, index, middle, ring, little finger from the palm outward), scale (metres, the middle finger's first
+phalanx, between keypoints 9 and 10). Pixels are corner-based: K projects into a frame in which the centre of the first
+pixel is (0.5, 0.5).
+
+Every image is a pure function of (seed, part, pose, version), so neither the number of workers nor an interruption
+shows in the bytes.
+"""
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from errors import UserError
+from machine.cores import available_cores
+from synthetic.hand import draw_hand, render_hand
+from synthetic.photo import take_photo
+from synthetic.scenes import Scene, draw_scene
+from writing import write_bytes, write_text
+
+VERSIONS = 4
+"""Backgrounds per pose in the training part."""
+
+FORMAT = 1
+"""Raised whenever the same arguments begin to give other bytes."""
+
+_FINISHED = "dataset.json"
+_BEGUN = "dataset.unfinished.json"
+_POSES_PER_TASK = 8
+_SCENES_KEPT = 128
+# First word after the seed of every random stream, so that no two kinds of draw share one.
+_SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
+
+Annotation = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments that determine every byte of a dataset."""
+
+    poses: int
+    seed: int
+    scenes: int
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training or evaluation.
+
+    Attributes:
+        name: prefix of its files.
+        number: its word in the random streams.
+        poses: how many.
+        versions: images per pose.
+    """
+
+    name: str
+    number: int
+    poses: int
+    versions: int
+
+    def image(self, pose: int, version: int) -> str:
+        """Path of an image relative to the dataset."""
+        return f"{self.name}/rgb/{pose + self.poses * version:08d}.jpg"
+
+
+def parts_of(recipe: Recipe) -> tuple[Part, Part]:
+    """The two parts of a dataset."""
+    return (
+        Part("training", 0, recipe.poses, VERSIONS),
+        Part("evaluation", 1, max(1, recipe.poses // 10), 1),
+    )
+
+
+def make_dataset(
+    out: Path,
+    *,
+    poses: int,
+    seed: int,
+    scenes: int = 40,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Render a dataset into `out`; finish it if an earlier call with the same arguments was interrupted.
+
+    Workers are spawned, not forked: a script that calls this needs the usual `if __name__ == "__main__"`.
+
+    Args:
+        out: folder to fill; absent, empty, or holding this very dataset, finished or not.
+        poses: training poses; four times as many training images.
+        seed: of everything random.
+        scenes: backgrounds with their light, shared by all poses.
+        workers: processes; by default one per core that this process may use.
+        progress: called with (images done, images in all) as they are written.
+
+    Raises:
+        UserError: an argument out of range, or `out` holds something else.
+    """
+    for name, value, least in (("poses", poses, 1), ("seed", seed, 0), ("scenes", scenes, 1)):
+        if value < least:
+            raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
+    if workers is None:
+        workers = available_cores()
+    if workers < 1:
+        raise UserError(f"workers is {workers}, expected at least 1: leave it out for one per core")
+    recipe = Recipe(poses, seed, scenes)
+    if _is_finished(out, recipe):
+        return
+    _begin(out, recipe)
+    parts = parts_of(recipe)
+    annotations: list[list[Annotation | None]] = [[None] * part.poses for part in parts]
+    total = sum(part.poses * part.versions for part in parts)
+    done = 0
+    for number, first, made in _made(out, recipe, parts, workers):
+        annotations[number][first : first + len(made)] = made
+        done += len(made) * parts[number].versions
+        if progress is not None:
+            progress(done, total)
+    for part, entries in zip(parts, annotations, strict=True):
+        for key in ("K", "xyz", "scale"):
+            values = [entry[key] for entry in entries if entry is not None]
+            write_text(out / f"{part.name}_{key}.json", json.dumps(values))
+    write_text(out / _FINISHED, _marker(recipe))
+    (out / _BEGUN).unlink()
+
+
+def _marker(recipe: Recipe) -> str:
+    return json.dumps(asdict(recipe), indent=2) + "\n"
+
+
+def _is_finished(out: Path, recipe: Recipe) -> bool:
+    """Whether `out` holds exactly this dataset; raises if it holds anything but it or its beginnings."""
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise UserError(f"{out} is a file, expected a folder for the dataset: choose another name")
+    for name in (_FINISHED, _BEGUN):
+        path = out / name
+        if path.is_file():
+            try:
+                found = json.loads(path.read_bytes())
+            except ValueError:
+                found = path.read_text(errors="replace")[:80]
+            if found != asdict(recipe):
+                raise UserError(
+                    f"{out} holds a dataset made with {found}, asked for is {asdict(recipe)}: "
+                    "give the same arguments, choose another folder, or remove this one"
+                )
+            return name == _FINISHED
+    if any(out.iterdir()):
+        raise UserError(
+            f"{out} is not empty and holds no dataset of ours (no {_FINISHED}): choose a new or an empty folder"
+        )
+    return False
+
+
+def _begin(out: Path, recipe: Recipe) -> None:
+    """Note what is being made, so that a later call can finish it, and drop half-written files."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / _BEGUN, _marker(recipe))
+        for part in parts_of(recipe):
+            folder = out / part.name / "rgb"
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*.part"):
+                leftover.unlink()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
+
+
+def _made(
+    out: Path, recipe: Recipe, parts: tuple[Part, ...], workers: int
+) -> Iterator[tuple[int, int, list[Annotation]]]:
+    """Make everything; yields (part, first pose, annotations from it on) as it gets done, in any order."""
+    tasks = [
+        (part.number, first, min(first + _POSES_PER_TASK, part.poses))
+        for part in parts
+        for first in range(0, part.poses, _POSES_PER_TASK)
+    ]
+    if workers == 1 or len(tasks) == 1:
+        for task in tasks:
+            yield task[0], task[1], _make_poses(out, recipe, *task)
+        return
+    # Compile here, once, before all workers would do it at the same time; they load the result from the cache.
+    hand = draw_hand(np.random.default_rng(0))
+    take_photo(np.random.default_rng(0), render_hand(hand), hand.view.intrinsics, _scene(recipe.seed, 0))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context, initializer=_start_worker) as pool:
+        futures = {pool.submit(_make_poses, out, recipe, *task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                number, first, _ = futures[future]
+                yield number, first, future.result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"{out}: a process that renders was ended from outside, perhaps for want of memory. Give the command "
+                "again, which goes on where this one stopped; --workers 1 needs the least memory"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """One thread per process: the processes already fill the cores."""
+    cv2.setNumThreads(1)
+
+
+def _make_poses(out: Path, recipe: Recipe, number: int, first: int, stop: int) -> list[Annotation]:
+    """Write the images of some poses that are not there yet; returns all their annotations."""
+    part = parts_of(recipe)[number]
+    annotations = []
+    for pose in range(first, stop):
+        hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, number, pose]))
+        annotations.append(
+            {"K": hand.view.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m},
+        )
+        missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).exists()]
+        if not missing:
+            continue
+        rendering = render_hand(hand)
+        places = scenes_of(recipe, part, pose)
+        for version in missing:
+            rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, number, pose, version])
+            scene = _scene(recipe.seed, places[version])
+            photo = take_photo(rng, rendering, hand.view.intrinsics, scene)
+            write_bytes(out / part.image(pose, version), photo, durable=False)  # thousands: none waits for the disk
+    return annotations
+
+
+def scenes_of(recipe: Recipe, part: Part, pose: int) -> list[int]:
+    """The scene of each version of a pose: different ones while there are enough."""
+    rng = np.random.default_rng([recipe.seed, _PLACE_STREAM, part.number, pose])
+    places: list[int] = []
+    while len(places) < part.versions:
+        count = min(recipe.scenes, part.versions - len(places))
+        places += rng.choice(recipe.scenes, size=count, replace=False).tolist()
+    return places
+
+
+@lru_cache(maxsize=_SCENES_KEPT)
+def _scene(seed: int, scene: int) -> Scene:
+    return draw_scene(np.random.default_rng([seed, _SCENE_STREAM, scene]))

@@ -1,0 +1,206 @@
+"""One pose of the dataset: everything about it is a pure function of (seed, pose).
+
+The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
+from synthetic.jit import Floats
+from synthetic.kinematics import HandShape, draw_shape, rotation_x, rotation_y, rotation_z
+from synthetic.poses import draw_pose
+from synthetic.render import Rendering, render
+from synthetic.surface import Paint, draw_paint
+
+SIDE_PX = 224
+_BOX_PX = (92.0, 148.0)
+_FOCAL_PX = (400.0, 600.0)
+_NEAREST_M = 0.25
+# From the hand frame to a camera that sees the back of an upright hand.
+_FACING = np.diag([1.0, -1.0, -1.0])
+
+_SMALLEST_M = 0.010
+_LARGEST_M = 0.045
+_SLEEVES = 0.4
+
+_HOLDING = 0.15
+_STEEPEST_ARM = 0.8
+
+
+@dataclass(frozen=True)
+class View:
+    """Where the hand is for the camera.
+
+    Attributes:
+        intrinsics: (3, 3) K, pixels.
+        rotation: (3, 3) hand frame to camera frame.
+        translation_m: (3,) the wrist in the camera frame.
+    """
+
+    intrinsics: Floats
+    rotation: Floats
+    translation_m: Floats
+
+
+def project(points_m: Floats, intrinsics: Floats) -> Floats:
+    """Image points (N, 2) in corner-based pixels of camera-frame points (N, 3)."""
+    image = points_m @ intrinsics.T
+    return np.asarray(image[:, :2] / image[:, 2:])
+
+
+def draw_view(rng: np.random.Generator, joints_m: Floats) -> View:
+    """A camera that sees the joints (21, 3) roughly centred, over about half of the picture.
+
+    The hand turns freely about its long axis (back, palm, both edges); that axis points out of the picture plane by up
+    to about 60 degrees and mostly, not always, upwards in the picture.
+    """
+    turn = float(rng.uniform(-np.pi, np.pi))
+    tilt = float(np.clip(rng.normal(0.0, 0.5), -1.05, 1.05))
+    lean = float(rng.normal(0.0, 0.9))
+    rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
+    focal = float(rng.uniform(*_FOCAL_PX))
+    intrinsics = np.array(
+        [
+            [focal * float(rng.uniform(0.997, 1.003)), 0.0, SIDE_PX / 2],
+            [0.0, focal, SIDE_PX / 2],
+            [0.0, 0.0, 1.0],
+        ]
+    )
+    wanted_px = float(rng.uniform(*_BOX_PX))
+    centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
+    turned = joints_m @ rotation.T
+    translation = np.array([0.0, 0.0, 0.7])
+    # Perspective makes size and place depend on each other: a few rounds settle both to a fraction of a pixel.
+    for _ in range(6):
+        image = project(turned + translation, intrinsics)
+        low, high = image.min(axis=0), image.max(axis=0)
+        middle_z = float(turned[:, 2].mean()) + translation[2]
+        middle_z = max(middle_z * float((high - low).max()) / wanted_px, _NEAREST_M)
+        translation[2] = middle_z - float(turned[:, 2].mean())
+        translation[:2] += (centre_px - (low + high) / 2) * middle_z / focal
+    return View(intrinsics, rotation, translation)
+
+
+def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
+    """A sleeve around the forearm (see Solids.sleeve), or none."""
+    sleeve = np.zeros(8)
+    worn, cuff_m, slack_m = rng.random() < _SLEEVES, float(rng.uniform(0.015, 0.12)), float(rng.uniform(0.003, 0.010))
+    if worn:
+        start = parts[ARM : ARM + 2, 0:3].mean(axis=0)
+        axis = parts[ARM : ARM + 2, 3:6].mean(axis=0)
+        axis /= np.linalg.norm(axis)
+        # Half the distance of the two bones plus their flesh, where the cuff ends.
+        radius = float(parts[ARM, 6] + 0.016 + slack_m + 0.02 * cuff_m)
+        sleeve[:] = *(start + cuff_m * axis), *axis, radius, 1.0
+    return sleeve
+
+
+def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m: Floats) -> Floats:
+    """A ball, cylinder or box in the hand (see Solids.prop), or none where the fingers leave no room.
+
+    Args:
+        rng: source of the draw.
+        bare: the hand without an object.
+        rotation: (3, 3) hand frame to camera frame.
+        wrist_m: (3,) the wrist in the camera frame.
+    """
+    prop = np.zeros(16)
+    kind = int(rng.choice([BALL, CYLINDER, BOX]))
+    tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
+    axes = rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
+    reach = float(rng.uniform(0.07, 0.12)), float(rng.uniform(0.07, 0.12))
+    square = float(rng.uniform(0.5, 0.86))
+
+    def room(depth_m: float, y_m: float) -> tuple[float, Floats]:
+        centre = rotation @ np.array([0.003, y_m, -depth_m]) + wrist_m
+        stations = (0.0,) if kind == BALL else (-0.030, -0.015, 0.0, 0.015, 0.030)
+        points = [centre + station * axes[:, 0] for station in stations]
+        return min(distance_to_skin(bare, point) for point in points), centre
+
+    # The largest object that touches palm and fingers: climb out of the palm until the room stops growing.
+    places = [room(depth, y) for y in (0.062, 0.074, 0.086, 0.098) for depth in np.arange(0.018, 0.066, 0.004)]
+    radius, centre = max(places, key=lambda place: place[0])
+    if radius < _SMALLEST_M:
+        return prop
+    radius = min(radius, _LARGEST_M)
+    if kind == BALL:
+        half = (radius, radius, radius)
+    elif kind == CYLINDER:
+        half = (reach[0], radius, radius)
+    else:
+        # The cross-section's diagonal is what fits.
+        half = (reach[1], radius * square, radius * float(np.sqrt(1 - square**2)))
+    prop[:] = kind, *centre, *half, *axes.T.reshape(9)
+    return prop
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A drawn hand before its camera.
+
+    Attributes:
+        shape: its bones.
+        angles_rad: (5, 4) joint angles.
+        view: the camera.
+        xyz_m: (21, 3) keypoints in the camera frame.
+        solids: what is rendered.
+        paint: colours.
+    """
+
+    shape: HandShape
+    angles_rad: Floats
+    view: View
+    xyz_m: Floats
+    solids: Solids
+    paint: Paint
+
+    @property
+    def scale_m(self) -> float:
+        """Length of the middle finger's first phalanx, between keypoints 9 and 10."""
+        return float(np.linalg.norm(self.xyz_m[10] - self.xyz_m[9]))
+
+
+def draw_hand(rng: np.random.Generator) -> Hand:
+    """Draw person, pose, camera, clothing and held object."""
+    shape = draw_shape(rng)
+    holding = bool(rng.random() < _HOLDING)
+    angles, skeleton = draw_pose(rng, shape, grasp=holding)
+    view = draw_view(rng, skeleton.joints_m)
+    wrist = _draw_wrist(rng, view.rotation)
+    parts, frames, bounds = build_hand(shape, skeleton, view.rotation, view.translation_m, wrist)
+    sleeve = draw_sleeve(rng, parts)
+    solids = Solids(parts, frames, bounds, sleeve, np.zeros(16))
+    if holding:
+        solids = replace(solids, prop=draw_prop(rng, solids, view.rotation, view.translation_m))
+    return Hand(
+        shape=shape,
+        angles_rad=angles,
+        view=view,
+        xyz_m=skeleton.joints_m @ view.rotation.T + view.translation_m,
+        solids=solids,
+        paint=draw_paint(rng),
+    )
+
+
+def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, float]:
+    """Flexion and sideways bend of the wrist, radians.
+
+    Where the forearm would point at the camera or away from it, the wrist bends the other way: the picture would
+    otherwise show little but an elbow, or the end of the modelled arm.
+    """
+    flexion = float(np.clip(rng.normal(0.05, 0.25), -0.8, 0.8))
+    deviation = float(np.clip(rng.normal(0.0, 0.12), -0.35, 0.3))
+
+    def steepness(bend: float) -> float:
+        return abs(float((rotation @ arm_rotation((bend, deviation)))[2, 1]))
+
+    if steepness(flexion) > _STEEPEST_ARM:
+        flexion = min((flexion, -flexion), key=steepness)
+    return flexion, deviation
+
+
+def render_hand(hand: Hand) -> Rendering:
+    """Surface samples of the hand at the dataset's size."""
+    return render(hand.solids, hand.paint, hand.shape.bulk, hand.view.intrinsics, SIDE_PX)

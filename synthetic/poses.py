@@ -1,0 +1,161 @@
+"""Hand poses: everyday gestures and grasps, blended, loosened, and kept free of fingers inside fingers."""
+
+import numpy as np
+
+from synthetic.jit import Floats, kernel
+from synthetic.kinematics import ABDUCTION, DIGITS, FLEX_1, FLEX_2, FLEX_3, LIMITS_RAD, HandShape, PosedHand, pose_hand
+
+_OPEN = (2, 4, 5, 3)
+_LOOSE = (1, 22, 30, 16)
+_CURLED = (0, 78, 98, 58)
+_HALF = (1, 48, 55, 32)
+
+# Degrees: spread, first, second, third joint; thumb, index, middle, ring, little.
+_GESTURES_DEG = np.array(
+    [
+        [(8, -6, 2, 2), _OPEN, _OPEN, _OPEN, _OPEN],  # flat
+        [(14, -18, -4, -6), (13, 0, 4, 2), (1, 0, 4, 2), (9, 0, 4, 2), (19, 0, 4, 2)],  # spread
+        [(14, 4, 12, 12), (2, 18, 24, 12), (0, 24, 30, 16), (1, 28, 34, 18), (4, 30, 34, 18)],  # at rest
+        [(14, 4, 12, 12), _LOOSE, _LOOSE, _LOOSE, (5, 24, 28, 16)],  # at rest, even
+        [(26, 26, 34, 42), _CURLED, _CURLED, _CURLED, _CURLED],  # fist
+        [(26, 26, 34, 40), (2, 4, 6, 4), _CURLED, _CURLED, _CURLED],  # pointing
+        [(26, 26, 36, 44), (9, 2, 6, 4), (6, 2, 6, 4), _CURLED, _CURLED],  # victory
+        [(-4, -20, -4, -14), _CURLED, _CURLED, _CURLED, _CURLED],  # thumb up
+        [(34, 14, 16, 28), (2, 44, 48, 22), (3, 12, 14, 8), (4, 6, 10, 5), (10, 3, 8, 4)],  # ring of thumb and index
+        [(34, 14, 16, 26), (0, 52, 42, 18), (0, 54, 46, 22), (0, 60, 55, 30), (2, 62, 55, 30)],  # pinch
+        [(36, 16, 14, 18), (0, 48, 40, 24), (0, 50, 44, 26), (2, 60, 62, 36), (4, 64, 66, 40)],  # pen
+        [(36, 2, 8, 12), (2, 34, 42, 24), (0, 38, 46, 26), (2, 40, 48, 26), (5, 42, 46, 26)],  # cylinder
+        [(38, -4, 6, 14), (10, 24, 36, 24), (2, 26, 38, 26), (8, 28, 38, 26), (17, 28, 36, 24)],  # ball
+        [(8, 2, 10, 8), (1, 8, 78, 48), (0, 8, 82, 50), (1, 8, 82, 50), (2, 10, 78, 46)],  # hook
+        [(12, -14, 4, 4), (10, -8, 44, 34), (2, -8, 46, 34), (8, -8, 46, 34), (16, -8, 44, 34)],  # claw
+        [(10, 0, 6, 4), (0, 68, 6, 4), (0, 70, 6, 4), (0, 70, 6, 4), (0, 68, 6, 4)],  # table top
+        [(26, 22, 34, 40), (6, 0, 4, 2), _CURLED, _CURLED, (14, 0, 6, 4)],  # horns
+        [(8, -20, -2, -6), _CURLED, _CURLED, _CURLED, (18, 0, 6, 4)],  # telephone
+        [(28, 24, 28, 34), (8, 2, 6, 4), (1, 2, 6, 4), (7, 4, 8, 4), _CURLED],  # three
+        [(34, 20, 24, 28), (8, 2, 6, 4), (1, 2, 6, 4), (6, 2, 6, 4), (14, 2, 8, 4)],  # four
+        [(2, -20, -2, -4), (4, 4, 6, 4), _CURLED, _CURLED, _CURLED],  # pistol
+        [(4, 12, 12, 18), (0, 48, 62, 30), (0, 56, 70, 36), (0, 60, 74, 38), (2, 62, 72, 38)],  # key
+        [(20, 4, 16, 14), _HALF, _HALF, _HALF, _HALF],  # half closed
+    ],
+    dtype=np.float64,
+)
+_GESTURES_RAD = np.deg2rad(_GESTURES_DEG)
+_FLAT, _REST = 0, 2
+_GRASPS = (11, 12, 22)
+_CURLED_FINGERS_BEND_RAD = np.deg2rad(80.0)
+
+MAX_OVERLAP_M = 0.0025
+"""Flesh yields: segments may share this much depth where they touch."""
+_TRIES = 24
+
+
+def within_limits(angles_rad: Floats) -> Floats:
+    """Joint angles (5, 4) clipped to LIMITS_RAD; fingers cannot spread when bent at the knuckle."""
+    angles = np.clip(angles_rad, LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])
+    bend = np.clip(angles[1:, FLEX_1] / _CURLED_FINGERS_BEND_RAD, 0.0, 1.0)
+    angles[1:, ABDUCTION] *= 1.0 - 0.85 * bend
+    return np.asarray(angles)
+
+
+def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
+    """A random pose without interpenetrating digits.
+
+    Args:
+        rng: source of the draw.
+        shape: the bones.
+        grasp: choose among poses that can hold an object.
+
+    Returns:
+        Joint angles (5, 4) in radians and the posed skeleton.
+    """
+    pool = _GRASPS if grasp else range(len(_GESTURES_RAD))
+    first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
+    weight = float(rng.beta(0.55, 0.55))
+    aim = weight * first + (1.0 - weight) * second
+    best: tuple[float, Floats, PosedHand] | None = None
+    for attempt in range(_TRIES):
+        # Each try opens the hand a little: blends of two gestures can cross where neither of them does.
+        ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
+        angles = (1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST]
+        angles = within_limits(angles)
+        skeleton = pose_hand(shape, angles)
+        overlap = deepest_overlap(skeleton.joints_m, shape.radii_m)
+        if best is None or overlap < best[0]:
+            best = overlap, angles, skeleton
+        if overlap <= MAX_OVERLAP_M:
+            break
+    assert best is not None
+    return best[1], best[2]
+
+
+def _loosening(rng: np.random.Generator) -> Floats:
+    """Deviation from a gesture, radians (5, 4): neighbouring fingers move together, the last two joints too."""
+    together = rng.normal(0.0, 7.0)
+    along_hand = np.convolve(rng.normal(0.0, 9.0, DIGITS + 2), [0.35, 0.6, 0.35], mode="valid")
+    curl = together + along_hand
+    noise = rng.normal(0.0, 1.0, (DIGITS, 4))
+    delta = np.empty((DIGITS, 4))
+    delta[:, ABDUCTION] = 2.5 * noise[:, ABDUCTION]
+    delta[:, FLEX_1] = 0.8 * curl + 5.0 * noise[:, FLEX_1]
+    delta[:, FLEX_2] = 1.0 * curl + 5.0 * noise[:, FLEX_2]
+    delta[:, FLEX_3] = 0.6 * curl + 3.0 * noise[:, FLEX_3]
+    # The thumb's saddle joint has a quarter of a finger joint's range.
+    delta[0, :FLEX_2] = rng.normal(0.0, 5.0, 2)
+    return np.deg2rad(delta)
+
+
+@kernel
+def _dot(p: Floats, q: Floats) -> float:
+    return float(p[0] * q[0] + p[1] * q[1] + p[2] * q[2])
+
+
+@kernel
+def _segment_gap(p: Floats, q: Floats, r: Floats, s: Floats) -> tuple[float, float, float]:
+    """Distance between segments pq and rs, and where along each (0 to 1) it is reached."""
+    u, v, w = q - p, s - r, p - r
+    a, b, c = _dot(u, u), _dot(u, v), _dot(v, v)
+    d, e = _dot(u, w), _dot(v, w)
+    denominator = a * c - b * b
+    along = 0.5
+    if denominator > 1e-12:
+        along = min(max((b * e - c * d) / denominator, 0.0), 1.0)
+    other = min(max((b * along + e) / c, 0.0), 1.0)
+    along = min(max((b * other - d) / a, 0.0), 1.0)
+    gap = w + along * u - other * v
+    return np.sqrt(_dot(gap, gap)), along, other
+
+
+@kernel
+def deepest_overlap(joints_m: Floats, radii_m: Floats) -> float:
+    """How deep any segment of a digit reaches into another digit or into the palm, metres; negative: free space.
+
+    Args:
+        joints_m: (21, 3) keypoints in any rigid frame.
+        radii_m: (5, 4) half thickness at the joints.
+    """
+    deepest = -1.0
+    for digit in range(5):
+        # A finger's first segment lies in the webbing, the thumb's metacarpal in the palm: only what moves freely.
+        for segment in range(1, 3):
+            start = 1 + 4 * digit + segment
+            for other in range(5):
+                if other != digit:
+                    for piece in range(3):
+                        if (other == 0 and piece == 0) or (piece > 0 and other < digit):
+                            continue
+                        begin = 1 + 4 * other + piece
+                        gap, t, s = _segment_gap(
+                            joints_m[start], joints_m[start + 1], joints_m[begin], joints_m[begin + 1]
+                        )
+                        room = radii_m[digit, segment] * (1 - t) + radii_m[digit, segment + 1] * t
+                        room += radii_m[other, piece] * (1 - s) + radii_m[other, piece + 1] * s
+                        deepest = max(deepest, room - gap)
+                if other > 0:
+                    # The palm: metacarpals from a quarter of the way to the knuckle.
+                    knuckle = joints_m[1 + 4 * other]
+                    gap, t, s = _segment_gap(
+                        joints_m[start], joints_m[start + 1], joints_m[0] + 0.3 * (knuckle - joints_m[0]), knuckle
+                    )
+                    room = radii_m[digit, segment] * (1 - t) + radii_m[digit, segment + 1] * t
+                    deepest = max(deepest, room + 1.1 * radii_m[other, 0] - gap)
+    return deepest

@@ -1,0 +1,226 @@
+import json
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.files.check import check_image
+from synthetic import dataset, make_dataset
+from synthetic.dataset import Recipe, parts_of, scenes_of
+from synthetic.hand import project
+from synthetic.scenes import Scene, draw_scene
+from tests.full_disk import files_of_at_most
+
+# More poses than one task takes, so that two workers share them.
+POSES, SEED, SCENES = 9, 5, 6
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "hands"
+    make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    return out
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_layout_is_freihands(made: Path) -> None:
+    names = set(contents(made))
+    images = {f"training/rgb/{number:08d}.jpg" for number in range(4 * POSES)} | {"evaluation/rgb/00000000.jpg"}
+    lists = {f"{part}_{key}.json" for part in ("training", "evaluation") for key in ("K", "xyz", "scale")}
+    assert names == images | lists | {"dataset.json"}
+    for name in images:
+        picture = cv2.imread(str(made / name))
+        assert picture is not None
+        assert picture.shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize(("part", "entries"), [("training", POSES), ("evaluation", 1)])
+def test_annotations_have_one_entry_per_pose(made: Path, part: str, entries: int) -> None:
+    intrinsics, xyz, scale = (
+        np.array(json.loads((made / f"{part}_{key}.json").read_text())) for key in ("K", "xyz", "scale")
+    )
+    assert intrinsics.shape == (entries, 3, 3)
+    assert xyz.shape == (entries, 21, 3)
+    assert scale.shape == (entries,)
+    np.testing.assert_allclose(scale, np.linalg.norm(xyz[:, 10] - xyz[:, 9], axis=1), rtol=1e-12)
+    for pose in range(entries):
+        image = project(xyz[pose], intrinsics[pose])
+        assert ((image > 0) & (image < 224)).all()
+
+
+def test_versions_are_numbered_as_in_freihand() -> None:
+    training, evaluation = parts_of(Recipe(poses=32560, seed=0, scenes=40))
+    assert training.image(7, 0) == "training/rgb/00000007.jpg"
+    assert training.image(7, 2) == "training/rgb/00065127.jpg"
+    assert evaluation.image(7, 0) == "evaluation/rgb/00000007.jpg"
+
+
+def test_evaluation_has_poses_of_its_own(made: Path) -> None:
+    training, evaluation = (json.loads((made / f"{part}_xyz.json").read_text()) for part in ("training", "evaluation"))
+    assert evaluation[0] not in training
+
+
+def test_versions_show_one_hand_over_four_scenes(made: Path) -> None:
+    for pose in range(3):
+        versions = [
+            np.asarray(cv2.imread(str(made / f"training/rgb/{pose + POSES * version:08d}.jpg")), dtype=float)
+            for version in range(4)
+        ]
+        corners = np.array([version[:12, :12].mean(axis=(0, 1)) for version in versions])
+        assert np.abs(corners[:, None] - corners[None]).max(axis=-1)[~np.eye(4, dtype=bool)].min() > 1.0
+
+
+def test_two_workers_write_the_same_bytes_as_one(made: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    make_dataset(
+        tmp_path / "two",
+        poses=POSES,
+        seed=SEED,
+        scenes=SCENES,
+        workers=2,
+        progress=lambda done, of: seen.append((done, of)),
+    )
+    assert contents(tmp_path / "two") == contents(made)
+    assert seen[-1] == (4 * POSES + 1, 4 * POSES + 1)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "other", poses=1, seed=SEED + 1, scenes=SCENES, workers=1)
+    one, other = contents(made), contents(tmp_path / "other")
+    assert one["training/rgb/00000000.jpg"] != other["training/rgb/00000000.jpg"]
+    # Another hand, not only another photograph of it.
+    assert json.loads(one["training_xyz.json"])[0] != json.loads(other["training_xyz.json"])[0]
+
+
+def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[int] = []
+
+    def counting(rng: np.random.Generator) -> Scene:
+        drawn.append(1)
+        return draw_scene(rng)
+
+    dataset._scene.cache_clear()
+    monkeypatch.setattr(dataset, "draw_scene", counting)
+    make_dataset(tmp_path / "few", poses=4, seed=9, scenes=2, workers=1)
+    assert len(drawn) == 2
+    recipe = Recipe(poses=300, seed=1, scenes=40)
+    training, evaluation = parts_of(recipe)
+    places = np.array([scenes_of(recipe, training, pose) for pose in range(300)])
+    assert all(len(set(row)) == 4 for row in places.tolist())
+    assert set(places.ravel().tolist()) == set(range(40))
+    assert {len(scenes_of(recipe, evaluation, pose)) for pose in range(5)} == {1}
+
+
+def test_a_finished_dataset_is_left_alone(made: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    make_dataset(made, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_other_arguments_for_a_used_folder_are_refused(made: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"hands holds a dataset made with .*'seed': 5.*'seed': 6.*choose another folder"
+    ):
+        make_dataset(made, poses=POSES, seed=SEED + 1, scenes=SCENES)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="is not empty and holds no dataset of ours") as refusal:
+        make_dataset(tmp_path, poses=1, seed=0)
+    assert "\n" not in str(refusal.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_marker_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text("{broken")
+    with pytest.raises(UserError, match=r"\{broken"):
+        make_dataset(tmp_path, poses=1, seed=0)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        make_dataset(tmp_path / "out", poses=1, seed=0)
+
+
+@pytest.mark.parametrize("wrong", [{"poses": 0}, {"seed": -1}, {"scenes": 0}, {"workers": 0}])
+def test_arguments_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
+    arguments = {"poses": 1, "seed": 0, "scenes": 1, "workers": 1} | wrong
+    name = next(iter(wrong))
+    with pytest.raises(UserError, match=f"{name} is {wrong[name]}"):
+        make_dataset(
+            tmp_path / "out",
+            poses=arguments["poses"],
+            seed=arguments["seed"],
+            scenes=arguments["scenes"],
+            workers=arguments["workers"],
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "resumed"
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1, progress=interrupt)
+    assert not (out / "dataset.json").exists()
+    with pytest.raises(UserError, match="give the same arguments"):
+        make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES + 1)
+    first = out / "training/rgb/00000000.jpg"
+    kept = first.stat().st_mtime_ns
+    (out / "training/rgb/00000003.jpg").unlink()
+    (out / "training/rgb/00000000.jpg.part").write_bytes(b"half")
+    make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    assert first.stat().st_mtime_ns == kept
+    assert contents(out) == contents(made)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Path, tmp_path: Path) -> None:
+    """`made` has compiled everything, so nothing else is written meanwhile. New processes have the limit, too."""
+    with files_of_at_most(3000), pytest.raises(UserError, match=r"0{6}\d\d.jpg cannot be written: File too large"):
+        make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=1, workers=workers)
+    left = {path for path in (tmp_path / "hands").rglob("*") if path.is_file()}
+    left.remove(tmp_path / "hands" / "dataset.unfinished.json")
+    for image in left:  # of another worker, small enough
+        check_image(image.read_bytes())
+
+
+class KilledWorkers:
+    """A pool of processes whose workers are killed as soon as they have work."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __enter__(self) -> "KilledWorkers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, *task: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(BrokenProcessPool("terminated abruptly"))
+        return future
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        pass
+
+
+def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "ProcessPoolExecutor", KilledWorkers)
+    with pytest.raises(UserError, match=r"hands: a process that renders was ended from outside.*--workers 1"):
+        make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=SCENES, workers=2)

@@ -1,0 +1,85 @@
+import itertools
+from typing import get_args
+
+import pytest
+
+from skeleton import BODY, FINGERS, HAND, SKELETONS, HandOrder, Skeleton, hand_rows
+
+# Indices as their sources number them, written out: FreiHAND's and MANO's own, and those of the authors' test code.
+WHERE = {
+    "freihand": {"thumb_mcp": 1, "thumb_tip": 4, "index_mcp": 5, "middle_pip": 10, "ring_dip": 15, "little_tip": 20},
+    "mano": {"index_mcp": 1, "middle_mcp": 4, "little_mcp": 7, "ring_dip": 12, "thumb_mcp": 13, "thumb_pip": 14,
+             "little_dip": 9, "ring_mcp": 10, "thumb_tip": 16, "index_tip": 17, "little_tip": 20},
+    "peclr": {"thumb_mcp": 1, "index_mcp": 2, "middle_mcp": 3, "middle_pip": 8, "thumb_dip": 11, "thumb_tip": 16,
+              "little_tip": 20},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", get_args(HandOrder))
+def test_names_stand_where_their_source_has_them(order: HandOrder) -> None:
+    rows = hand_rows("freihand", order)  # of each of their keypoints in ours
+    assert sorted(rows) == list(range(21))
+    assert rows[0] == 0
+    for name, row in WHERE[order].items():
+        assert HAND.keypoints[rows[row]] == name
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(get_args(HandOrder), repeat=2)))
+def test_reordering_comes_back(source: HandOrder, target: HandOrder) -> None:
+    there, back = hand_rows(source, target), hand_rows(target, source)
+    assert [there[row] for row in back] == list(range(21))
+
+
+def test_authors_order_equals_their_conversion_written_out() -> None:
+    """Their test code fills FreiHAND's array by name from these rows."""
+    fingers = [[1, 6, 11, 16], [2, 7, 12, 17], [3, 8, 13, 18], [4, 9, 14, 19], [5, 10, 15, 20]]
+    assert hand_rows("peclr", "freihand") == [0, *itertools.chain.from_iterable(fingers)]
+
+
+def test_a_hands_bones_are_a_tree_from_the_wrist_outward() -> None:
+    assert len(HAND.bones) == 20
+    assert {child for _, child in HAND.bones} == set(range(1, 21))
+    for parent, child in HAND.bones:
+        finger, joint = HAND.keypoints[child].split("_")
+        expected = {"mcp": "wrist", "pip": f"{finger}_mcp", "dip": f"{finger}_pip", "tip": f"{finger}_dip"}[joint]
+        assert HAND.keypoints[parent] == expected
+    assert HAND.reference_bone in HAND.bones
+    assert [HAND.keypoints[row] for row in HAND.reference_bone] == ["middle_mcp", "middle_pip"]
+    assert [name for name, _ in HAND.groups] == ["wrist", *FINGERS]
+
+
+def test_a_body_is_cocos() -> None:
+    """Names and bones as `categories` of COCO's person_keypoints files hold them, counted from 1 there."""
+    assert BODY.keypoints == (
+        "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
+        "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle",
+        "right_ankle",
+    )  # fmt: skip
+    coco = [[16, 14], [14, 12], [17, 15], [15, 13], [12, 13], [6, 12], [7, 13], [6, 7], [6, 8], [7, 9], [8, 10],
+            [9, 11], [2, 3], [1, 2], [1, 3], [2, 4], [3, 5], [4, 6], [5, 7]]  # fmt: skip
+    bones = [frozenset(bone) for bone in BODY.bones]
+    assert len(bones) == len(set(bones))
+    assert set(bones) == {frozenset((a - 1, b - 1)) for a, b in coco}
+    assert [BODY.keypoints[row] for row in BODY.mirror[:5]] == [
+        "nose",
+        "right_eye",
+        "left_eye",
+        "right_ear",
+        "left_ear",
+    ]
+
+
+@pytest.mark.parametrize("skeleton", SKELETONS.values(), ids=SKELETONS)
+def test_a_skeleton_agrees_with_itself(skeleton: Skeleton) -> None:
+    count = len(skeleton)
+    assert SKELETONS[skeleton.name] is skeleton
+    assert len(set(skeleton.keypoints)) == count
+    assert skeleton.root in skeleton.keypoints
+    assert len(set(skeleton.reference_bone)) == 2
+    assert {end for bone in skeleton.bones for end in bone} == set(range(count))
+    assert sum(size for _, size in skeleton.groups) == count
+    assert [skeleton.mirror[row] for row in skeleton.mirror] == list(range(count))
+
+
+def test_a_hand_in_a_mirror_keeps_its_names() -> None:
+    assert HAND.mirror == tuple(range(21))

@@ -1,0 +1,289 @@
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import orthogonal_procrustes
+
+from tests.train.pose_metrics import pixel_metrics, pose_metrics, summarize
+from train.pose.metrics import (
+    Interval,
+    align,
+    confidence_intervals,
+    mean_over_hands,
+    paired_difference,
+    pixel_errors,
+    pose_errors,
+    score_tables,
+)
+
+Array = npt.NDArray[np.float64]
+
+
+def hands(count: int, seed: int = 0, noise_m: float = 0.02) -> tuple[Array, Array]:
+    """Predicted and true, metres: errors on both sides of 5 cm."""
+    rng = np.random.default_rng(seed)
+    true_m = rng.normal((0, 0, 0.7), 0.05, (count, 21, 3))
+    return true_m + rng.normal(0, noise_m, true_m.shape) * rng.uniform(0.2, 2, (count, 1, 1)), true_m
+
+
+def freihand_script(
+    predicted_m: Array, true_m: Array, valid: npt.NDArray[np.bool_], procrustes: Callable[[Array, Array], Array]
+) -> tuple[Array, Array, Array]:
+    """FreiHAND's procedure as loops over hands, keypoints and thresholds: mean error, area, PCK curve."""
+    distances: list[list[float]] = [[] for _ in range(21)]
+    for predicted, true, counts in zip(predicted_m, true_m, valid, strict=True):
+        moved = procrustes(predicted[counts], true[counts])
+        for keypoint, a, b in zip(np.flatnonzero(counts), moved, true[counts], strict=True):
+            distances[keypoint].append(float(np.sqrt(np.sum((a - b) ** 2))))
+    thresholds = np.linspace(0, 0.05, 100)
+    means, areas, curves = [], [], []
+    for of_keypoint in distances:
+        if not of_keypoint:
+            continue
+        curve = [np.mean([d <= t for d in of_keypoint]) for t in thresholds]
+        means.append(np.mean(of_keypoint))
+        areas.append(np.trapezoid(curve, thresholds) / 0.05)
+        curves.append(curve)
+    return np.array(means), np.array(areas), np.mean(curves, axis=0)
+
+
+def unaligned(predicted: Array, true: Array) -> Array:
+    return predicted
+
+
+def scipy_aligned(predicted: Array, true: Array) -> Array:
+    a, b = true - true.mean(0), predicted - predicted.mean(0)
+    a_size, b_size = np.linalg.norm(a), np.linalg.norm(b)
+    turn, scale = orthogonal_procrustes(a / a_size, b / b_size)
+    result: Array = b / b_size @ turn.T * scale * a_size + true.mean(0)
+    return result
+
+
+def umeyama(predicted: Array, true: Array) -> Array:
+    """Least squares with a proper rotation (Umeyama 1991, eq. 40 to 43)."""
+    source, target = predicted - predicted.mean(0), true - true.mean(0)
+    u, d, vt = np.linalg.svd(target.T @ source / len(source))
+    signs = np.array([1, 1, np.sign(np.linalg.det(u) * np.linalg.det(vt))])
+    scale = (d * signs).sum() / (source**2).sum() * len(source)
+    result: Array = scale * source @ (u * signs @ vt).T + true.mean(0)
+    return result
+
+
+@pytest.mark.parametrize("proper_rotation", [False, True])
+@pytest.mark.parametrize("partly", [False, True])
+def test_equals_freihands_procedure_as_loops(proper_rotation: bool, partly: bool) -> None:
+    predicted_m, true_m = hands(60)
+    predicted_m[::3] *= [-1, 1, 1]  # mirrored ones, which the two alignments treat differently
+    valid = np.random.default_rng(1).random((60, 21)) < (0.7 if partly else 2)
+    valid[:, 7] &= not partly  # a keypoint that no hand has
+    found = pose_metrics(predicted_m, true_m, valid=valid, proper_rotation=proper_rotation)
+
+    epe, auc, pck = freihand_script(predicted_m, true_m, valid, unaligned)
+    pa_epe, pa_auc, pa_pck = freihand_script(predicted_m, true_m, valid, umeyama if proper_rotation else scipy_aligned)
+    measured = ~np.isnan(found["epe_cm_per_keypoint"])
+    assert measured.sum() == (20 if partly else 21)
+    np.testing.assert_allclose(found["epe_cm_per_keypoint"][measured], 100 * epe, rtol=1e-12)
+    np.testing.assert_allclose(found["auc_per_keypoint"][measured], auc, rtol=1e-10)
+    np.testing.assert_allclose(found["pck"], pck, rtol=1e-10)
+    np.testing.assert_allclose(found["pa_epe_cm_per_keypoint"][measured], 100 * pa_epe, rtol=1e-5)
+    np.testing.assert_allclose(found["pa_auc_per_keypoint"][measured], pa_auc, atol=1e-6)
+    np.testing.assert_allclose(found["pa_pck"], pa_pck, atol=1e-6)
+    assert found["epe_cm"] == pytest.approx(100 * epe.mean(), rel=1e-12)
+    assert found["auc"] == pytest.approx(auc.mean(), rel=1e-10)
+    assert found["pa_epe_cm"] == pytest.approx(100 * pa_epe.mean(), rel=1e-5)
+    assert found["pa_auc"] == pytest.approx(pa_auc.mean(), abs=1e-6)
+    assert 0.2 < found["auc"] < 0.9  # some errors are within 5 cm and some are not
+    np.testing.assert_allclose(found["thresholds_cm"], np.linspace(0, 5, 100))
+
+
+def test_a_mirrored_hand_aligns_only_by_a_reflection() -> None:
+    _, true_m = hands(1)
+    mirrored = true_m * [-1, 1, 1]
+    allowed, forbidden = (pose_metrics(mirrored, true_m, proper_rotation=proper) for proper in (False, True))
+    assert allowed["pa_epe_cm"] < 1e-4
+    assert pose_metrics(mirrored, true_m)["pa_epe_cm"] == allowed["pa_epe_cm"]  # the default is FreiHAND's
+    assert pose_errors(mirrored, true_m).pa_error_m.max() < 1e-6
+    np.testing.assert_array_equal(align(mirrored, true_m), align(mirrored, true_m, proper_rotation=False))
+    assert allowed["pa_auc"] > 0.994  # an error of 1e-17 is above the first threshold, which is 0
+    assert forbidden["pa_epe_cm"] > 1
+    np.testing.assert_allclose(
+        align(mirrored, true_m, proper_rotation=True)[0], umeyama(mirrored[0], true_m[0]), atol=1e-7
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), st.floats(0.01, 100), st.booleans())
+def test_alignment_undoes_any_similarity(seed: int, scale: float, proper_rotation: bool) -> None:
+    _, true_m = hands(4, seed)
+    rng = np.random.default_rng(seed)
+    turn = np.linalg.qr(rng.normal(size=(4, 3, 3)))[0]
+    turn[:, :, 0] *= np.sign(np.linalg.det(turn))[:, None]
+    moved = scale * true_m @ turn + rng.normal(size=(4, 1, 3))
+    assert pose_metrics(moved, true_m, proper_rotation=proper_rotation)["pa_epe_cm"] < 1e-3
+
+
+def test_perfect_and_hopeless() -> None:
+    _, true_m = hands(3)
+    perfect = pose_metrics(true_m, true_m)
+    assert (perfect["epe_cm"], perfect["auc"], perfect["pck"][0]) == (0, 1, 1)
+    far = pose_metrics(true_m + np.array([0.06, 0, 0]), true_m)
+    assert far["epe_cm"] == pytest.approx(6)
+    assert far["auc"] == 0
+    assert far["pa_auc"] > 0.994
+    half = pose_metrics(true_m + np.array([0.025, 0, 0]), true_m)
+    assert half["auc"] == pytest.approx(0.5, abs=0.006)  # to half a threshold
+
+
+def test_collapsed_predictions_are_aligned_to_the_middle_and_counted() -> None:
+    predicted_m, true_m = hands(3)
+    predicted_m[1] = 0.4
+    found = pose_errors(predicted_m, true_m)
+    assert found.collapsed.tolist() == [False, True, False]
+    from_middle = np.linalg.norm(true_m[1] - true_m[1].mean(0), axis=1)
+    np.testing.assert_allclose(found.pa_error_m[1], from_middle, atol=1e-8)
+    assert summarize(found)["collapsed"] == 1
+
+
+def test_degenerate_input_is_named() -> None:
+    predicted_m, true_m = hands(4)
+    with pytest.raises(ValueError, match=r"shape \(4, 21, 2\) and truth \(4, 21, 3\), expected the same \(N, J, 3\)"):
+        pose_metrics(predicted_m[..., :2], true_m)
+    with pytest.raises(ValueError, match="N > 0"):
+        pose_metrics(predicted_m[:0], true_m[:0])
+    with pytest.raises(ValueError, match=r"valid has shape \(4,\), expected \(4, 21\)"):
+        pose_metrics(predicted_m, true_m, valid=np.ones(4))
+    with pytest.raises(ValueError, match="no keypoint is valid"):
+        pose_metrics(predicted_m, true_m, valid=np.zeros((4, 21)))
+    broken = predicted_m.copy()
+    broken[2:, 5, 1] = np.nan
+    with pytest.raises(ValueError, match="predictions: 2 of 4 hands have keypoints that are no numbers, hand 2"):
+        pose_metrics(broken, true_m)
+    with pytest.raises(ValueError, match="truth: 2 of 4"):
+        pose_metrics(predicted_m, broken)
+    one_point = true_m.copy()
+    one_point[3] = 0.5
+    with pytest.raises(ValueError, match=r"true_m: all keypoints of hand 3 \(1 such\) are in one place"):
+        pose_metrics(predicted_m, one_point)
+
+
+def test_what_is_not_valid_may_be_anything() -> None:
+    predicted_m, true_m = hands(6)
+    valid = np.ones((6, 21), bool)
+    valid[0], valid[1, :19] = False, False  # no keypoint; two, which is too few to align
+    expected = pose_metrics(predicted_m[2:], true_m[2:])
+    predicted_m[0], true_m[0, 3], predicted_m[1, 4] = np.nan, np.inf, -np.inf
+    found = pose_metrics(predicted_m, true_m, valid=valid)
+    assert (found["hands"], found["pa_hands"], found["collapsed"]) == (5, 4, 0)
+    assert found["pa_epe_cm"] == pytest.approx(expected["pa_epe_cm"])
+    np.testing.assert_allclose(found["epe_cm_per_keypoint"][:19], expected["epe_cm_per_keypoint"][:19])
+
+
+def test_pixels() -> None:
+    true_px = np.zeros((2, 21, 2))
+    predicted_px = true_px + np.array([3.0, 4.0])
+    predicted_px[1] *= 3
+    found = pixel_metrics(predicted_px, true_px)
+    assert found["epe_px"] == pytest.approx(10)
+    assert found["auc_px"] == pytest.approx(np.mean([25 / 30, 15 / 30]), abs=0.006)
+    assert found["pck_px"][-1] == 1
+    one = pixel_metrics(predicted_px, true_px, valid=np.arange(42).reshape(2, 21) < 21)
+    assert one["hands"] == 1
+    assert one["epe_px"] == pytest.approx(5)
+    assert np.isnan(pixel_errors(predicted_px, true_px, valid=np.arange(42).reshape(2, 21) < 21)[1]).all()
+
+
+def test_metrics_are_means_of_their_tables() -> None:
+    errors = pose_errors(*hands(50))
+    found = summarize(errors)
+    for name, table in score_tables(errors).items():
+        assert mean_over_hands(table).mean() == pytest.approx(found[name])
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    """300 experiments of 60 hands with a known mean."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for experiment in range(300):
+        table = rng.exponential(1, (60, 1)) + np.zeros((1, 21))
+        interval = confidence_intervals({"m": table}, confidence=0.9, resamples=200, seed=experiment)["m"]
+        assert interval.low < interval.value < interval.high
+        covered += interval.low < 1 < interval.high
+    assert 0.82 < covered / 300 < 0.95
+
+
+def test_dependent_hands_widen_the_interval() -> None:
+    """Four copies of each hand are no more evidence than one."""
+    table = np.random.default_rng(0).normal(size=(100, 21)) + np.random.default_rng(1).normal(size=(100, 1))
+    copies = np.tile(table, (4, 1))
+    alone, naive, grouped = (
+        confidence_intervals({"m": values}, groups=groups)["m"]
+        for values, groups in ((table, None), (copies, None), (copies, np.tile(np.arange(100), 4)))
+    )
+    assert grouped.high - grouped.low == pytest.approx(alone.high - alone.low, rel=1e-9)
+    assert naive.high - naive.low < 0.6 * (alone.high - alone.low)
+
+
+def test_resampling_equals_a_loop_over_hands() -> None:
+    """The weights are those of hands drawn with replacement, and gaps stay out of the means."""
+    table = np.random.default_rng(0).normal(size=(7, 21))
+    table[2, 3] = table[4] = np.nan
+    found = confidence_intervals({"m": table}, resamples=50, seed=3)["m"]
+    rng = np.random.default_rng(3)
+    values = []
+    for counts in rng.multinomial(7, np.full(7, 1 / 7), size=50):
+        drawn = np.repeat(table, counts, axis=0)
+        values.append(np.nanmean([np.nanmean(c) for c in drawn.T if not np.isnan(c).all()]))
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
+
+
+def test_a_paired_difference_sees_what_two_intervals_do_not() -> None:
+    predicted_m, true_m = hands(200)
+    better = true_m + 0.97 * (predicted_m - true_m)
+    ours, theirs = (score_tables(pose_errors(p, true_m)) for p in (better, predicted_m))
+    difference = paired_difference(ours, theirs)["epe_cm"]
+    assert difference.value == pytest.approx(
+        mean_over_hands(ours["epe_cm"]).mean() - mean_over_hands(theirs["epe_cm"]).mean()
+    )
+    assert difference.high < 0
+    assert confidence_intervals(ours)["epe_cm"].high > confidence_intervals(theirs)["epe_cm"].low
+    assert paired_difference(ours, ours)["auc"] == Interval(0, 0, 0)
+    with pytest.raises(ValueError, match="not of the same hands"):
+        paired_difference(ours, {name: table[1:] for name, table in theirs.items()})
+
+
+def test_wrong_groups_and_empty_tables_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups 3, expected the same number"):
+        confidence_intervals({"m": np.zeros((4, 21))}, groups=[0, 1, 1])
+    with pytest.raises(ValueError, match="at least 1"):
+        confidence_intervals({"m": np.zeros((0, 21))})
+
+
+def test_ten_thousand_hands_take_seconds_at_most() -> None:
+    """A loop over hands with SciPy takes many times this; the limit is generous, for a busy machine."""
+    predicted_m, true_m = hands(10_000)
+    start = time.process_time()
+    pose_metrics(predicted_m, true_m)
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(("hands", "groups"), [(1, None), (4, [7, 7, 7, 7])])
+def test_one_pose_gives_no_interval(hands: int, groups: list[int] | None) -> None:
+    table = np.random.default_rng(0).uniform(size=(hands, 21))
+    for found in (
+        confidence_intervals({"m": table}, groups=groups)["m"],
+        paired_difference({"m": table}, {"m": table / 2}, groups=groups)["m"],
+    ):
+        assert found.value > 0
+        assert np.isnan([found.low, found.high]).all()
+
+
+def test_poses_without_a_value_do_not_make_an_interval() -> None:
+    table = np.full((3, 21), np.nan)
+    table[1] = 1
+    assert np.isnan(confidence_intervals({"m": table})["m"].low)
+    table[2] = 2
+    assert confidence_intervals({"m": table})["m"].low == 1

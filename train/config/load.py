@@ -1,0 +1,177 @@
+"""Composes a configuration: TOML files in layers, and `--set` on top."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from bounds import LARGEST_SEED
+from errors import UserError
+from parsing import regular
+from train.config.mistakes import explain, shortened
+from train.config.shell import is_left_to_shell
+from train.config.tables import is_array_of_tables
+
+T = TypeVar("T")
+
+LARGEST_FILE = 2**20
+"""Bytes of a configuration."""
+
+DEEPEST = 6
+"""Levels of tables and arrays in a configuration; three are in use."""
+
+TOO_DEEP = "is nested too deeply; expected tables of keys, as --print-config shows them"
+
+
+def load_config(
+    kind: type[T], files: Sequence[Path], overrides: Sequence[str], *, base: Mapping[str, Any] | None = None
+) -> T:
+    """Layer TOML files and then `key=value` overrides, the last one winning.
+
+    Args:
+        kind: the dataclass to fill, such as `Config`.
+        files: TOML files.
+        overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string. Of an array of
+            tables, "table.0.key=value" changes the first, and "table.key=value" the only one.
+        base: tables that stand below the files, as `to_dict` gives them; none by default.
+
+    Raises:
+        UserError: a file that cannot be read, an unknown key, a value of the wrong type or out of range.
+    """
+    layers = [(str(file), read_toml(file)) for file in files]
+    layers += [(f"--set {override}", _parse_override(override)) for override in overrides]
+    values: dict[str, Any] = copy.deepcopy(dict(base or {}))
+    for origin, layer in layers:
+        _check_values(layer, origin)
+        _merge(values, layer, origin)
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise UserError(explain(kind, error, layers)) from error
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        UserError: it is no regular file, cannot be read, is too large, or is not TOML.
+    """
+    try:
+        size = regular(file).stat().st_size
+        if size > LARGEST_FILE:
+            raise UserError(
+                f"{file}: has {size} bytes; expected a TOML file of at most {LARGEST_FILE}, such as configs/demo.toml"
+            )
+        text = file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; expected a TOML file; configs/ and launch/ hold some") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file} is not TOML: {shortened(str(error))}. Give a text file, and save it in UTF-8"
+        ) from error
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise UserError(f"{file}: {TOO_DEEP}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not TOML: {shortened(str(error))}{_remedy_for(text)}") from error
+
+
+def _remedy_for(text: str) -> str:
+    """What to do about two mistakes, of word processors and of Windows' paths, if a text that is no TOML has one."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    if any(quote in line for line in lines for quote in "\u201c\u201d\u201e\u2018\u2019"):
+        return '. It has typographic quotes: write straight ones, "..."'
+    if any("\\" in line for line in lines):
+        return ". In \"...\" a backslash begins an escape: write / in paths, or '...'"
+    return ""
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    """A `--set` as nested tables."""
+    key, equals, text = override.partition("=")
+    tables = key.strip().split(".")
+    if not equals or not all(tables):
+        raise UserError(f"--set {override or repr('')}: expected table.key=value, such as --set optim.lr=3e-4")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except (ValueError, RecursionError):
+        value = text.strip()
+    for table in reversed(tables):
+        value = {table: value}
+    layer: dict[str, Any] = value
+    return layer
+
+
+def _check_values(layer: Mapping[str, Any], origin: str) -> None:
+    """Refuse what no key can have: numbers beyond 64 bits, strings that are no path, deep nests."""
+    for key, value in _leaves("", layer, origin, DEEPEST):
+        problem = None
+        if isinstance(value, float) and not math.isfinite(value):
+            problem = f" = {value!r}: expected finite numbers, so give others"
+        elif isinstance(value, int) and abs(value) > LARGEST_SEED:
+            problem = f" has {value.bit_length()} bits: expected a number of 64 bits at most"
+        elif isinstance(value, str) and ("\0" in value or _has_surrogates(value)):
+            problem = f" = {value!r}: expected UTF-8 without NUL; rename the file or folder"
+        elif isinstance(value, str) and not value.strip():
+            problem = " is empty: give a value, or leave the key out. Is a variable not set?"
+        elif isinstance(value, str) and is_left_to_shell(value):
+            problem = f" = {value!r}: ~ and $NAME are not replaced here; write the path out"
+        if problem is not None:
+            raise UserError(f"{origin}: {key}{problem}")
+
+
+def _leaves(key: str, value: Any, origin: str, levels: int) -> Iterator[tuple[str, Any]]:
+    """All values that are no table and no array, each with its dotted key."""
+    if levels == 0:
+        raise UserError(f"{origin}: {TOO_DEEP}")
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _leaves(f"{key}.{name}".lstrip("."), one, origin, levels - 1)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _leaves(key, one, origin, levels - 1)
+    else:
+        yield key, value
+
+
+def _has_surrogates(text: str) -> bool:
+    """Whether it comes from bytes that are not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any], origin: str) -> None:
+    for key, value in layer.items():
+        below = into.get(key)
+        if isinstance(value, Mapping) and value and all(part.isdecimal() for part in value):
+            into.setdefault(key, {})
+            for number, table in value.items():
+                if not isinstance(table, Mapping):
+                    raise UserError(f"{origin}: {key}.{number} is a table: change one of its keys, {key}.{number}.key")
+                _merge(_numbered(into[key], key, number, origin), table, origin)
+        elif isinstance(value, Mapping) and is_array_of_tables(below):
+            if len(below) > 1:
+                raise UserError(
+                    f"{origin}: there are {len(below)} tables [[{key}]]: say which one to change, such as "
+                    f"--set {key}.0.{next(iter(value), 'key')}=..."
+                )
+            _merge(below[0], value, origin)
+        elif isinstance(value, Mapping) and isinstance(below, dict):
+            _merge(below, value, origin)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+def _numbered(tables: Any, key: str, number: str, origin: str) -> dict[str, Any]:
+    """The table of that number; a single table is number 0."""
+    array = tables if is_array_of_tables(tables) else [tables]
+    if len(number) > 9 or int(number) >= len(array) or not isinstance(array[int(number)], dict):
+        raise UserError(f"{origin}: there is no {key}.{shortened(number)}; expected {key}.0 to {key}.{len(array) - 1}")
+    table: dict[str, Any] = array[int(number)]
+    return table

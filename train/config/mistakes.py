@@ -1,0 +1,103 @@
+"""Explains in one line what is wrong with a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import ValidationError
+
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.config.tables import flatten, without_numbers
+
+_EXPECTED = {
+    "tuple_type": 'expected a list in brackets, such as [1, 2] or ["a", "b"]',
+    "too_long": "expected at most {max_length} items, found {actual_length}",
+    "too_short": "expected at least {min_length}, found {actual_length}",
+    "dataclass_type": "expected a table of keys, as [{key}] in a file or --set {key}.KEY=VALUE",
+    "string_type": 'expected a string; write it in quotes: {key} = "...", or --set \'{key}="..."\'',
+}
+"""Pydantic's types of errors whose messages speak of Python."""
+
+
+def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """One line for the first thing that is wrong: where, what was found, what was expected.
+
+    Args:
+        kind: the configuration's class.
+        error: what pydantic found.
+        layers: each file or option with the tables that it gave; later ones win.
+    """
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if not str(part).startswith("[")]  # without the tags of `OneOrMore`
+    known = set(_known_keys(kind))
+    # A union's alternatives appear behind the key; the key is the longest known prefix.
+    prefixes = (".".join(path[:end]) for end in range(len(path), 0, -1))
+    key = next((prefix for prefix in prefixes if without_numbers(prefix) in known), None)
+    unknown = first["type"] == "unexpected_keyword_argument"
+    shown = ".".join(path) if unknown or key is None else key
+    where = _origin(shown, layers)
+    if first["type"] == "missing":
+        where = where or next((origin for origin, _ in layers), None)
+        return f"{f'{where}: ' if where else ''}{'.'.join(path)} is missing: give it a value"
+    prefix = f"{where}: " if where else ""
+    if unknown:
+        return f"{prefix}unknown key {shortened(shown)}: {_hint(shown, known)}"
+    expected = _EXPECTED.get(first["type"])
+    message = (
+        expected.format(key=shown, **first.get("ctx", {})) if expected else first["msg"].removeprefix("Value error, ")
+    )
+    value = first["input"]
+    found = str(value) if isinstance(value, date | time) else repr(value)
+    return f"{prefix}{shown} = {shortened(found)}: {message[0].lower()}{message[1:]}"
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning if it is long."""
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _origin(key: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """The last file or option that gave a key or something in its table; for an item of an array, the array."""
+    given = [(origin, [name for name, _ in flatten(layer)]) for origin, layer in reversed(layers)]
+    within = next((origin for origin, keys in given if any(f"{one}.".startswith(f"{key}.") for one in keys)), None)
+    return within or next((origin for origin, keys in given if key.rpartition(".")[0] in keys), None)
+
+
+def _hint(key: str, known: set[str]) -> str:
+    """What was probably meant by an unknown key."""
+    for command, kind in (("pretrain", Config), ("finetune", FinetuneConfig)):
+        keys = set(_known_keys(kind))
+        if not keys <= known and without_numbers(key) in keys:
+            return f"it is one of '{command}', not of this command"
+    table, _, _ = key.partition(".")
+    name = key.split(".")[-1]
+    matches = difflib.get_close_matches(without_numbers(key), known, 1, 0.6) or [
+        one for one in sorted(known) if "." in one and one.split(".")[-1] == name
+    ]
+    if matches:
+        return f"did you mean {matches[0]}?"
+    inside = "." in key and table in known
+    siblings = sorted(one for one in known if (one.startswith(f"{table}.") if inside else "." not in one))
+    return f"known are {', '.join(siblings)}"
+
+
+def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
+    types = get_type_hints(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        yield f"{prefix}{field.name}"
+        for table in _tables_in(types[field.name]):
+            yield from _known_keys(table, f"{prefix}{field.name}.")
+
+
+def _tables_in(annotation: Any) -> Iterator[type[object]]:
+    """The dataclass of a table, or of an array of tables."""
+    if dataclasses.is_dataclass(annotation):
+        yield cast(type[object], annotation)
+    elif get_origin(annotation) in (tuple, Union):
+        for one in get_args(annotation):
+            yield from _tables_in(one)

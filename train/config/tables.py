@@ -1,0 +1,115 @@
+"""Configurations as nested tables: in a checkpoint, as TOML, and compared with each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
+
+import tomli_w
+from pydantic import TypeAdapter
+
+FREE_ON_RESUME = (
+    "run.out",
+    "run.log_every",
+    "run.checkpoint_every",
+    "run.keep",
+    "run.log_samples",
+    "run.rank_timeout_s",
+    "data.root",
+    "data.max_bad_share",
+    "data.regressor",
+    "pipelines",
+    "encoder.weights",
+    "train.recompute",
+    "train.compile",
+    "train.device",
+    "train.threads",
+    "validation",
+)
+"""Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
+
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""Name and meaning in a docstring's list of attributes."""
+
+
+ADDED = {"pose.skeleton": "hand"}
+"""Keys that runs of earlier versions lack, and what they trained."""
+
+
+def to_dict(config: object) -> dict[str, Any]:
+    """Plain nested tables of a config, without the keys that are None: TOML has no such value."""
+    tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
+    return tables
+
+
+def to_toml(config: Any) -> str:
+    """The config as a TOML file that gives it back; keys that are None are comments, which say what they mean."""
+    parts: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, tuple):
+            parts += [f"[[{field.name}]]\n{_table_as_toml(table)}" for table in value]
+        else:
+            parts.append(f"[{field.name}]\n{_table_as_toml(value)}")
+    return "\n".join(parts)
+
+
+def as_toml(value: Any) -> str:
+    """A value in TOML's spelling, as `--set` takes it."""
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip()
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables; tables of an array are numbered from 0."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        elif is_array_of_tables(value):
+            yield from flatten({str(number): table for number, table in enumerate(value)}, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
+    before, after = dict(flatten(saved)), dict(flatten(now))
+    before = {key: value for key, value in ADDED.items() if key in after} | before
+    for key in sorted(before.keys() | after.keys()):
+        free = without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
+        if not free and before.get(key) != after.get(key):
+            return f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"
+    return None
+
+
+def is_array_of_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether a value is what TOML writes as [[table]]."""
+    return isinstance(value, list) and bool(value) and all(isinstance(table, Mapping) for table in value)
+
+
+def without_numbers(key: str) -> str:
+    """data.1.root -> data.root."""
+    return ".".join(part for part in key.split(".") if not part.isdecimal())
+
+
+def _table_as_toml(table: Any) -> str:
+    """One line for each key."""
+    values, meanings = to_dict(table), key_meanings(type(table))
+    return "".join(
+        tomli_w.dumps({field.name: values[field.name]})
+        if field.name in values
+        else f"# {field.name} is not set: {meanings[field.name]}\n"
+        for field in dataclasses.fields(table)
+    )
+
+
+def key_meanings(kind: type[object]) -> dict[str, str]:
+    """What each attribute means, in one line, from the docstrings of a class and of those that it extends."""
+    meanings: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        _, _, attributes = (inspect.getdoc(one) or "").partition("Attributes:\n")
+        meanings |= {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
+    return meanings

@@ -1,0 +1,44 @@
+"""The views of a configuration, as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from errors import UserError
+from pipelines.loader import Loader
+from pipelines.render.backends import prepare_process
+from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.sources import load_index
+from train.config.pretraining import Config
+from train.pictures import save_views
+from writing import refuse_inputs
+
+
+def preview(config: Config, out: Path, *, samples: int) -> None:
+    """Draw the views of the first samples that a run would see, on the CPU.
+
+    Raises:
+        UserError: the data or `out` cannot be used.
+    """
+    if out.suffix.lower() not in (".png", ".jpg"):
+        raise UserError(f"{out} is no picture's name; expected one that ends in .png or .jpg")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent} is no folder; make it first")
+    index = load_index(config.data)
+    if index.store is None:
+        same_name = (row for row, path in enumerate(index.paths) if path.endswith(out.name))
+        refuse_inputs(out, map(index.path, same_name))
+    count = min(samples, len(index))
+    batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
+    order = build_order(index, batch=batch, seed=config.run.seed)
+    prepare_process(config.pipelines, torch.device("cpu"))
+    with Loader(
+        index,
+        Schedule(order, RankSlice(batch, 0, count), last_step=1),
+        config.pipelines,
+        config.augmentation,
+        device=torch.device("cpu"),
+    ) as loader:
+        save_views(out, next(iter(loader)), index, samples=count)

@@ -1,0 +1,86 @@
+"""A network's errors on labelled samples: what counts, what is left out, what is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from train.pose.inference import Poses
+from train.pose.labels import PoseLabels
+from train.pose.metrics import Floats, PoseErrors, in_one_place, pixel_errors, pose_errors, score_tables
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of N predictions; NaN where a keypoint is not measured.
+
+    Attributes:
+        in_3d: distances in 3D, in the unit of the labels.
+        in_px: (N, K), distances in 2D, in pixels of the source.
+        in_metres: the labels' unit: metres, or else pixels up to scale and shift.
+        left_out: how many samples are not measured, by reason.
+    """
+
+    in_3d: PoseErrors
+    in_px: Floats
+    in_metres: bool
+    left_out: dict[str, int]
+
+    def tables(self) -> dict[str, Floats]:
+        """Every metric before the means, (N, K) each: those of `METRICS` that these labels allow."""
+        tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}
+        return {**tables, "epe_px": self.in_px}
+
+
+def errors_of(
+    poses: Poses,
+    labels: PoseLabels,
+    *,
+    palm: bool,
+    unreadable: npt.NDArray[np.bool_] | None = None,
+    proper_rotation: bool = False,
+) -> Errors:
+    """Errors of predictions.
+
+    A sample is left out, and counted, where its file cannot be read, nothing is known about it, its label is one point,
+    or the prediction is no number. Errors that no alignment removes are unknown where camera or scale are not known.
+
+    Args:
+        poses: of N images.
+        labels: theirs, row by row.
+        palm: whether the network's own keypoint 0 is the palm (`PoseConfig.first_keypoint`).
+        unreadable: (N,) images that could not be read; none by default.
+        proper_rotation: as `train.pose.metrics.pose_errors`.
+    """
+    true, true_px = labels.joints.astype(np.float64), labels.keypoints_px.astype(np.float64)
+    unit = np.where(np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64))  # alignment does not care
+    joints = poses.joints * unit[:, None, None]
+    keypoints_px = _with_wrist(poses, labels) if palm else poses.keypoints_px
+    known = [np.asarray(np.isfinite(points).all(axis=2)) for points in (true, true_px)]  # (N, K) each
+    reasons = {
+        "unreadable": np.zeros(len(joints), bool) if unreadable is None else unreadable,
+        "without labels": ~(known[0] | known[1]).any(axis=1),
+        "label is one point": in_one_place(true, known[0]),
+        "prediction is no number": ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2)),
+    }
+    usable, left_out = np.ones(len(joints), bool), {}
+    for reason, found in reasons.items():  # each sample counts for its first reason
+        left_out[reason] = int((found & usable).sum())
+        usable &= ~found
+    valid, seen = (which & usable[:, None] for which in known)
+    in_3d = PoseErrors.unknown(*valid.shape)
+    if valid.any():
+        in_3d = pose_errors(joints, true, valid=valid, proper_rotation=proper_rotation)
+        in_3d.error_m[~(labels.has_camera & ~np.isnan(labels.scale_m) & labels.in_metres)] = np.nan
+    in_px = pixel_errors(keypoints_px, true_px, valid=seen) if seen.any() else np.full(seen.shape, np.nan)
+    return Errors(in_3d, in_px, labels.in_metres, left_out)
+
+
+def _with_wrist(poses: Poses, labels: PoseLabels) -> Floats:
+    """2D keypoints (N, K, 2) with the wrist, projected from 3D."""
+    keypoints_px = poses.keypoints_px.copy()
+    wrist = np.einsum("nij,nj->ni", labels.intrinsics.astype(np.float64), poses.joints[:, 0])
+    keypoints_px[:, 0] = wrist[:, :2] / wrist[:, 2:]
+    return keypoints_px

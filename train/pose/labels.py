@@ -1,0 +1,196 @@
+"""What is known about the samples of an index, and what a network is to learn of it in the frame of a view."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from errors import UserError
+from models.config import PoseConfig
+from models.pose import project, view_intrinsics
+from pipelines.batch import View
+from pipelines.samples.index import Index
+from skeleton import Skeleton
+
+log = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+Points = TypeVar("Points", npt.NDArray[np.float32], npt.NDArray[np.float64])
+
+FOCAL_BOXES = 5.0
+"""Focal length over the side of the box that stands for an unknown camera: about FreiHAND's."""
+
+
+@dataclass(frozen=True)
+class PoseTargets:
+    """Labels of N views. NaN stands for what is not known.
+
+    Attributes:
+        intrinsics: (N, 3, 3), K' = A K of each view, A being the view's `source_to_view_px`.
+        keypoints_px: (N, K, 2), in pixels of the view, corner-based.
+        relative_depth: (N, K), depth minus the root's over the reference bone's length; 0 at the root.
+        root_depth: (N,), the root's depth over the reference bone's length.
+    """
+
+    intrinsics: Tensor
+    keypoints_px: Tensor
+    relative_depth: Tensor
+    root_depth: Tensor
+
+    def __getitem__(self, rows: slice) -> PoseTargets:
+        return PoseTargets(
+            self.intrinsics[rows], self.keypoints_px[rows], self.relative_depth[rows], self.root_depth[rows]
+        )
+
+
+@dataclass(frozen=True)
+class PoseLabels:
+    """What is known about N samples.
+
+    Attributes:
+        skeleton: whose K keypoints these are.
+        joints: (N, K, 3) in the camera's frame, NaN where unknown; in metres, or, where no camera is known, in pixels
+            up to scale and shift.
+        in_metres: which of the two.
+        scale_m: (N,) length of the reference bone, NaN where unknown.
+        keypoints_px: (N, K, 2) in the source's pixels, NaN where unknown.
+        intrinsics: (N, 3, 3), a stand-in where unknown.
+        has_camera: (N,) whether the intrinsics are known.
+        mirror: (N,) whether the canonical view shows the sample left for right.
+    """
+
+    skeleton: Skeleton
+    joints: Floats
+    in_metres: bool
+    scale_m: Floats
+    keypoints_px: Floats
+    intrinsics: Floats
+    has_camera: npt.NDArray[np.bool_]
+    mirror: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, index: Index) -> PoseLabels:
+        """The labels of an index, NaN for what it lacks; arrays that it has are not copied."""
+        count, targets = len(index), index.targets
+        unknown = np.broadcast_to(np.float32(np.nan), (count, len(index.skeleton), 3))
+        joints, in_metres = targets.get("xyz_m", targets.get("xyz_px", unknown)), "xyz_m" in targets
+        scale_m = targets.get("scale_m", unknown[:, 0, 0])
+        if in_metres and "scale_m" not in targets:  # the dataset gives none, so it is measured
+            start, end = index.skeleton.reference_bone
+            scale_m = np.linalg.norm(joints[:, start] - joints[:, end], axis=1)
+        intrinsics = targets.get("K", unknown[:, :3])
+        has_camera = np.asarray(np.isfinite(intrinsics).all(axis=(1, 2)))
+        if not has_camera.all():
+            intrinsics = np.where(has_camera[:, None, None], intrinsics, _stand_in_cameras(index.box_px))
+        return cls(
+            index.skeleton,
+            joints,
+            in_metres,
+            np.where(scale_m > 0, scale_m, np.float32(np.nan)),
+            unknown[..., :2] if index.keypoints_px is None else index.keypoints_px,
+            intrinsics,
+            has_camera,
+            np.zeros(count, bool) if index.mirror is None else index.mirror,
+        )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether anything at all is known."""
+        return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
+
+    def __getitem__(self, rows: Rows) -> PoseLabels:
+        return PoseLabels(
+            self.skeleton,
+            self.joints[rows],
+            self.in_metres,
+            self.scale_m[rows],
+            self.keypoints_px[rows],
+            self.intrinsics[rows],
+            self.has_camera[rows],
+            self.mirror[rows],
+        )
+
+    def of_view(self, view: View, samples: Tensor, pose: PoseConfig, dtype: torch.dtype = torch.float32) -> PoseTargets:
+        """Targets in a view's frame, on the view's device.
+
+        Depths, and the camera's frame, are those of the source: a view changes where a keypoint is seen and through
+        which intrinsics, not where it is (see `models.pose`).
+
+        Args:
+            view: of N samples.
+            samples: (N,) their rows here, on the CPU.
+            pose: which keypoint is the root, and whether keypoint 0 is the wrist or the palm.
+            dtype: of the result.
+        """
+        rows = samples.numpy()
+
+        def tensor(values: Floats) -> Tensor:
+            return torch.from_numpy(values).to(view.image.device, dtype, non_blocking=True)
+
+        def points(values: Floats) -> Tensor:
+            return tensor(left_for_right(values[rows], self.mirror[rows], self.skeleton))
+
+        affine = view.source_to_view_px.to(dtype)  # (N, 2, 3)
+        intrinsics = view_intrinsics(tensor(self.intrinsics[rows]), affine)
+        keypoints_px = points(self.keypoints_px) @ affine[:, :, :2].mT + affine[:, None, :, 2]
+        joints = points(self.joints) / tensor(self.scale_m[rows])[:, None, None]
+        if pose.first_keypoint == "palm":
+            palm = (joints[:, :1] + joints[:, self.skeleton.reference_bone[0]][:, None]) / 2
+            joints = torch.cat([palm, joints[:, 1:]], dim=1)
+            keypoints_px = torch.cat([project(palm, intrinsics), keypoints_px[:, 1:]], dim=1)
+        root_depth = joints[:, self.skeleton.keypoints.index(pose.root), 2]
+        return PoseTargets(intrinsics, keypoints_px, joints[..., 2] - root_depth[:, None], root_depth)
+
+
+def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
+    """The labels of an index that a pose network can be trained on.
+
+    Without 3D keypoints only the 2D ones are learnt, which is logged.
+
+    Raises:
+        UserError: keypoints or camera matrices are missing, or they are of another skeleton than `pose` says.
+    """
+    missing = [name for name in ("K", "xyz_m") if name not in index.targets]
+    if index.keypoints_px is None or missing == ["K"]:
+        raise UserError(
+            f"{index.root} ({index.name}) has no {' and no '.join(missing or ['keypoints'])}: a pose is learnt "
+            f"from camera matrices and 3D keypoints, so use a labelled source, or pre-train on this one"
+        )
+    if index.skeleton.name != pose.skeleton:
+        raise UserError(
+            f"{index.root} ({index.name}) labels a {index.skeleton.name}, and pose.skeleton = {pose.skeleton!r}: set "
+            f"pose.skeleton = {index.skeleton.name!r}, or use another source"
+        )
+    labels = PoseLabels.of(index)
+    if not labels.in_metres:
+        log.warning("%s (%s) has no 3D keypoints: only 2D keypoints are learnt, no depths", index.root, index.name)
+    elif np.isnan(labels.scale_m).all():
+        ends = " to ".join(index.skeleton.keypoints[end] for end in index.skeleton.reference_bone)
+        raise UserError(
+            f"{index.root} ({index.name}): no {index.skeleton.name} has the length of its reference bone ({ends}), "
+            "which depths are divided by: add labels"
+        )
+    return labels
+
+
+def left_for_right(points: Points, mirror: npt.NDArray[np.bool_], skeleton: Skeleton) -> Points:
+    """Keypoints (N, K, C), those of samples that are seen in a mirror under the names that they look like."""
+    return np.where(mirror[:, None, None], points[:, skeleton.mirror], points)
+
+
+def _stand_in_cameras(box_px: Floats) -> Floats:
+    """Cameras that look at the middle of each box, `FOCAL_BOXES` of its sides away: (N, 3) -> (N, 3, 3)."""
+    box = np.where(
+        box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32)
+    )  # of a whole image, the size is not known
+    cameras = np.zeros((len(box), 3, 3), np.float32)
+    cameras[:, 0, 0] = cameras[:, 1, 1] = FOCAL_BOXES * box[:, 2]
+    cameras[:, :2, 2], cameras[:, 2, 2] = box[:, :2], 1
+    return cameras

@@ -1,0 +1,355 @@
+"""The field's metrics of 3D hand pose: end-point error, area under the PCK curve, both also after Procrustes alignment.
+
+The default is FreiHAND's evaluation script: per keypoint the mean error and the trapezoidal area under the share of
+errors within 100 thresholds from 0 to 5 cm, averaged over keypoints; alignment by SciPy's orthogonal_procrustes, which
+may mirror the prediction. Every figure is a mean over hands for each keypoint, then over keypoints, so resampling hands
+gives its confidence interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
+"""Of the PCK curves in 3D, ends included."""
+THRESHOLDS_PX: Final = np.linspace(0.0, 30.0, 100)
+"""Of the PCK curve in 2D."""
+LEAST_KEYPOINTS_TO_ALIGN: Final = 3
+"""With fewer, a similarity transform fits any hand and says nothing."""
+_EPSILON: Final = 1e-8  # FreiHAND's script adds it to the sizes that it divides by
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown.
+
+    Attributes:
+        title: its short name.
+        unit: behind the name; empty for a share.
+        of: what its full name adds, as in "EPE (cm)".
+        decimals: of its values.
+        higher_is_better: as an area is; an error is not.
+        meaning: in words.
+    """
+
+    title: str
+    unit: str
+    of: str
+    decimals: int
+    higher_is_better: bool
+    meaning: str
+
+
+METRICS: Final = {
+    "pa_epe_cm": Metric(
+        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the hand alone"
+    ),
+    "pa_auc": Metric("PA-AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
+    "pa_epe_px": Metric(
+        "PA-EPE", "px", " (px of the source)", 1, False, "mean distance after alignment, in pixels of the source"
+    ),
+    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: where the hand is, too"),
+    "auc": Metric("AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
+    "epe_px": Metric(
+        "2D EPE", "px", " (px of the source)", 1, False, "mean distance in the picture, in pixels of the source"
+    ),
+}
+"""All metrics, in the order of importance."""
+
+
+@dataclass(frozen=True)
+class PoseErrors:
+    """Distances between predicted and true keypoints of N hands; NaN where they do not count.
+
+    Attributes:
+        error_m: (N, K) metres.
+        pa_error_m: (N, K) metres, after alignment of each hand.
+        collapsed: (N,) the prediction is one point.
+    """
+
+    error_m: Floats
+    pa_error_m: Floats
+    collapsed: Bools
+
+    @classmethod
+    def unknown(cls, hands: int, keypoints: int) -> PoseErrors:
+        """Of hands of which nothing can be measured."""
+        nothing = np.full((hands, keypoints), np.nan)
+        return cls(nothing, nothing, np.zeros(hands, bool))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with the limits of its confidence interval, NaN where none can be given."""
+
+    value: float
+    low: float
+    high: float
+
+
+def pose_errors(
+    predicted_m: npt.ArrayLike,
+    true_m: npt.ArrayLike,
+    *,
+    valid: npt.ArrayLike | None = None,
+    proper_rotation: bool = False,
+) -> PoseErrors:
+    """Distances of predictions, as they are and after alignment.
+
+    Args:
+        predicted_m: (N, K, 3) in metres.
+        true_m: (N, K, 3), the same.
+        valid: (N, K), which keypoints count; all by default. Alignment uses them alone.
+        proper_rotation: forbid alignment by a reflection, as the authors' code does. FreiHAND's script allows it.
+
+    Raises:
+        ValueError: the shapes do not fit, nothing is valid, a valid keypoint is no number, or a true pose is one point.
+    """
+    predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
+    alignable = counts.sum(axis=1) >= LEAST_KEYPOINTS_TO_ALIGN
+    aligned = align(predicted, true, valid=counts, proper_rotation=proper_rotation)
+    spread = np.where(counts[..., None], np.abs(predicted - _centre(predicted, counts)), 0)
+    return PoseErrors(
+        error_m=_distances(predicted, true, counts),
+        pa_error_m=_distances(aligned, true, counts & alignable[:, None]),
+        collapsed=(spread.max(axis=(1, 2)) < _EPSILON) & alignable,
+    )
+
+
+def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
+    """Hands (N,) whose valid keypoints, two or more, all lie in one place, so that nothing can be aligned to them.
+
+    Args:
+        points: (N, K, 3).
+        valid: (N, K), which keypoints count; the others may be anything.
+    """
+    counts = np.asarray(valid, bool)
+    kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
+    shape = np.where(counts[..., None], kept - _centre(kept, counts), 0)
+    found: Bools = (np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1)
+    return found
+
+
+def align(
+    predicted_m: npt.ArrayLike,
+    true_m: npt.ArrayLike,
+    *,
+    valid: npt.ArrayLike | None = None,
+    proper_rotation: bool = False,
+) -> Floats:
+    """Predictions, each moved onto its true hand by the best similarity transform (Procrustes).
+
+    Arguments and errors as `pose_errors`.
+
+    Returns:
+        (N, K, 3) in metres, NaN where not valid.
+    """
+    predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
+    true_centre, centre = _centre(true, counts), _centre(predicted, counts)  # (N, 1, 3)
+    true_shape, shape = (np.where(counts[..., None], p - c, 0) for p, c in ((true, true_centre), (predicted, centre)))
+    true_size, size = (np.linalg.norm(shape_, axis=(1, 2), keepdims=True) for shape_ in (true_shape, shape))
+    one_point = in_one_place(true, counts)
+    if one_point.any():
+        raise ValueError(
+            f"true_m: all keypoints of hand {int(one_point.argmax())} ({int(one_point.sum())} such) are in one place, "
+            "so nothing can be aligned to it; expected a hand, so mark it as not valid"
+        )
+    true_shape, shape = true_shape / (true_size + _EPSILON), shape / (size + _EPSILON)
+    # The orthogonal R that makes |true R - predicted| least, from the singular values of true^T predicted.
+    left, singular, right = np.linalg.svd(true_shape.transpose(0, 2, 1) @ shape)
+    if proper_rotation:
+        mirrors = np.linalg.det(left @ right) < 0
+        left[mirrors, :, 2] *= -1
+        singular[mirrors, 2] *= -1
+    scale = singular.sum(axis=1)[:, None, None] * (true_size + _EPSILON)
+    moved = shape @ (left @ right).transpose(0, 2, 1) * scale + true_centre
+    return np.where(counts[..., None], moved, np.nan)
+
+
+def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None) -> Floats:
+    """Distances (N, K) between (N, K, 2) arrays, NaN where not valid."""
+    return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
+
+
+def score_tables(errors: PoseErrors) -> dict[str, Floats]:
+    """The four metrics before any mean, (N, K) each: the mean over hands, then keypoints, is the metric.
+
+    An error's share of the AUC is the area under its own step from 0 to 1.
+    """
+    return {
+        "epe_cm": 100 * errors.error_m,
+        "auc": area(errors.error_m, THRESHOLDS_M),
+        "pa_epe_cm": 100 * errors.pa_error_m,
+        "pa_auc": area(errors.pa_error_m, THRESHOLDS_M),
+    }
+
+
+def confidence_intervals(
+    tables: Mapping[str, Floats],
+    *,
+    groups: npt.ArrayLike | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Bootstrap intervals (percentiles) of metrics, over which hands happened to be measured.
+
+    They say nothing about the luck of a training run; that takes several seeds. With one group, every resample is the
+    same, so no interval can be given.
+
+    Args:
+        tables: (N, K) each, from `score_tables`, or differences of such; NaN where a keypoint does not count.
+        groups: (N,), hands that depend on each other, such as the backgrounds of a pose, share a number and are drawn
+            together. By default each hand is on its own.
+        confidence: share of the resamples within the interval.
+        resamples: how many.
+        seed: of the draws.
+
+    Raises:
+        ValueError: there are no hands, or a table has another number of rows.
+    """
+    rows = {name: len(table) for name, table in tables.items()}
+    count = next(iter(rows.values()), 0)
+    members = np.arange(count) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    if not count or {*rows.values(), len(members)} != {count}:
+        raise ValueError(f"tables have {rows} rows and groups {len(members)}, expected the same number, at least 1")
+    tail = 50 * (1 - confidence)
+    drawn: dict[str, list[Floats]] = {name: [] for name in tables}
+    for weights in _resample_weights(members, resamples, seed):
+        for name, table in tables.items():
+            drawn[name].append(_weighted_metric(table, weights))
+    intervals = {}
+    for name, table in tables.items():
+        values = np.concatenate(drawn[name])
+        values = values[~np.isnan(values)]
+        groups_of_table = len(np.unique(members[~np.isnan(table).all(axis=1)]))
+        low, high = np.percentile(values, [tail, 100 - tail]) if groups_of_table > 1 else (np.nan, np.nan)
+        intervals[name] = Interval(metric_of(table), float(low), float(high))
+    return intervals
+
+
+def paired_difference(
+    tables: Mapping[str, Floats],
+    other: Mapping[str, Floats],
+    *,
+    groups: npt.ArrayLike | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Metrics of one run minus those of another on the same hands, with intervals as `confidence_intervals`.
+
+    Paired: what makes a hand hard is in both and cancels, so far smaller differences show than from two intervals.
+
+    Args:
+        tables: (N, K) each, of the one.
+        other: the same names, of the other, row by row the same hands.
+        groups: as `confidence_intervals`, and so the rest.
+
+    Raises:
+        ValueError: the names or shapes differ.
+    """
+    shapes, others = ({name: table.shape for name, table in t.items()} for t in (tables, other))
+    if shapes != others:
+        raise ValueError(f"tables {shapes} and {others} are not of the same hands")
+    differences = {name: tables[name] - other[name] for name in tables}
+    return confidence_intervals(differences, groups=groups, confidence=confidence, resamples=resamples, seed=seed)
+
+
+def mean_over_hands(table: Floats) -> Floats:
+    """(N, K) -> (K,), NaN left out; NaN for a keypoint without any hand."""
+    counts = (~np.isnan(table)).sum(axis=0)
+    means: Floats = np.full(table.shape[1], np.nan)
+    np.divide(np.nansum(table, axis=0), counts, out=means, where=counts > 0)
+    return means
+
+
+def metric_of(table: Floats) -> float:
+    """The metric of a table (N, K): the mean over hands, then over the keypoints that have one; NaN if none has."""
+    values = mean_over_hands(table)
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _checked(
+    predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None, *, dimensions: int
+) -> tuple[Floats, Floats, Bools]:
+    """As float64, with zeros where a keypoint does not count, and which do."""
+    ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
+    if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
+        raise ValueError(
+            f"predictions have shape {ours.shape} and truth {theirs.shape}, "
+            f"expected the same (N, J, {dimensions}), N > 0"
+        )
+    counts = np.ones(theirs.shape[:2], bool) if valid is None else np.asarray(valid, bool)
+    if counts.shape != theirs.shape[:2]:
+        raise ValueError(f"valid has shape {counts.shape}, expected {theirs.shape[:2]}")
+    if not counts.any():
+        raise ValueError("no keypoint is valid, so there is nothing to measure")
+    for name, points in (("predictions", ours), ("truth", theirs)):
+        bad = np.flatnonzero((~np.isfinite(points).all(axis=2) & counts).any(axis=1))
+        if len(bad):
+            raise ValueError(
+                f"{name}: {len(bad)} of {len(points)} hands have keypoints that are no numbers, hand {bad[0]} the "
+                "first; leave them out with valid, and say how many they were"
+            )
+    keep = counts[..., None]
+    return np.where(keep, ours, 0), np.where(keep, theirs, 0), counts
+
+
+def _centre(points: Floats, counts: Bools) -> Floats:
+    """Mean of the keypoints that count: (N, K, 3), zero elsewhere -> (N, 1, 3)."""
+    centre: Floats = points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None]
+    return centre
+
+
+def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
+    distances: Floats = np.linalg.norm(predicted - true, axis=2)
+    return np.where(counts, distances, np.nan)
+
+
+def area(errors: Floats, thresholds: Floats) -> Floats:
+    """Trapezoidal area under the step function of each error, 1 at thresholds that are not below it, over the range."""
+    weights = np.gradient(thresholds)
+    weights[[0, -1]] /= 2
+    tail = np.append(np.cumsum(weights[::-1])[::-1], 0)  # of all thresholds from the i-th on
+    area: Floats = (tail / tail[0])[np.searchsorted(thresholds, np.nan_to_num(errors, nan=np.inf))]
+    return np.where(np.isnan(errors), np.nan, area)
+
+
+def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
+    """Share of errors within each threshold, per keypoint, then averaged: (N, K) -> (len(thresholds),)."""
+    curves = []
+    for column in errors.T:
+        known = np.sort(column[~np.isnan(column)])
+        if len(known):
+            curves.append(np.searchsorted(known, thresholds, side="right") / len(known))
+    return np.mean(curves, axis=0) if curves else np.full(len(thresholds), np.nan)
+
+
+def _resample_weights(members: npt.NDArray[np.intp], resamples: int, seed: int) -> Iterator[Floats]:
+    """How often each hand is drawn in each resample, (up to 100, N) at a time to bound the memory."""
+    rng = np.random.default_rng(seed)
+    count = int(members.max()) + 1
+    for start in range(0, resamples, 100):
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(100, resamples - start))
+        yield drawn[:, members].astype(np.float64)
+
+
+def _weighted_metric(table: Floats, weights: Floats) -> Floats:
+    """The metric in each resample: (N, K) and (B, N) -> (B,); a keypoint that a resample lacks is left out of it."""
+    known = ~np.isnan(table)
+    totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, K)
+    present = counts > 0
+    means = np.divide(totals, counts, out=np.zeros_like(totals), where=present)
+    metric: Floats = np.full(len(weights), np.nan)
+    np.divide(means.sum(axis=1), present.sum(axis=1), out=metric, where=present.any(axis=1))
+    return metric

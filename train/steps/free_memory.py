@@ -1,0 +1,89 @@
+"""How much memory is free, and whether a network can be trained in it."""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch import nn
+
+from errors import UserError
+from errors.refused import as_size
+from machine.control_groups import groups, read
+from train.distributed.world import World
+
+
+def free_bytes(world: World) -> int:
+    """Memory that this rank may still take on its device; on the CPU, its part of what the machine has.
+
+    On the CPU a limit on the process's addresses (`ulimit -v`) and limits of control groups, as containers have, count.
+    """
+    if world.device.type == "cuda":
+        cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+        return torch.cuda.mem_get_info(world.device)[0] + cached
+    shared = min(psutil.virtual_memory().available, free_in_control_groups())
+    return max(0, int(min(shared / world.local_world_size, _free_addresses())))
+
+
+def _free_addresses() -> float:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+
+
+def free_in_control_groups(system: Path = Path("/")) -> float:
+    """What is least free, in bytes, in this process's control group and in those above it, page cache counted as free.
+
+    Args:
+        system: the root of the file system.
+
+    Returns:
+        Infinity if there is no limit, or none that can be read.
+    """
+    return min((_free_in(group) for group in groups("memory", system)), default=math.inf)
+
+
+def _free_in(group: Path) -> float:
+    limit, used, cache = (read(group / f"memory.{name}") for name in ("max", "current", "stat"))
+    prefix = ""
+    if not limit:  # version 1
+        limit, used = (read(group / f"memory.{name}_in_bytes") for name in ("limit", "usage"))
+        prefix = "total_"
+    if not (limit.isdecimal() and used.isdecimal()):
+        return math.inf
+    files = re.findall(rf"^{prefix}(?:active|inactive)_file (\d+)$", cache, re.MULTILINE)
+    return int(limit) - int(used) + sum(map(int, files))
+
+
+def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: World, keys: Mapping[str, str]) -> None:
+    """Refuse a network whose weights, gradients and Adam's two moments do not fit into what is free.
+
+    Args:
+        build: makes the network with random weights. It is called on torch's meta device, which takes no memory.
+        dtype: of the parameters.
+        world: with this rank's device.
+        keys: for each part of the network that a key makes large, the key with its value.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    with torch.device("meta"):
+        network = build()
+    needed = {name: _bytes_in_training(part, dtype) for name, part in network.named_children()}
+    total, free = sum(needed.values()), free_bytes(world)
+    if total > free:
+        largest = max(keys, key=lambda name: needed[name])
+        raise UserError(
+            f"{keys[largest]}: the network needs {as_size(total)} of memory on {world.device} (weights, gradients and "
+            f"Adam's two moments), {as_size(needed[largest])} of it by this key, and {as_size(free)} are free. Choose "
+            f"a smaller network, or give the process more memory"
+        )
+
+
+def _bytes_in_training(part: nn.Module, dtype: torch.dtype) -> int:
+    weights = sum(parameter.numel() * (4 if parameter.requires_grad else 1) for parameter in part.parameters())
+    return (weights + sum(buffer.numel() for buffer in part.buffers())) * dtype.itemsize

@@ -1,0 +1,169 @@
+"""Everything that a checkpoint holds, and the step that changes it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LambdaLR
+
+from models.config import EncoderConfig
+from pipelines.batch import Batch
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.distributed.world import World
+from train.steps.free_memory import require_memory
+from train.steps.optim import learning_rate_factor
+from train.steps.stopwatch import Stopwatch
+
+Precision = tuple[torch.dtype, torch.dtype | None]
+PRECISIONS: dict[str, Precision] = {
+    "fp64": (torch.float64, None),
+    "fp32": (torch.float32, None),
+    "bf16": (torch.float32, torch.bfloat16),
+    "fp16": (torch.float32, torch.float16),
+}
+"""Type of the parameters, and of autocast."""
+
+
+class Result(Protocol):
+    """What a step tells the loop."""
+
+    @property
+    def loss(self) -> Tensor:
+        """Scalar, mean over the global batch, on the device."""
+
+    def figures(self) -> dict[str, float]:
+        """What a row of metrics says besides the loss; waits for the device."""
+
+
+N = TypeVar("N", bound=nn.Module)
+R = TypeVar("R", bound=Result)
+
+
+class TrainingState(ABC, Generic[N, R]):
+    """A network in training: everything that a checkpoint holds, and the step that changes it.
+
+    Args:
+        config: of the run.
+        world: this rank among all.
+        steps_per_epoch: optimiser steps in an epoch.
+        fresh: False if a checkpoint will be restored, so that no starting weights need to be read.
+
+    Attributes:
+        total_steps: of the whole run.
+        steps_done: optimiser steps so far.
+        bad_files: what `train.runs.bad_files` has counted.
+        own_work: times what this rank does of a step without the others.
+
+    Raises:
+        UserError: the network does not fit into memory, or its starting weights cannot be used.
+    """
+
+    own_work: Stopwatch
+
+    def __init__(self, config: Config | FinetuneConfig, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
+        train, random = config.train, dataclasses.replace(config.encoder, weights="random")
+        self.world = world
+        self.precision = resolve_precision(train.precision, world.device)
+        self.dtype, self.autocast_dtype = PRECISIONS[self.precision]
+        self.total_steps = train.epochs * steps_per_epoch
+        require_memory(lambda: self.build_network(random), self.dtype, world, self.size_keys())
+        self.network = self.build_network(config.encoder if fresh else random).to(world.device, self.dtype)
+        layout = torch.channels_last if train.channels_last else torch.contiguous_format
+        self.network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        self.optimizer = self.build_optimizer()
+        warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
+        self.scheduler = LambdaLR(
+            self.optimizer, lambda step: learning_rate_factor(step, self.total_steps, warmup_steps)
+        )
+        self.scaler = GradScaler(world.device.type, enabled=self.precision == "fp16")
+        self.steps_done = 0
+        self.bad_files: dict[str, Any] = {}
+
+    @abstractmethod
+    def build_network(self, encoder: EncoderConfig) -> N:
+        """The network of the configuration, with this encoder's weights."""
+
+    @abstractmethod
+    def size_keys(self) -> dict[str, str]:
+        """For each part of the network that a key makes large, the key with its value."""
+
+    @abstractmethod
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Of the network's parameters."""
+
+    @abstractmethod
+    def gradient(self, batch: Batch) -> R:
+        """Leave the gradient of a global batch in `.grad`, scaled by the scaler; `batch` is this rank's share."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return float(self.scheduler.get_last_lr()[0])
+
+    def step(self, batch: Batch) -> R:
+        """One optimiser step on this rank's share of a global batch."""
+        result = self.gradient(batch)
+        self.scaler.unscale_(self.optimizer)  # once, before LARS takes its norms
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.steps_done += 1
+        return result
+
+    def weights_are_finite(self) -> bool:
+        """Whether every parameter and buffer is a number; waits for the device."""
+        tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
+        return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values only."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "bad_files": copy.deepcopy(self.bad_files),  # which goes on counting while a checkpoint is written
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: from its `state_dict` and its step.
+
+        Raises:
+            Exception: of any kind, if it does not fit.
+        """
+        self.network.load_state_dict(saved["network"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group in self.optimizer.param_groups:
+            if not all(isinstance(group[key], float) for key in ("lr", "initial_lr", "weight_decay")):
+                raise TypeError("a learning rate or weight decay that is no number")
+        for parameter, moments in self.optimizer.state.items():
+            for name, value in moments.items():
+                if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):
+                    raise ValueError(f"{name} of the optimiser does not fit a tensor of {tuple(parameter.shape)}")
+        if saved["scaler"]:
+            self.scaler.load_state_dict(saved["scaler"])
+        self.steps_done = saved["step"]
+        self.bad_files = saved["bad_files"]
+        for row, (reason, times) in self.bad_files.get("met", {}).items():
+            if not (isinstance(row, int) and isinstance(reason, str) and isinstance(times, int)):
+                raise TypeError(f"bad file {row!r}: {reason!r}, {times!r}")
+        self.scheduler.load_state_dict(saved["scheduler"])
+        if self.steps_done < 0 or self.scheduler.last_epoch != self.steps_done:
+            raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """What "auto" means on a device."""
+    if precision != "auto":
+        return precision
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

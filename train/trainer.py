@@ -1,0 +1,262 @@
+"""Trains: one loop for every kind of training, from a configuration to a finished run."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+
+from errors import UserError
+from machine.cores import available_cores, warn_of_threads
+from pipelines.loader import Loader
+from pipelines.render.backends import prepare_process
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.config.tables import to_dict
+from train.distributed.interrupt import Interrupted, StopSignals
+from train.distributed.launcher import leaving_with_launcher
+from train.distributed.together import Together, together
+from train.distributed.world import World, described_world, joined, micro_batch_share
+from train.pictures import save_views
+from train.runs.bad_files import BadFiles
+from train.runs.checkpoint import BackgroundWriter
+from train.runs.folder import Resume, RunFolder
+from train.runs.meter import Meter
+from train.runs.resume import restore
+from train.steps.state import Result, TrainingState
+
+log = logging.getLogger(__name__)
+
+N = TypeVar("N", bound=nn.Module)
+R = TypeVar("R", bound=Result)
+
+
+class Task(TrainingState[N, R]):
+    """A kind of training: its state and step, and what it logs, validates and draws.
+
+    Attributes:
+        title: of the progress bar.
+        views: of each image.
+    """
+
+    title: ClassVar[str]
+    views: ClassVar[int]
+
+    @abstractmethod
+    def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
+        """Log on what, where and how the run trains; called on rank 0."""
+
+    @abstractmethod
+    def draw(self, folder: RunFolder) -> None:
+        """Draw the run's curves; called in a thread after each checkpoint."""
+
+    def validates_now(self) -> bool:
+        """Whether to validate after the step that was taken last."""
+        return False
+
+    def validate(self, folder: RunFolder) -> dict[str, float]:
+        """The row of validation.jsonl after the step that was taken last, the same on all ranks."""
+        raise NotImplementedError
+
+
+class Trainer:
+    """One run; under torchrun, every rank makes one.
+
+    Args:
+        config: of the run.
+        resume: whether to go on from a checkpoint in the run's folder.
+        build_task: the task from the images, this rank, the steps of an epoch, and whether no checkpoint follows.
+
+    Raises:
+        UserError: the environment or the sizes of batch and micro-batch do not fit each other.
+    """
+
+    def __init__(
+        self,
+        config: Config | FinetuneConfig,
+        resume: Resume,
+        build_task: Callable[[Index, World, int, bool], Task[Any, Any]],
+    ) -> None:
+        self.config, self.resume, self.build_task = config, resume, build_task
+        self.world = described_world(config.train.device)
+        # At once, so that no rank waits for others that this check has sent away.
+        self.share = micro_batch_share(
+            config.train.batch, config.train.micro_batch, self.world.rank, self.world.world_size
+        )
+        self.folder = RunFolder(Path(config.run.out), keep=config.run.keep)
+
+    def run(self) -> RunFolder:
+        """Take the steps that are left.
+
+        Returns:
+            The run's folder, with metrics, pictures and checkpoints.
+
+        Raises:
+            UserError: the input cannot be used, or the loss stopped being a number.
+            Interrupted: SIGTERM or Ctrl-C came; the state is saved.
+        """
+        with leaving_with_launcher(), joined(self.world, self.config.run.rank_timeout_s), self._locked_folder():
+            self._run()
+        return self.folder
+
+    def _run(self) -> None:
+        config, world, folder = self.config, self.world, self.folder
+        set_threads(config.train.threads, world)
+        prepare_process(config.pipelines, world.device)
+        torch.manual_seed(config.run.seed)
+
+        index = together(world, lambda: load_index(config.data))
+        epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
+        order = build_order(index, batch=config.train.batch, seed=config.run.seed)
+
+        checkpoint = self._find_checkpoint()
+        task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
+        if checkpoint is not None:
+            together(world, lambda: restore(task, checkpoint, config, images=index.counts))
+        if task.steps_done >= task.total_steps:
+            log.info("%s has finished its %d steps already", folder.root, task.total_steps)
+            return
+        # Only now: a run that could not start leaves nothing behind.
+        together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
+
+        make_loader = partial(
+            Loader,
+            index,
+            Schedule(
+                order,
+                RankSlice(config.train.batch, self.share.start, self.share.stop),
+                first_step=task.steps_done,
+                last_step=task.total_steps,
+            ),
+            config.pipelines,
+            config.augmentation,
+            device=world.device,
+            views=task.views,
+            processes_here=world.local_world_size,
+        )
+        loader = together(world, make_loader)
+        if world.is_main:
+            task.log_start(index, loader, epoch_steps)
+        self._take_steps(task, index, loader)
+
+    def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:
+        """The loop: load, compute, log, save, and stop where the ranks agree to."""
+        config, world, folder = self.config, self.world, self.folder
+        bad_files = together(
+            world, lambda: BadFiles(index, config.data, folder.quarantine_file, task, world, loader.quarantine)
+        )
+        gc.freeze()  # what is here now stays: the collector need not go through it again and again
+        with (
+            loader,
+            StopSignals() as stop,
+            BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
+            Meter(config, folder, task, world, writer=writer, title=task.title) as meter,
+        ):
+            ranks = Together(world, stop, meter.check)
+            for batch in ranks.each(meter.timed(loader)):
+                if world.is_main and task.steps_done == 0:
+                    with meter.writing():
+                        save_views(folder.views_picture, batch, index)
+
+                result = task.step(batch.to(world.device))
+
+                done = task.steps_done
+                last = done == task.total_steps
+                log_now = last or done % config.run.log_every == 0
+                stopping = ranks.stopping
+                save_now = last or stopping or done % config.run.checkpoint_every == 0
+                if log_now or save_now:
+                    together(world, partial(meter.require_finite, result))
+                meter.after_step(batch, result, log_now=log_now)
+                if task.validates_now():
+                    with meter.paused():
+                        meter.validated(task.validate(folder))
+                with meter.writing():
+                    bad_files.count(batch, agree=log_now or save_now)
+                if save_now or bad_files.too_many:
+                    self._save(task, index, writer)
+                if bad_files.too_many:
+                    together(world, writer.finish)
+                    together(world, bad_files.require_few)
+                if stopping and not last:
+                    together(world, writer.finish)
+                    raise Interrupted(stop.signal_number, done, folder.root)
+            together(world, writer.finish)
+
+    def _save(self, task: Task[Any, Any], index: Index, writer: BackgroundWriter) -> None:
+        """Have rank 0 write a checkpoint in the background; weights that are no numbers are never saved."""
+
+        def require_finite_weights() -> None:
+            if not task.weights_are_finite():
+                raise UserError(
+                    f"weights stopped being numbers at step {task.steps_done}, learning rate {task.lr:.3g}; the last "
+                    f"good checkpoint is {self.folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise "
+                    f"optim.warmup_epochs"
+                )
+
+        together(self.world, require_finite_weights)
+        if self.world.is_main:
+            saved = {"config": to_dict(self.config), "images": index.counts, **task.state_dict()}
+            writer.save(task.steps_done, saved)
+
+    @contextmanager
+    def _locked_folder(self) -> Iterator[None]:
+        """The run's folder, locked by rank 0 against other runs until the block ends.
+
+        Raises:
+            UserError: on every rank, if another process writes there, or the folder cannot be used.
+        """
+        with ExitStack() as held:
+            lock = partial(self.folder.lock, self.config, self.resume)
+            together(self.world, lambda: held.enter_context(lock()) if self.world.is_main else None)
+            yield
+
+    def _find_checkpoint(self) -> Path | None:
+        """Rank 0 looks into the run's folder; all ranks learn which checkpoint to go on from, if any.
+
+        Raises:
+            UserError: on every rank, if the folder cannot be used.
+        """
+        check = partial(self.folder.check, self.config, self.resume)
+        found = together(self.world, lambda: check() if self.world.is_main else None)
+        return self.world.gather_objects(found)[0]
+
+
+def set_threads(threads: int | None, world: World) -> None:
+    """Torch's CPU threads: as configured, else a share of the cores for each of several processes of a machine.
+
+    torchrun would leave each a single one. A single process keeps torch's choice, which knows no quota of CPU time,
+    up to the cores that it may use. A warning tells of more than twice the cores.
+    """
+    if threads is None:
+        share = max(1, available_cores() // world.local_world_size)
+        threads = share if world.local_world_size > 1 else min(share, torch.get_num_threads())
+    elif world.is_main:
+        warn_of_threads("train.threads", threads, world.local_world_size)
+    torch.set_num_threads(threads)
+
+
+def steps_per_epoch(index: Index, batch: int) -> int:
+    """Whole batches that the samples give; what does not fill one sits the epoch out.
+
+    Raises:
+        UserError: there are fewer samples than one batch needs.
+    """
+    steps = len(index) // batch
+    if steps == 0:
+        raise UserError(
+            f"{index.root} has {len(index)} images, fewer than train.batch = {batch}: "
+            f"use more images or a smaller batch"
+        )
+    return steps

@@ -1,0 +1,223 @@
+"""Trained networks as files that other programs load: the encoder for torchvision, the pose network for ONNX."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from errors import UserError
+from models.network import IMAGENET_MEAN, IMAGENET_STD
+from models.pose import PoseNetwork
+from pipelines.config import each_source
+from train.pose.run import PoseRun, load_pose_run
+from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
+from writing import NotWritten, refuse_inputs, whole_file, write_bytes
+
+_PREFIX = "encoder.resnet."
+
+OPSET: Final = 18
+"""ONNX operators of this version are used: onnxruntime 1.14 and later have them."""
+INPUTS: Final = ("image", "intrinsics")
+OUTPUTS: Final = ("keypoints_px", "joints")
+PARITY_BATCHES: Final = (1, 2, 5)
+"""Sizes of the batches that an exported network is compared on."""
+PARITY_PX: Final = 1e-4
+"""How far its keypoints may be from torch's; its joints by as much of the largest coordinate."""
+
+
+def export_encoder(source: Path, out: Path) -> str:
+    """Write the encoder of a run's folder or of one checkpoint.
+
+    Args:
+        source: a run's folder, of which the best checkpoint on validation counts, or the newest if none was validated;
+            or a checkpoint.
+        out: ends in .safetensors or .pth.
+
+    Returns:
+        What was written and which checkpoint it is of, in a line.
+
+    Raises:
+        UserError: there is no checkpoint, or `out` is the checkpoint, has another ending or cannot be written.
+    """
+    if out.suffix not in (".safetensors", ".pth"):
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth; --onnx writes .onnx")
+    path = checkpoint_of_run(source) if source.is_dir() else source
+    if path is None:
+        raise UserError(
+            f"{source} holds no checkpoint; expected the folder of a run, with checkpoints/ in it, or a checkpoint"
+        )
+    refuse_inputs(out, [path])
+    saved = load_checkpoint(path)
+    state: dict[str, Tensor] = {
+        name.removeprefix(_PREFIX): tensor.contiguous().float() if tensor.is_floating_point() else tensor
+        for name, tensor in saved["network"].items()
+        if name.startswith(_PREFIX)
+    }
+    if out.suffix == ".safetensors":
+        write_bytes(out, save(state, metadata={"format": "pt", "encoder": saved["config"]["encoder"]["name"]}))
+    else:
+        with whole_file(out) as file:
+            torch.save(state, file)
+    return f"{saved['config']['encoder']['name']} of {path}, torchvision's names, without fc"
+
+
+class PoseOnnx(nn.Module):
+    """What an exported pose network computes: the two outputs that others need, by position.
+
+    Args:
+        network: in eval mode.
+    """
+
+    def __init__(self, network: PoseNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor, intrinsics: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, 3, S, S) uint8 and (N, 3, 3) of the views -> keypoints (N, K, 2) px, joints (N, K, 3)."""
+        output = self.network(image, intrinsics)
+        return output.keypoints_px, output.joints
+
+
+def export_onnx(source: Path, out: Path) -> str:
+    """Write the pose network of a fine-tuning run as ONNX, and compare it with torch in onnxruntime.
+
+    Inputs are `image` (N, 3, S, S) uint8 RGB, the view, and `intrinsics` (N, 3, 3) float32 of that view
+    (`models.pose.view_intrinsics`); outputs `keypoints_px` (N, K, 2) in the view's pixels, corner-based, and `joints`
+    (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
+    say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
+
+    Args:
+        source: a fine-tuning run's folder, or a checkpoint.
+        out: ends in .onnx.
+
+    Returns:
+        What was written and how far it is from torch, in a line.
+
+    Raises:
+        UserError: it is no such run, a package is missing, the file cannot be written, or it computes something else.
+    """
+    if out.suffix != ".onnx":
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")
+    if not out.parent.is_dir():  # the export below takes long
+        raise NotWritten(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _require(package)
+    run = load_pose_run(source)
+    side_px = run.config.geometry.side_px
+    network = PoseOnnx(run.network).eval()
+    batch = torch.export.Dim("batch", min=1)
+    with _quiet():
+        program = torch.onnx.export(
+            network,
+            _views(2, side_px, seed=0),
+            dynamo=True,
+            dynamic_shapes=({0: batch}, {0: batch}),
+            input_names=INPUTS,
+            output_names=OUTPUTS,
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+    assert program is not None
+    program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
+    model = program.model_proto.SerializeToString()
+    worst = max(_difference(network, model, _views(count, side_px, seed=count)) for count in PARITY_BATCHES)
+    if not worst <= PARITY_PX:
+        raise UserError(
+            f"{out} was not written: in onnxruntime the network's keypoints are up to {worst:.2g} px from torch's, "
+            f"more than {PARITY_PX:g}. Report it with the versions of torch and onnxruntime"
+        )
+    write_bytes(out, model)
+    return (
+        f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
+        f"{worst:.1g} px from torch in onnxruntime (batches of {', '.join(map(str, PARITY_BATCHES))})"
+    )
+
+
+def preprocessing(run: PoseRun) -> dict[str, Any]:
+    """How a picture becomes the input of an exported network, for who has the file alone."""
+    geometry, skeleton = run.config.geometry, run.network.skeleton
+    return {
+        "image": "uint8 RGB, 0 to 255, layout NCHW, side_px x side_px; the network itself normalises by mean and std",
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+        "side_px": geometry.side_px,
+        "box_margin": each_source(run.config.data)[0].box_margin,
+        "view": "the square about the centre of the hand's box, its side the longer one of the box times box_margin, "
+        "resized to side_px by one affine map A (2 x 3) of pixel coordinates; not stretched, not rotated",
+        "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
+        "resize": "halve the picture (mean of 2 x 2 pixels) until A magnifies by 0.7 or more, then warp bilinearly"
+        if geometry.antialias
+        else "warp bilinearly",
+        "outside_of_the_picture": geometry.fill,
+        "intrinsics": "float32, A with the last row (0, 0, 1), times the camera matrix K of the picture",
+        "keypoints_px": "pixels of the view, in the same frame; the inverse of A gives those of the picture",
+        "joints": f"in the camera's frame, in lengths of {skeleton.reference_bone_words}",
+        "depths": "learnt" if run.depth else "not learnt: the joints mean nothing",
+        "skeleton": skeleton.name,
+        "keypoints": skeleton.keypoints,
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter says of its own code."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._schemas")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|copyreg|onnxscript)(\..*)?$")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch|onnxscript)(\..*)?$")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _require(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"--onnx needs the package {package}, which cannot be imported ({error}): "
+            "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
+        ) from error
+
+
+def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random pictures (count, 3, S, S), and cameras (count, 3, 3) such as views have: rolled, off centre."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
+    turn = torch.rand(count, generator=generator) * 2 * torch.pi
+    focal_px = side_px * (2 + 3 * torch.rand(count, generator=generator))
+    intrinsics = torch.eye(3).repeat(count, 1, 1)
+    intrinsics[:, 0, 0] = intrinsics[:, 1, 1] = focal_px * turn.cos()
+    intrinsics[:, 1, 0], intrinsics[:, 0, 1] = focal_px * turn.sin(), -focal_px * turn.sin()
+    intrinsics[:, :2, 2] = side_px * (0.3 + 0.4 * torch.rand(count, 2, generator=generator))
+    return image, intrinsics
+
+
+def _difference(network: nn.Module, model: bytes, views: tuple[Tensor, Tensor]) -> float:
+    """How far onnxruntime's keypoints are from torch's in pixels, or its joints in shares of their size if more."""
+    import onnxruntime
+
+    session: Any = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    found = session.run(list(OUTPUTS), {name: view.numpy() for name, view in zip(INPUTS, views, strict=True)})
+    with torch.inference_mode():
+        keypoints_px, joints = (output.numpy() for output in network(*views))
+    return float(
+        max(np.abs(found[0] - keypoints_px).max(), np.abs(found[1] - joints).max() / max(np.abs(joints).max(), 1.0))
+    )
