@@ -42,7 +42,6 @@ MAY_IMPORT = {
         "train",
         "writing",
     },
-    "train": {"bounds", "errors", "machine", "models", "parsing", "pipelines", "skeleton", "synthetic", "writing"},
     "experiments": {
         "bench",
         "bounds",
@@ -56,6 +55,7 @@ MAY_IMPORT = {
         "train",
         "writing",
     },
+    "train": {"bounds", "errors", "machine", "models", "parsing", "pipelines", "skeleton", "synthetic", "writing"},
     "cli": {"bench", "errors", "experiments", "machine", "train", "pipelines", "models"},
 }
 """Of the project's own top-level packages, besides itself."""
