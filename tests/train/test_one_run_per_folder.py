@@ -71,7 +71,7 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
     with tiny_run.start(arguments, processes=2) as launcher:
         try:
             wait_for(lambda: len(rows(out)) > 2)
-            ranks = [child for child in psutil.Process(launcher.pid).children() if "cli.py" in child.cmdline()]
+            ranks = [child for child in psutil.Process(launcher.pid).children() if tiny_run.CLI in child.cmdline()]
             assert len(ranks) == 2
         finally:
             launcher.kill()
