@@ -310,7 +310,7 @@ def test_marks_that_ended_the_process(backend: Backend, mark: bytes) -> None:
     beside = [encoded(smooth_image(rng, 900, 700), "JPEG", None) for _ in range(6)]
     portrait = smooth_image(rng, 1200, 900)
     geometry = GeometryConfig(side_px=64)
-    draws = draw_view(geometry, NO_COLOUR, seed=0, epoch=0, view=0, positions=np.arange(7))
+    draws = draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(7))
     box_px = np.tile(np.array([[350, 450, 500]], np.float32), (7, 1))
 
     def views_of(file: Pixels) -> Any:
