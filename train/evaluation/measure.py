@@ -141,7 +141,7 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether an evaluation uses images of the run's own training, as far as the configurations tell."""
-    keys = ("source", "root", "part")
+    keys = ("source", "root", "part", "annotations")
     for source in each_source(config.data):
         for trained in each_source(run.config.data):
             same = all(getattr(source, key) == getattr(trained, key) for key in keys)
