@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.config import EncoderConfig, PoseConfig
-from models.encoders import Encoder, build_encoder
+from models.config import PoseConfig
+from models.encoders import Encoder
 from models.network import Normalize
 from skeleton import HAND, SKELETONS
 
@@ -234,12 +234,3 @@ class PoseNetwork(nn.Module):
         if self.config.first_keypoint == "palm":
             joints = wrist_from_palm(joints)
         return PoseOutput(keypoints_px, relative_depth, root_depth, unrefined, joints)
-
-
-def build_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
-    """The network of a configuration, the encoder's weights as it says, the rest random.
-
-    Raises:
-        UserError: weights that cannot be read or do not fit.
-    """
-    return PoseNetwork(build_encoder(encoder), pose)

@@ -211,7 +211,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     stored = any(index.store is not None for index in indices)
     counts = [len(index) for index in indices]
     in_part = ("K", "xyz_m") if all(index.keypoints_px is not None for index in indices) else ()
-    names = [*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))]
+    names = dict.fromkeys([*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))])
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(common),

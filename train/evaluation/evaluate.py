@@ -15,10 +15,9 @@ from rich.table import Table
 from errors import UserError
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
-from train.distributed.world import World
+from train.distributed.world import World, described_world
 from train.evaluation.measure import (
     Evaluation,
-    device_of,
     difference,
     evaluation_config,
     for_other_run,
@@ -85,7 +84,7 @@ def evaluate(
     run = load_pose_run(source)
     other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it is none
     config = evaluation_config(run, files, overrides)
-    world = World(device=device_of(config))
+    world = World(device=described_world(config.train.device).device)
     folder = _folder(out, run, source)
     evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
     written: list[Path] = []

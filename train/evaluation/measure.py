@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from errors import UserError
 from pipelines.config import each_source
@@ -142,7 +141,7 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether an evaluation uses images of the run's own training, as far as the configurations tell."""
-    keys = ("source", "root", "part")
+    keys = ("source", "root", "part", "annotations")
     for source in each_source(config.data):
         for trained in each_source(run.config.data):
             same = all(getattr(source, key) == getattr(trained, key) for key in keys)
@@ -160,15 +159,3 @@ def worst_hands(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
     means = np.where(known, table, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     rows = np.flatnonzero(known.any(axis=1))
     return rows[np.argsort(-means[rows], kind="stable")][:count]
-
-
-def device_of(config: FinetuneConfig) -> torch.device:
-    """Where to compute, by `train.device`.
-
-    Raises:
-        UserError: a GPU is asked for and there is none.
-    """
-    wanted = config.train.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError('train.device = "cuda": there is no CUDA device here; use "auto" or "cpu"')
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

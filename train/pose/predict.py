@@ -14,7 +14,6 @@ from typing import Any, Final, Literal
 import cv2
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from errors import UserError
 from parsing import parse_json, regular
@@ -23,7 +22,7 @@ from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
-from train.distributed.world import World
+from train.distributed.world import World, described_world
 from train.pose.inference import Poses, estimate_poses
 from train.pose.prediction_picture import Box, Prediction, save_prediction
 from train.pose.run import PoseRun, load_pose_run
@@ -87,7 +86,7 @@ def predict(
     found = find_images(images)
     if box_px is not None and len(found) > 1:
         raise UserError(f"--box names one place, and there are {len(found)} pictures: predict them one by one")
-    loaded = load_pose_run(run, _device())
+    loaded = load_pose_run(run, described_world().device)
     given = None if intrinsics is None else read_intrinsics(intrinsics)
     sizes, unreadable = _sizes_px(found)
     files, sizes_px = list(sizes), list(sizes.values())
@@ -259,10 +258,6 @@ def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[
     return sizes_px, unreadable
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) -> list[str]:
     """What the results are called, without ending: as the picture, with a number behind where that is taken.
 
@@ -334,7 +329,7 @@ def _estimate(
     progress: Callable[[int, int], None] | None,
 ) -> Poses:
     index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
-    world = World(device=_device())
+    world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)
 

@@ -10,9 +10,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
-from models.pose import PoseNetwork, build_pose_network
+from models.encoders import Encoder
+from models.pose import PoseNetwork
 from train.config.finetuning import FinetuneConfig
-from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
+from train.runs.checkpoint import find_checkpoint, load_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +46,11 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     Raises:
         UserError: there is no checkpoint, it cannot be read, or it is not of fine-tuning.
     """
-    path = checkpoint_of_run(source) if source.is_dir() else source
-    if path is None:
-        raise UserError(
-            f"{source} holds no checkpoint; expected the folder of a fine-tuning run, with best/ or "
-            "checkpoints/ in it, or a checkpoint"
-        )
+    expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
+    path = find_checkpoint(source, expected)
     saved = load_checkpoint(path)
     config = _config_of(path, saved)
-    network = build_pose_network(dataclasses.replace(config.encoder, weights="random"), config.pose)
+    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
     try:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:

@@ -94,9 +94,18 @@ class Checkpoints:
         return path
 
 
-def checkpoint_of_run(run: Path) -> Path | None:
-    """The checkpoint that counts in a run's folder: the best on validation, or the newest if none was validated."""
-    return Checkpoints(run / "best", keep=1).latest() or Checkpoints(run / "checkpoints", keep=1).latest()
+def find_checkpoint(source: Path, expected: str) -> Path:
+    """The file itself; of a run's folder its best checkpoint on validation, or the newest if none was validated.
+
+    Raises:
+        UserError: the folder holds none; says what was expected.
+    """
+    if not source.is_dir():
+        return source
+    path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
+    if path is None:
+        raise UserError(f"{source} holds no checkpoint; expected {expected}")
+    return path
 
 
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:

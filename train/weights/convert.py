@@ -27,7 +27,7 @@ from models.weights import (
     resnet_name,
     to_lightning,
 )
-from train.runs.checkpoint import checkpoint_of_run, load_checkpoint, write_checkpoint
+from train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
 from writing import refuse_inputs, whole_file, write_bytes
 
 Target = Literal["ours", "published", "lightning"]
@@ -59,7 +59,7 @@ def convert(source: Path, out: Path, to: Target) -> str:
     Raises:
         UserError: `source` is none of these or does not fit, or `out` is `source` or cannot be written.
     """
-    path = _file_of(source)
+    path = find_checkpoint(source, _EXPECTED)
     endings = (".pth", ".safetensors") if to == "ours" else (".pth",)
     if out.suffix not in endings:
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
@@ -117,15 +117,6 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
         "data": {"box": "joints", "box_margin": PUBLISHED_BOX_MARGIN},
     }
     return pose_from_published(state), config
-
-
-def _file_of(source: Path) -> Path:
-    if not source.is_dir():
-        return source
-    path = checkpoint_of_run(source)
-    if path is None:
-        raise UserError(f"{source} holds no checkpoint: expected {_EXPECTED}")
-    return path
 
 
 def _to_published(state: State, path: Path, out: Path) -> str:

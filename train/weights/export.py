@@ -23,7 +23,7 @@ from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from pipelines.config import each_source
 from train.pose.run import PoseRun, load_pose_run
-from train.runs.checkpoint import checkpoint_of_run, load_checkpoint
+from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
 _PREFIX = "encoder.resnet."
@@ -54,11 +54,7 @@ def export_encoder(source: Path, out: Path) -> str:
     """
     if out.suffix not in (".safetensors", ".pth"):
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth; --onnx writes .onnx")
-    path = checkpoint_of_run(source) if source.is_dir() else source
-    if path is None:
-        raise UserError(
-            f"{source} holds no checkpoint; expected the folder of a run, with checkpoints/ in it, or a checkpoint"
-        )
+    path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
     state: dict[str, Tensor] = {

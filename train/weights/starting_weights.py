@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig
-from models.pose import PoseNetwork, build_pose_network
+from models.encoders import Encoder, build_encoder
+from models.pose import PoseNetwork
 from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 ENCODER_PREFIX = "encoder.resnet."
@@ -26,8 +26,8 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
     """
     state = _state_of_run(encoder)
     if state is None:
-        return build_pose_network(encoder, pose)
-    network = build_pose_network(dataclasses.replace(encoder, weights="random"), pose)
+        return PoseNetwork(build_encoder(encoder), pose)
+    network = PoseNetwork(Encoder(encoder.name), pose)
     network.encoder.resnet.load_state_dict(state)
     return network
 
