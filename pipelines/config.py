@@ -27,20 +27,22 @@ class DataConfig:
     """Which images, and which square of each is the canonical view.
 
     Attributes:
-        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "folder" (any tree of JPEG, PNG
-            and WebP files) or "shards" (what the `pack` command writes).
+        source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
+            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the `pack` command
+            writes).
         root: the dataset's folder.
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
-            parts, "all" being its train part; HO-3D 90/10 by recording; shards 90/10 by what was packed as FreiHAND's
-            pose or the like.
+            parts, "all" being its train part; HO-3D 90/10 by recording; COCO 90/10 by image; shards 90/10 by what was
+            packed as FreiHAND's pose or the like.
         versions: FreiHAND's background versions.
         box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
             boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
             the square around the hand's mesh. HO-3D and Dexter+Object: a file of boxes, or else
-            around the keypoints. Shards: always the box that was packed.
+            around the keypoints. COCO: always the annotation's. Shards: always the box that was packed.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: the canonical square is the box times this. The whole image takes no margin.
+        annotations: COCO: the JSON file, relative to `root`; unset, annotations.json.
         regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
             not known.
         label_fraction: use this share of the samples only, chosen by pose or frame; smaller shares are subsets of
@@ -53,7 +55,7 @@ class DataConfig:
         weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
     """
 
-    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "folder", "shards"] = "freihand"
+    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards"] = "freihand"
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
@@ -61,6 +63,7 @@ class DataConfig:
     box: str = "center"
     center_frac: PositiveFraction = CENTER_FRAC
     box_margin: Factor = 1.5
+    annotations: str | None = None
     regressor: str | None = None
     label_fraction: PositiveFraction = 1.0
     label_seed: Seed = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from skeleton import HAND
 from synthetic.field import ARM, BALL, BOX, CYLINDER, Solids, arm_rotation, build_hand, distance_to_skin
 from synthetic.jit import Floats
 from synthetic.kinematics import HandShape, draw_shape, rotation_x, rotation_y, rotation_z
@@ -158,8 +159,9 @@ class Hand:
 
     @property
     def scale_m(self) -> float:
-        """Length of the middle finger's first phalanx, between keypoints 9 and 10."""
-        return float(np.linalg.norm(self.xyz_m[10] - self.xyz_m[9]))
+        """Length of the reference bone, the middle finger's first phalanx."""
+        start, end = HAND.reference_bone
+        return float(np.linalg.norm(self.xyz_m[end] - self.xyz_m[start]))
 
 
 def draw_hand(rng: np.random.Generator) -> Hand:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from skeleton import HAND
 from synthetic.jit import Floats
 
 DIGITS = 5
 SEGMENTS = 3
-KEYPOINTS = 1 + DIGITS * (SEGMENTS + 1)
 
 ABDUCTION, FLEX_1, FLEX_2, FLEX_3 = range(4)
 """Columns of the joint angles (5, 4): spread at the digit's first joint, then flexion of the three joints."""
@@ -165,7 +165,7 @@ def pose_hand(shape: HandShape, angles_rad: Floats) -> PosedHand:
         shape: the bones.
         angles_rad: (5, 4) joint angles, columns as ABDUCTION, FLEX_1, FLEX_2, FLEX_3.
     """
-    joints = np.zeros((KEYPOINTS, 3))
+    joints = np.zeros((len(HAND), 3))
     frames = np.empty((DIGITS, SEGMENTS, 3, 3))
     for digit in range(DIGITS):
         spread, *flexion = (float(angle) for angle in angles_rad[digit])

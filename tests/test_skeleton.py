@@ -1,4 +1,6 @@
+import ast
 import itertools
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -83,3 +85,25 @@ def test_a_skeleton_agrees_with_itself(skeleton: Skeleton) -> None:
 
 def test_a_hand_in_a_mirror_keeps_its_names() -> None:
     assert HAND.mirror == tuple(range(21))
+
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = [
+    ROOT / "cli.py",
+    *(file for room in ("models", "pipelines", "train") for file in (ROOT / room).rglob("*.py")),
+]
+NAMES = {word for skeleton in SKELETONS.values() for name in skeleton.keypoints for word in (name, name.split("_")[-1])}
+
+
+@pytest.mark.parametrize("file", PRODUCT, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_other_file_counts_or_names_keypoints(file: Path) -> None:
+    """Not their number, nor three for each, in a shape; not a keypoint's name, but for the choice of wrist or palm."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Tuple | ast.Call):
+            values = node.elts if isinstance(node, ast.Tuple) else node.args
+            sizes = {value.value for value in values if isinstance(value, ast.Constant) and type(value.value) is int}
+            found += [f"line {node.lineno}: {size}" for size in sizes & {17, 21, 51, 63}]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES - {"wrist"}:
+            found.append(f"line {node.lineno}: {node.value!r}")
+    assert found == []

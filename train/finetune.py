@@ -143,7 +143,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     def _keep_best(self, folder: RunFolder, validation: Validation, poses: Poses) -> None:
         saved = {
             "config": to_dict(self.config), "validation": self.best, "network": self.network.state_dict(),
-            "depth": validation.labels.in_metres,
+            **validation.labels.note,
         }  # fmt: skip
         try:
             folder.best.save(self.steps_done, saved)
@@ -169,8 +169,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
 
     def state_dict(self) -> dict[str, Any]:
-        """With the best validation, and whether the labels know depths in metres."""
-        return {**super().state_dict(), "best": self.best, "depth": self._labels.in_metres}
+        """With the best validation, and what is to be known of the labels."""
+        return {**super().state_dict(), "best": self.best, **self._labels.note}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """With the best validation."""

@@ -189,7 +189,8 @@ def read_file(path: str) -> bytes:
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     """One index of several: the rows of the first, then those of the second, and so on.
 
-    Keypoints are NaN where a source has none. Targets are those that all have.
+    Keypoints are NaN where a source has none. If all have some, so are the targets "K" and "xyz_m"; the other targets
+    are those that all have.
 
     Args:
         indices: of the sources, at least one.
@@ -208,6 +209,9 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     common = os.path.commonpath(roots)
     folders = [os.path.relpath(root, common) for root in roots]
     stored = any(index.store is not None for index in indices)
+    counts = [len(index) for index in indices]
+    in_part = ("K", "xyz_m") if all(index.keypoints_px is not None for index in indices) else ()
+    names = [*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))]
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(common),
@@ -215,13 +219,13 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         if stored
         else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
-        keypoints_px=_join_keypoints(indices),
+        keypoints_px=_joined([index.keypoints_px for index in indices], counts),
         mirror=_join_mirrors(indices),
         group=_join_groups(indices),
         targets={
-            name: np.concatenate([index.targets[name] for index in indices])
-            for name in indices[0].targets
-            if all(name in index.targets for index in indices)
+            name: table
+            for name in names
+            if (table := _joined([index.targets.get(name) for index in indices], counts)) is not None
         },
         sources=tuple(
             SourceRows(index.name, len(index), weight, index.blocks)
@@ -304,14 +308,14 @@ def _first_rows(indices: Sequence[Index]) -> list[int]:
     return [0, *accumulate(len(index) for index in indices)]
 
 
-def _join_keypoints(indices: Sequence[Index]) -> npt.NDArray[np.float32] | None:
-    known = next((index.keypoints_px for index in indices if index.keypoints_px is not None), None)
+def _joined(tables: Sequence[npt.NDArray[np.float32] | None], counts: Sequence[int]) -> npt.NDArray[np.float32] | None:
+    """Tables one below the other, NaN for one that is missing; None if all are."""
+    known = next((table for table in tables if table is not None), None)
     if known is None:
         return None
     return np.concatenate([
-        np.full((len(index), *known.shape[1:]), np.nan, np.float32) if index.keypoints_px is None
-        else index.keypoints_px
-        for index in indices
+        np.full((count, *known.shape[1:]), np.nan, np.float32) if table is None else table
+        for table, count in zip(tables, counts, strict=True)
     ])  # fmt: skip
 
 

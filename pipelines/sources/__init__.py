@@ -15,6 +15,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
 from pipelines.samples.index import Index, join
+from pipelines.sources.coco import load_coco
 from pipelines.sources.dexter_object import load_dexter_object
 from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
@@ -59,6 +60,10 @@ def _load_source(config: DataConfig, root: Path) -> Index:
             f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
             "Leave it out, or pack the data first."
         )
+    if config.source == "coco":
+        if config.box not in ("center", "joints"):
+            raise UserError(f"data.box = {config.box!r}: COCO's annotations hold the boxes. Leave it out.")
+        return load_coco(root, split=config.split, annotations=config.annotations)
     if config.source == "folder":
         return load_folder(root, boxes=None if config.box == "center" else Path(config.box))
     if config.source == "youtube3d":

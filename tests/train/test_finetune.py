@@ -31,7 +31,7 @@ from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
 from train.pose.run import load_pose_run
 from train.pose.validation import Validation, best_of, validate
-from train.runs.checkpoint import Checkpoints
+from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from train.runs.folder import RunFolder
 from train.weights.starting_weights import start_pose_network
 
@@ -104,6 +104,22 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
     assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
+
+
+def test_a_checkpoint_of_before_skeletons_is_a_hands(hands: Path, uninterrupted: RunFolder, tmp_path: Path) -> None:
+    """It does not say which skeleton it is of; it is read, and resumed."""
+    root = shutil.copytree(uninterrupted.root, tmp_path / "old")
+    for path in (*root.glob("checkpoints/*.pt"), *root.glob("best/*.pt")):
+        step, saved = int(path.stem.split("_")[1]), load_checkpoint(path)
+        del saved["config"]["pose"]["skeleton"]
+        write_checkpoint(path, step, {key: value for key, value in saved.items() if key != "step"})
+    (root / "checkpoints" / f"step_{tiny_hands.STEPS:09d}.pt").unlink()
+    config_file = root / "config.toml"
+    config_file.write_text(config_file.read_text().replace('skeleton = "hand"\n', ""))
+    run = load_pose_run(root)
+    assert (run.depth, run.config.pose.skeleton) == (True, "hand")
+    finetune(config_of(hands, root), "auto")
+    assert_same_bits(weights_of(root), weights_of(uninterrupted.root))
 
 
 def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupted: RunFolder) -> None:

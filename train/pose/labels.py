@@ -105,6 +105,11 @@ class PoseLabels:
         """Whether anything at all is known."""
         return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
 
+    @property
+    def note(self) -> dict[str, bool]:
+        """What a checkpoint says of labels without depth; nothing of others."""
+        return {} if self.in_metres else {"depth": False}
+
     def __getitem__(self, rows: Rows) -> PoseLabels:
         return PoseLabels(
             self.skeleton,
@@ -158,7 +163,8 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
         UserError: keypoints or camera matrices are missing, or they are of another skeleton than `pose` says.
     """
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
-    if index.keypoints_px is None or missing == ["K"]:
+    of_source = np.split(index.keypoints_px, np.cumsum(index.counts)[:-1]) if index.keypoints_px is not None else []
+    if not of_source or missing == ["K"] or any(np.isnan(keypoints_px).all() for keypoints_px in of_source):
         raise UserError(
             f"{index.root} ({index.name}) has no {' and no '.join(missing or ['keypoints'])}: a pose is learnt "
             f"from camera matrices and 3D keypoints, so use a labelled source, or pre-train on this one"

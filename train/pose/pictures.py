@@ -33,27 +33,28 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
     if not in_3d:
         shown, last, unit = {"epe_px": ("2D EPE", "#2e8b57")}, "epe_px", "px of the source"
     validations = [row for row in validations if np.isfinite(row[last])]
+    depths = [(name, title) for name, title in (("depth", "relative depths"), ("root_depth", "root's depth"))
+              if any(row[name] for row in rows)]  # fmt: skip
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 6), layout="constrained")
-        axes = figure.subplots(3 if validations else 2, 1, sharex=True)
+        axes = figure.subplots(1 + bool(depths) + bool(validations), 1, sharex=True, squeeze=False)[:, 0]
         axes[0].plot(steps, [row["keypoints_px"] for row in rows], color="#1f6fb4")
         axes[0].set_ylabel("2D keypoints,\nmean |error| [px]")
-        axes[1].plot(steps, [row["depth"] for row in rows], color="#1f6fb4", label="relative depths")
-        if any(row["root_depth"] for row in rows):
-            axes[1].plot(steps, [row["root_depth"] for row in rows], color="#c0504d", label="root's depth")
-        axes[1].set_ylabel("depth, mean |error|\n[reference bones]")
-        axes[1].legend(frameon=False)
+        for (name, title), colour in zip(depths, ("#1f6fb4", "#c0504d"), strict=False):
+            axes[1].plot(steps, [row[name] for row in rows], color=colour, label=title)
+            axes[1].set_ylabel("depth, mean |error|\n[reference bones]")
+            axes[1].legend(frameon=False)
         if validations:
             measured = [row["step"] for row in validations]
             for name, (title, colour) in shown.items():
-                axes[2].plot(measured, [row[name] for row in validations], ".-", color=colour, label=title)
+                axes[-1].plot(measured, [row[name] for row in validations], ".-", color=colour, label=title)
             best = best_of(validations)
-            axes[2].annotate(
+            axes[-1].annotate(
                 f"best {title} {best[last]:.2f} {unit}", (best["step"], best[last]), xytext=(0, 6),
                 textcoords="offset points", ha="right", color=colour,
             )  # fmt: skip
-            axes[2].set_ylabel(f"held-out hands [{unit}]")
-            axes[2].legend(frameon=False)
+            axes[-1].set_ylabel(f"held-out hands [{unit}]")
+            axes[-1].legend(frameon=False)
         for axis in axes:
             log_axis(axis)
         axes[-1].set_xlabel("optimiser step")

@@ -59,7 +59,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     except RuntimeError as error:
         raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
     network = network.float().to(device or torch.device("cpu")).eval()
-    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))  # earlier ones do not say
+    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
 
 
 def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:

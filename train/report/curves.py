@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from skeleton import SKELETONS
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
 from train.report.contents import Measured, Run
@@ -78,14 +80,18 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
         return []
     charts = [
         line_chart("2D keypoints, error [px of the view]", _lines(runs, "keypoints_px"), x_label="step", log=True),
-        line_chart("Depths, error [reference bones]", _lines(runs, "depth"), x_label="step", log=True),
     ]
-    if any(run.validations for run in runs):
+    if any(row["depth"] for run in runs for row in run.rows):
+        charts.append(line_chart("Depths, error [reference bones]", _lines(runs, "depth"), x_label="step", log=True))
+    validations = [row for run in runs for row in run.validations]
+    if validations:
+        in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
+        name, title = ("pa_epe_cm", "Held-out hands, PA-EPE [cm]") if in_3d else ("epe_px", "Held out, 2D EPE [px]")
         lines = [
-            Line([row["step"] for row in run.validations], [row["pa_epe_cm"] for row in run.validations], number, True)
+            Line([row["step"] for row in run.validations], [row[name] for row in run.validations], number, True)
             for number, run in enumerate(runs)
         ]
-        charts.append(line_chart("Held-out hands, PA-EPE [cm]", lines, x_label="step", log=True))
+        charts.append(line_chart(title, lines, x_label="step", log=True))
     text = "The losses on augmented training images, and the error on images that no step has seen."
     return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
 

@@ -97,8 +97,9 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
     with torch.device("meta"):  # shapes alone
         built = PoseNetwork(Encoder(encoder), PUBLISHED_POSE)
         wanted = {f"backend_model.{key}": value for key, value in built.encoder.torchvision_state_dict().items()}
-        wanted["backend_model.fc.weight"] = torch.empty(64, built.encoder.feature_dim)
-        wanted["backend_model.fc.bias"] = torch.empty(64)
+        outputs = 3 * len(built.skeleton) + 1  # nothing reads the last one
+        wanted["backend_model.fc.weight"] = torch.empty(outputs, built.encoder.feature_dim)
+        wanted["backend_model.fc.bias"] = torch.empty(outputs)
     prefix = "refinement."
     wanted |= {
         "zroot_ref." + key.removeprefix(prefix): value

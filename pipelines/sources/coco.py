@@ -1,0 +1,93 @@
+"""Keypoints in COCO's JSON format: COCO's own people, or any images that a tool has annotated so.
+
+Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is that of cocodataset.org, "Data format".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from errors import UserError
+from parsing import as_numbers, parse_json, regular
+from pipelines.samples.index import Index
+from pipelines.sources.boxes import squares_around
+from pipelines.sources.subsets import held_out
+from skeleton import SKELETONS, Skeleton
+
+ANNOTATIONS: Final = "annotations.json"
+"""The file that is read unless `data.annotations` names another."""
+
+
+def load_coco(root: Path, *, split: str, annotations: str | None = None) -> Index:
+    """Everybody of whom a keypoint is labelled, in the order of the file; crowds are left out.
+
+    COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based.
+
+    Args:
+        root: the folder that `file_name` is relative to.
+        split: "train" and "val" are 90/10 of the images, always the same; or "all".
+        annotations: the JSON file, relative to `root`; `ANNOTATIONS` by default.
+
+    Returns:
+        The index, an image being the group. The box is the square around the annotation's, or around the keypoints
+        where it has none.
+
+    Raises:
+        UserError: the file is missing or does not fit the format, or nobody is labelled.
+    """
+    file = root / (annotations or ANNOTATIONS)
+    try:
+        content = parse_json(regular(file).read_bytes())
+        skeleton = _skeleton(file, content["categories"])
+        row_of = {image["id"]: row for row, image in enumerate(content["images"])}
+        people = [one for one in content["annotations"] if any(one["keypoints"][2::3]) and not one.get("iscrowd")]
+        image = np.array([row_of[one["image_id"]] for one in people], np.int64)
+        paths = [str(content["images"][row]["file_name"]) for row in image]
+        labels, boxes = [one["keypoints"] for one in people], [one.get("bbox", [0, 0, 0, 0]) for one in people]
+    except OSError as error:
+        raise UserError(
+            f"{file}: {error.strerror}; expected keypoints in COCO's JSON format. Check data.root and data.annotations."
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: not keypoints in COCO's JSON format ({error!r:.200}). Mend the file.") from error
+    if not people:
+        raise UserError(f"{file}: no keypoint of anybody is labelled. Name another file as data.annotations.")
+    values, box = as_numbers(labels), as_numbers(boxes)
+    if values is None or values.shape[1:] != (3 * len(skeleton),) or box is None or box.shape[1:] != (4,):
+        raise UserError(
+            f"{file}: expected {3 * len(skeleton)} numbers as keypoints and 4 as bbox of each. Mend the file."
+        )
+    points = values.reshape(len(people), len(skeleton), 3)
+    keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
+    boxed = (box[:, 2:] > 0).all(axis=1, keepdims=True)
+    index = Index(
+        name="coco",
+        root=root,
+        paths=paths,
+        box_px=squares_around(
+            np.where(boxed, box[:, :2], np.nanmin(keypoints_px, axis=1)),
+            np.where(boxed, box[:, :2] + box[:, 2:], np.nanmax(keypoints_px, axis=1)),
+        ),
+        keypoints_px=keypoints_px.astype(np.float32),
+        group=image,
+        skeleton=skeleton,
+    )
+    if split == "all":
+        return index
+    kept = held_out(image)
+    return index.select(np.flatnonzero(kept if split == "val" else ~kept))
+
+
+def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:
+    """The skeleton whose keypoints a category has."""
+    names = [tuple(category["keypoints"]) for category in categories if "keypoints" in category]
+    for skeleton in SKELETONS.values():
+        if names == [skeleton.keypoints]:
+            return skeleton
+    raise UserError(
+        f"{file}: its categories have the keypoints {str(names)[:120]}; expected one category, with those of a "
+        f"{' or a '.join(SKELETONS)} in the order of skeleton.py. Rename or reorder them."
+    )

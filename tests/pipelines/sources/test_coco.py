@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
+from pipelines.sources.coco import load_coco
+from pipelines.sources.pack import pack
+from pipelines.sources.shards import load_shards
+from skeleton import BODY, HAND
+from tests.train import tiny_hands, tiny_people
+
+PEOPLE = 20
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    tiny_people.write_people(tmp_path / "people", PEOPLE)
+    return tmp_path / "people"
+
+
+def changed(root: Path, **change: Any) -> None:
+    """Set keys of the first annotation."""
+    content = json.loads((root / "annotations.json").read_text())
+    content["annotations"][0].update(change)
+    (root / "annotations.json").write_text(json.dumps(content))
+
+
+def test_people_are_as_they_were_annotated(root: Path) -> None:
+    index = load_coco(root, split="all")
+    content = json.loads((root / "annotations.json").read_text())
+    assert index.skeleton is BODY
+    assert index.keypoints_px is not None
+    for row, one in enumerate(content["annotations"]):
+        labels = np.array(one["keypoints"]).reshape(17, 3)
+        known = labels[:, 2] > 0
+        np.testing.assert_array_equal(index.keypoints_px[row, known], labels[known, :2] + 0.5)  # pixels' centres
+        assert np.isnan(index.keypoints_px[row, ~known]).all()
+        assert known.sum() == 16
+        x, y, width, height = one["bbox"]
+        np.testing.assert_allclose(index.box_px[row], [x + width / 2, y + height / 2, max(width, height)])
+        assert index.path(row).is_file()
+    assert index.targets == {}
+
+
+def test_crowds_and_people_without_a_keypoint_are_left_out(root: Path) -> None:
+    changed(root, iscrowd=1)
+    assert len(load_coco(root, split="all")) == PEOPLE - 1
+    changed(root, iscrowd=0, keypoints=[0] * 51)
+    assert len(load_coco(root, split="all")) == PEOPLE - 1
+
+
+def test_without_a_box_the_keypoints_give_one(root: Path) -> None:
+    changed(root, bbox=[0, 0, 0, 0])
+    index = load_coco(root, split="all")
+    assert index.keypoints_px is not None
+    low, high = np.nanmin(index.keypoints_px[0], axis=0), np.nanmax(index.keypoints_px[0], axis=0)
+    np.testing.assert_allclose(index.box_px[0], [*(low + high) / 2, (high - low).max()])
+
+
+def test_the_parts_share_no_image(root: Path) -> None:
+    changed(root, image_id=105)  # two people in one image
+    train, val, both = (load_coco(root, split=split) for split in ("train", "val", "all"))
+    assert not {*train.paths} & {*val.paths}
+    assert sorted([*train.paths, *val.paths]) == sorted(both.paths)
+    assert len({*val.paths}) == 2
+
+
+def test_the_file_may_lie_elsewhere(root: Path) -> None:
+    moved = root.parent / "elsewhere.json"
+    (root / "annotations.json").rename(moved)
+    for name in (str(moved), "../elsewhere.json"):
+        found = load_index(DataConfig(source="coco", root=str(root), annotations=name, box_margin=1.5))
+        assert len(found) == PEOPLE
+
+
+def test_shards_keep_the_skeleton(root: Path, tmp_path: Path) -> None:
+    index = load_coco(root, split="all")
+    pack(index, tmp_path / "shards", per_shard=8, workers=1)
+    packed = load_shards(tmp_path / "shards")
+    assert packed.skeleton is BODY
+    np.testing.assert_array_equal(packed.keypoints_px, index.keypoints_px)
+    tiny_hands.write_hands(tmp_path / "hands", 2)
+    pack(load_index(DataConfig(root=str(tmp_path / "hands"))), tmp_path / "hand_shards", per_shard=8, workers=1)
+    assert "skeleton" not in json.loads((tmp_path / "hand_shards" / "index.json").read_text())  # as it always was
+    assert load_shards(tmp_path / "hand_shards").skeleton is HAND
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory; expected keypoints in COCO's JSON format. Check data.root"),
+        ("{", "not keypoints in COCO's JSON format .*Mend the file"),
+        ("[]", "not keypoints in COCO's JSON format"),
+        ('{"images": [], "annotations": []}', "KeyError.'categories'"),
+        ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\('nose',\)\]; expected one category"),
+    ],
+)
+def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: str, root: Path) -> None:
+    file = root / "annotations.json"
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(UserError, match=message) as refusal:
+        load_coco(root, split="all")
+    assert "\n" not in str(refusal.value)
+    assert str(file) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keypoints": [1, 2, 2]}, "expected 51 numbers as keypoints and 4 as bbox"),
+        ({"keypoints": ["a", "b", 2] * 17}, "expected 51 numbers"),
+        ({"bbox": [1, 2]}, "expected 51 numbers as keypoints and 4 as bbox"),
+        ({"image_id": "none"}, "not keypoints in COCO's JSON format"),
+        ({"keypoints": None}, "not keypoints in COCO's JSON format"),
+    ],
+)
+def test_a_wrong_annotation_is_told_in_one_line(change: dict[str, Any], message: str, root: Path) -> None:
+    changed(root, **change)
+    with pytest.raises(UserError, match=message):
+        load_coco(root, split="all")
+
+
+def test_a_file_of_boxes_is_refused(root: Path) -> None:
+    with pytest.raises(UserError, match=r"data.box = 'boxes.csv': COCO's annotations hold the boxes. Leave it out"):
+        load_index(DataConfig(source="coco", root=str(root), box="boxes.csv"))
