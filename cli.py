@@ -19,10 +19,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 
 import click
 
-from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train, experiment
+from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train
 from errors import RanksLost, ToldByAnother, UserError
 from errors.refused import of_machine
 from errors.terminal import OneLine
+from experiments.commands import experiment
 from machine.compiled import choose_cache_folder
 from train.commands.data import check_data, make_data, pack, views
 from train.commands.networks import convert, evaluate, export, predict, report

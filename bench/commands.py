@@ -1,4 +1,4 @@
-"""Commands that measure: the loader, the training step, the ranks; and experiments."""
+"""Commands that measure: the loader, the training step, the ranks, a GPU; and the tables of what they found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS = FiniteRange(0.1, 1e5)
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A file that will be written to, looked at before anything is measured."""
+    """A file that can be written to; checked before anything is measured."""
     if path is None:
         return None
     there = path.exists()
@@ -47,7 +47,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 
 def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A file that rows will be appended to: one of rows, or a new one."""
+    """A file of rows, or a new one; rows are appended to it."""
     if path is not None and path.is_file():
         with path.open("rb") as file:
             start = file.read(100).lstrip()
@@ -57,35 +57,40 @@ def _rows(context: click.Context, parameter: click.Parameter, path: Path | None)
 
 
 def _picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A picture that will be drawn."""
+    """A picture that can be written."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{parameter.opts[0]} {path}: expected a name that ends in .png, .svg or .pdf")
     return _writable(context, parameter, path)
 
 
+def record_option(command: F) -> F:
+    """`--record`, a file of rows."""
+    return click.option("--record", type=FILE, callback=_rows, help="Append the JSON to this file, a line.")(command)
+
+
 def output_options(command: F) -> F:
     """`--json` and `--record`, as every command that measures takes them."""
-    command = click.option(
-        "--record",
-        type=FILE,
-        callback=_rows,
-        help="Append the JSON to this file, a line.",
-    )(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")(command)
+    help = "Print everything as JSON instead of a table."
+    return click.option("--json", "as_json", is_flag=True, help=help)(record_option(command))
+
+
+def rounds_options(repeats: int) -> Callable[[F], F]:
+    """`--repeats` and `--seconds` of what is measured in rounds."""
+
+    def with_options(command: F) -> F:
+        help = "Least length of a repeat."
+        command = click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=help)(command)
+        help = "Rounds; each measures everything once."
+        return click.option("--repeats", default=repeats, show_default=True, type=ROUNDS, help=help)(command)
+
+    return with_options
 
 
 @click.command("bench-loader")
 @config_options
 @click.option("--cores", default=None, type=WORKERS, help="Cores for every loader.  [default: all]")
 @click.option("--batch", default=256, show_default=True, type=IntegerRange(1, 65536), help="Images in a batch.")
-@click.option(
-    "--repeats",
-    default=7,
-    show_default=True,
-    type=ROUNDS,
-    help="Rounds; each times all once.",
-)
-@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help="Least length of a repeat.")
+@rounds_options(7)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
 @click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
@@ -111,24 +116,23 @@ def output_options(command: F) -> F:
     help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
 )
 @click.option("--first-batch", is_flag=True, help="Instead: how long the index and the first batch take.")
-@click.option(
-    "--history",
-    type=FILE,
-    callback=_picture,
-    metavar="OUT.png",
-    help="Instead: draw images/s over the rows of --record's file, by default bench/results/loader.jsonl.",
-)
 def bench_loader(
     files: Sequence[Path],
     overrides: Sequence[str],
     cores: int | None,
+    batch: int,
+    repeats: int,
+    seconds: float,
+    peers: bool,
+    large: bool,
+    step: bool,
+    plot: Path | None,
     as_json: bool,
     record: Path | None,
+    compare: str | None,
+    tune: bool,
     soak_minutes: float | None,
     first_batch: bool,
-    history: Path | None,
-    tune: bool,
-    **options: Any,
 ) -> None:
     """Is training loader-bound, and by what? Our loader, its parts, and other loaders, on the same cores in one run.
 
@@ -139,29 +143,30 @@ def bench_loader(
       python cli.py bench-loader --record bench/results/loader.jsonl
       python cli.py bench-loader --soak 60 --record bench/results/soak.jsonl
     """
-    asked = {"--history": history, "--tune": tune or None, "--soak": soak_minutes, "--first-batch": first_batch or None}
-    instead = [name for name, value in asked.items() if value is not None]
+    asked = {"--tune": tune, "--soak": soak_minutes is not None, "--first-batch": first_batch}
+    instead = [name for name, given in asked.items() if given]
     if len(instead) > 1:
         raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
     config = pretraining_config(files, overrides)
     from bench import run
+    from bench.loaders.ours import LoaderSettings
     from machine.cores import available_cores
     from train.runs.log import configure_logging
 
     configure_logging()
-    if history is not None:
-        click.echo(run.draw_history(record or Path("bench/results/loader.jsonl"), history))
-        return
-    on_cores = cores or available_cores()
+    settings = LoaderSettings(
+        cores=cores or available_cores(), batch=batch, repeats=repeats, repeat_s=seconds, peers=peers
+    )
     if tune:
-        click.echo(run.tune_loader(config, on_cores, options["batch"]), nl=False)
+        click.echo(run.tune_loader(config, settings), nl=False)
     elif soak_minutes is not None:
-        steady = run.soak_loader(config, on_cores, options["batch"], soak_minutes, as_json=as_json, record=record)
-        sys.exit(0 if steady else 1)
+        sys.exit(0 if run.soak_loader(config, settings, soak_minutes, as_json=as_json, record=record) else 1)
     elif first_batch:
-        run.time_first_batch(config, on_cores, options["batch"], as_json=as_json, record=record)
+        run.time_first_batch(config, settings, as_json=as_json, record=record)
     else:
-        slower = run.bench_loader(config, on_cores, as_json=as_json, record=record, **options)
+        slower = run.bench_loader(
+            config, settings, large=large, step_too=step, plot=plot, compare=compare, as_json=as_json, record=record
+        )
         if slower is not None:
             click.echo(f"error: {slower}", err=True)
             sys.exit(1)
@@ -176,14 +181,7 @@ def bench_loader(
     type=click.Choice(["fp64", "fp32", "bf16", "fp16"]),
     help="Repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
 )
-@click.option(
-    "--repeats",
-    default=5,
-    show_default=True,
-    type=ROUNDS,
-    help="Rounds; each times all once.",
-)
-@click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help="Least length of a repeat.")
+@rounds_options(5)
 @output_options
 def bench_train(
     files: Sequence[Path],
@@ -202,26 +200,28 @@ def bench_train(
     """
     config = pretraining_config(files, overrides)
     from bench import run
+    from bench.training.step import StepSettings
     from train.runs.log import configure_logging
 
     configure_logging()
-    run.bench_train(config, precisions, repeats, seconds, as_json=as_json, record=record)
+    settings = StepSettings(repeats=repeats, repeat_s=seconds)
+    run.bench_train(config, precisions, settings, as_json=as_json, record=record)
 
 
 @click.command("bench-gpu")
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
 @click.option("--data", default=".data/hands", show_default=True, type=PATH, help="As make-data writes it.")
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
-@click.option("--dry-run", is_flag=True, help="Everything in little, on any device: what it finds shows nothing.")
+@click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
 def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
-    """Prove on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
+    """Check on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
 
     
       python cli.py make-data .data/hands
       python cli.py bench-gpu
       python cli.py bench-gpu --stage loader --stage memory-11gb
 
-    Every stage stands alone. Exit code 1 if a claim does not hold.
+    Each stage can run alone. Exit code 1 if a claim does not hold.
     """
     import torch
 
@@ -266,7 +266,7 @@ def bench_scale(
       python cli.py bench-scale -c configs/demo.toml
       torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
 
-    Without --cluster the ranks at hand are taken for one node, and the link between them for the one between nodes.
+    Without --cluster the ranks at hand count as one node, and the link between them as the link between nodes.
     """
     if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", word) for word in nodes.split(",")):
         raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")
@@ -281,43 +281,7 @@ def bench_scale(
 @click.option("--results", default="bench/results", show_default=True, type=FOLDER)
 @click.option("--docs", default="docs", show_default=True, type=PathOfUser(path_type=Path, exists=True))
 def bench_docs(results: Path, docs: Path) -> None:
-    """Write the tables of docs/performance.md and docs/cluster.md, and the picture, anew from bench/results/."""
-    from bench import run
+    """Write the tables of README.md and docs/, and the picture of docs/experiments.md, anew from bench/results/."""
+    from bench.documentation import write_docs
 
-    click.echo(run.write_docs(results, docs))
-
-
-@click.command()
-@click.argument("file", type=PATH)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
-@click.option(
-    "--record",
-    type=FILE,
-    callback=_rows,
-    help="Append every figure to this file.",
-)
-def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> None:
-    """Run the experiment of FILE.toml: pre-train and fine-tune in several ways over several seeds, and compare.
-
-    \b
-      python cli.py experiment configs/experiment_hands.toml --record bench/results/experiments.jsonl
-
-    What was interrupted goes on where it was, down to the step.
-    """
-    from bench.experiment_config import load_experiment
-
-    config = load_experiment(file, overrides)
-    from rich.console import Console
-
-    from bench.experiment_report import as_table
-    from bench.experiments import run_experiment
-    from train.distributed.interrupt import Interrupted
-    from train.runs.log import configure_logging
-
-    configure_logging()
-    try:
-        outcomes = run_experiment(config, record)
-    except Interrupted as stop:
-        click.echo(f"{stop}, by giving this command again", err=True)
-        sys.exit(stop.exit_code)
-    Console().print(as_table(outcomes))
+    click.echo(write_docs(results, docs))

@@ -1,6 +1,6 @@
-"""The tables of docs/performance.md, docs/cluster.md and docs/experiments.md, made from the rows of bench/results/.
+"""The tables of README.md and docs/, made from the rows of bench/results/, so that no figure stands without one.
 
-So no figure stands there without one. A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
+A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.capacity import GPUS, Model, costs_of_row, need
-from bench.experiment_report import UNITS
-from bench.gpu.claims import said
-from bench.report import read_rows
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from bench.gpu.claims import yes_or_no
+from bench.rows import read_rows
 from errors import UserError
+from train.pictures import save_figure
+from train.pose.metrics import METRICS
+from writing import write_text
 
 Row = Mapping[str, Any]
 
-PAGES: Final = ("performance.md", "cluster.md", "experiments.md")
-
 _BLOCK: Final = re.compile(r"(<!-- rows: ([a-z-]+) -->\n).*?(<!-- end rows -->)", re.DOTALL)
-_MODELS: Final[tuple[Model, ...]] = ("ResNet-50", "ResNet-152")
+_BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
+
+
+def write_docs(results: Path, docs: Path) -> str:
+    """Make the tables of all pages and the picture anew.
+
+    Args:
+        results: the folder of rows.
+        docs: the folder of pages; README.md lies beside it.
+
+    Returns:
+        What was done, for people.
+    """
+    done = []
+    for page in pages_with_tables(docs):
+        write_text(page, write_tables(page.read_text(), results))
+        done.append(f"{page}: tables from {results}")
+    claims = comparisons(results)
+    if claims:
+        picture = docs / "images" / "experiment_hands.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_comparisons(claims, picture)
+        done.append(f"{picture}: {len(claims)} comparisons")
+    return "\n".join(done)
+
+
+def pages_with_tables(docs: Path) -> list[Path]:
+    """The pages of a folder, and the README.md beside it, that hold a table of rows."""
+    pages = [*sorted(docs.glob("*.md")), docs.parent / "README.md"]
+    return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 
 
 def write_tables(text: str, results: Path) -> str:
@@ -39,12 +70,14 @@ def write_tables(text: str, results: Path) -> str:
     return _BLOCK.sub(made, text)
 
 
+def _loader_row(results: Path, sources: str) -> Row | None:
+    file = results / "loader.jsonl"
+    return _last(file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
+
+
 def _loader(sources: str, part: str) -> Callable[[Path], str]:
     def table(results: Path) -> str:
-        row = _last(
-            results / "loader.jsonl",
-            lambda row: _on_cpu(row) and row.get("sources", "small") == sources and part in row,
-        )
+        row = _loader_row(results, sources)
         if row is None:
             return "No row yet.\n"
         lines = [
@@ -62,6 +95,47 @@ def _loader(sources: str, part: str) -> Callable[[Path], str]:
         return f"{_measured_on(row)}\n\n{_markdown(heads, lines)}{said}"
 
     return table
+
+
+def _loader_in_short(sources: str) -> Callable[[Path], str]:
+    """Of the same row as `_loader`, for the README."""
+
+    def table(results: Path) -> str:
+        row = _loader_row(results, sources)
+        if row is None:
+            return "No row yet.\n"
+        lines = [
+            (entry["name"], f"{entry['images_per_s']:.0f}", _ratio(entry.get("ours_is"))) for entry in row["loaders"]
+        ]
+        return f"{_measured_on(row)}\n\n{_markdown(('loader', 'images/s', 'this loader is (95 %)'), lines)}"
+
+    return table
+
+
+def _first_batch(results: Path) -> str:
+    row = _last(results / "first_batch.jsonl", lambda row: True)
+    if row is None:
+        return "No row yet.\n"
+    return (
+        f"{_measured_on(row)}: an index of {row['images']} images takes {row['index_s']:.2f} s, and from building the "
+        f"loader to its first batch of {row['settings']['batch']} images it takes {row['first_batch_s']:.2f} s.\n"
+    )
+
+
+def _proofs(results: Path) -> str:
+    """The last row of each kind that tests record, as it is."""
+    lines = []
+    for file in sorted(results.glob("*.jsonl")):
+        if file.stem in _IN_OTHER_TABLES:
+            continue
+        for row in {row.get("proof"): row for row in _rows(file)}.values():
+            figures = ", ".join(f"{name.replace('_', ' ')} {_figure(row[name])}" for name in row if name not in _HEAD)
+            lines.append((f"{row['place']}, {row['machine']['date']}", figures))
+    return _markdown(("row", "figures"), lines) if lines else "No row yet.\n"
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 def _train(results: Path) -> str:
@@ -114,55 +188,12 @@ def _gpu(results: Path) -> str:
     if not stages:
         return "No row yet: none of this has been measured.\n"
     lines = [
-        (row["stage"], claim["what"], claim["found"], claim["wanted"], said(claim["holds"]), row["place"])
+        (row["stage"], claim["what"], claim["found"], claim["wanted"], yes_or_no(claim["holds"]), row["place"])
         for row in stages.values()
         for claim in row["claims"]
     ]
     machines = "\n".join(dict.fromkeys(f"- {_machine(row)}" for row in stages.values()))
     return f"{machines}\n\n{_markdown(('stage', 'what', 'found', 'wanted', 'holds', 'row'), lines)}"
-
-
-def _ideas(results: Path) -> str:
-    row = _last(results / "gpu.jsonl", lambda row: row["stage"] == "ideas" and not row["dry_run"] and "ideas" in row)
-    if row is None:
-        return "No row yet.\n"
-    lines = [(idea["idea"], idea["prediction"], idea["outcome"]) for idea in row["ideas"]]
-    return f"{_measured_on(row)}\n\n{_markdown(('idea', 'prediction', 'outcome'), lines)}"
-
-
-def _capacity(results: Path) -> str:
-    row = _last(
-        results / "loader.jsonl", lambda row: _on_cpu(row) and row.get("sources") == "small" and "stages" in row
-    )
-    if row is None:
-        return "No row yet.\n"
-    costs = costs_of_row(row)
-    lines = [
-        (
-            f"{gpu.count} x {gpu.name}",
-            model,
-            str(side_px),
-            f"{found.images_per_s:.0f}",
-            f"{found.cores_cpu:.1f}",
-            f"{found.cores_read:.2f}",
-            f"{found.storage_mib_per_s:.0f}",
-        )
-        for gpu in GPUS
-        for model in _MODELS
-        for side_px in (128, 224)
-        for found in [need(costs, gpu, model, side_px)]
-    ]
-    heads = (
-        "node", "model", "view px", "images/s, assumed", "cores, all on CPUs", "cores, reading only", "storage MiB/s",
-    )  # fmt: skip
-    sources = "".join(f"- {gpu.name}: {gpu.resnet50_images_per_s:.0f} images/s, {gpu.source}.\n" for gpu in GPUS)
-    said = (
-        f"Measured costs of an image ({_measured_on(row)}), in core-milliseconds: reading {costs.read_s * 1e3:.3f}, "
-        f"decoding {costs.decode_s * 1e3:.3f}, "
-        f"views {costs.views_s * 1e3:.3f}, handing over {costs.hand_over_s * 1e3:.3f}; a file has "
-        f"{costs.bytes_per_image / 1024:.1f} KiB. Training ResNet-50 at 224 pixels, one card:"
-    )
-    return f"{said}\n\n{sources}\n{_markdown(heads, lines)}"
 
 
 def comparisons(results: Path) -> list[Row]:
@@ -184,7 +215,7 @@ def _experiment(results: Path) -> str:
     compared = [
         (
             f"{row['better']} minus {row['than']}",
-            UNITS[row["metric"]],
+            _metric(row["metric"]),
             ", ".join(f"{difference:+.3f}" for difference in row["differences"]),
             f"{row['mean']:+.3f}",
             f"{row['low']:+.3f} to {row['high']:+.3f}",
@@ -204,10 +235,40 @@ def _experiment(results: Path) -> str:
         f"{_measured_on(claims[-1])}; {len(seeds)} seeds, each {_span(minutes[1])} minutes of CPU time (the wall times "
         f"of its runs add up to {_span(minutes[0])} minutes).\n\n"
         f"{_markdown(heads, compared)}\n"
-        f"{_markdown(('mean over seeds', *(UNITS[metric] for metric in metrics)), means)}\n"
+        f"{_markdown(('mean over seeds', *(_metric(metric) for metric in metrics)), means)}\n"
         f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
         f"one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
     )
+
+
+def _metric(name: str) -> str:
+    return ", ".join(filter(None, (METRICS[name].title, METRICS[name].unit)))
+
+
+def save_comparisons(rows: Sequence[Row], out: Path) -> None:
+    """Draw comparisons of an experiment: for each the seeds' differences, their mean and its interval.
+
+    A panel for each comparison, since they have different units.
+
+    Args:
+        rows: of the kind "comparison", at least one.
+        out: a picture.
+    """
+    figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for row, axes in zip(rows, figure.subplots(len(rows), squeeze=False)[:, 0], strict=True):
+        colour = _BETTER if row["holds"] else _WORSE
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.plot([row["low"], row["high"]], [0, 0], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot(row["differences"], [0.35] * len(row["differences"]), "o", color=_SEED, markersize=4)
+        axes.plot(row["mean"], 0, "D", color=colour, markersize=6)
+        axes.set_ylim(-0.6, 0.8)
+        axes.set_yticks([])
+        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        axes.set_title(f"{row['better']} minus {row['than']}: {_metric(row['metric'])}", fontsize=9, loc="left")
+    figure.supxlabel("difference; dots: each seed, diamond and bar: mean and 95 % interval", fontsize=8)
+    save_figure(out, figure, dpi=120)
 
 
 def _span(values: Sequence[float]) -> str:
@@ -248,30 +309,6 @@ def _scaling_error(results: Path) -> str:
     return f"{said}.\n\n{_markdown(heads, lines)}"
 
 
-def _scaling_projection(results: Path) -> str:
-    row = _last(results / "scaling.jsonl", lambda row: row["cluster"] != row["here"])
-    if row is None:
-        return "No row yet.\n"
-    lines = [
-        (
-            str(entry["nodes"]),
-            str(entry["ranks"]),
-            f"{entry['step_s']:.3f}",
-            f"{entry['efficiency']:.0%}",
-            entry["limit"],
-        )
-        for entry in {entry["ranks"]: entry for entry in row["projection"]}.values()  # more nodes have no more work
-    ]
-    cluster, work = row["cluster"], row["work"]
-    said = (
-        f"PROJECTION, not a measurement ({row['place']}): {cluster['gpus_per_node']} GPUs a node, "
-        f"{cluster['inside']['bytes_per_s'] / 1e9:g} GB/s inside and {cluster['between']['bytes_per_s'] / 1e9:g} GB/s "
-        f"between nodes, {cluster['micro_batch_s']:g} s for a micro-batch; batches of {work['batch']} in micro-batches "
-        f"of {work['micro_batch']}, {work['parameters']} parameters"
-    )
-    return f"{said}.\n\n{_markdown(('nodes', 'ranks', 'step s', 'efficiency', 'limited first by'), lines)}"
-
-
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders": _loader("small", "loaders"),
     "stages": _loader("small", "stages"),
@@ -280,12 +317,15 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "train": _train,
     "soak": _soak,
     "gpu": _gpu,
-    "gpu-ideas": _ideas,
-    "capacity": _capacity,
     "experiment": _experiment,
     "scaling-error": _scaling_error,
-    "scaling-projection": _scaling_projection,
+    "loaders-in-short": _loader_in_short("small"),
+    "loaders-large-in-short": _loader_in_short("large"),
+    "first-batch": _first_batch,
+    "proofs": _proofs,
 }
+_IN_OTHER_TABLES: Final = {"loader", "train", "soak", "gpu", "experiments", "scaling", "first_batch"}
+_HEAD: Final = {"bench", "machine", "place"}
 
 
 def _on_cpu(row: Row) -> bool:

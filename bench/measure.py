@@ -7,14 +7,16 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import TypeVar
 
-# 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; beyond, the tenth is on the safe side.
-_T_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+import psutil  # type: ignore[import-untyped]
+from scipy.stats import t as student
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,7 @@ def interval_of_mean(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         raise ValueError(f"repeats is {len(values)}; an interval needs at least 2")
     mean = statistics.fmean(values)
-    quantile = _T_975[min(len(values) - 1, len(_T_975)) - 1]
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -93,42 +94,51 @@ Start = Callable[[], Iterator[int]]
 """Makes an endless iterator; each item is the number of source images in a batch just handed over."""
 
 
-def measure(start: Start, *, warmup_s: float = 2.0, repeat_s: float = 2.0, repeats: int = 5) -> Rate:
-    """Time one endless iterator in its steady state; see `measure_in_rounds`."""
-    return measure_in_rounds([start], warmup_s=warmup_s, repeat_s=repeat_s, rounds=repeats)[0]
+Progress = Callable[[int, int], None]
+"""Called with the number of repeats done, and with the number of all."""
 
 
-def measure_in_rounds(
-    starts: Sequence[Start],
-    *,
-    warmup_s: float = 2.0,
-    repeat_s: float = 2.0,
-    rounds: int = 5,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Rate]:
+def no_progress(done: int, total: int) -> None:
+    """Reports nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How long to measure.
+
+    Attributes:
+        repeats: rounds, in each of which everything is timed once; at least 2, for an interval.
+        repeat_s: least length of a repeat, which ends with a batch.
+        warmup_s: left out before each repeat, from the first batch on. What comes before it, start-up, is left out too.
+    """
+
+    repeats: int = 5
+    repeat_s: float = 2.0
+    warmup_s: float = 2.0
+
+
+def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress = no_progress) -> list[Rate]:
     """Time endless iterators in their steady state: A B C, A B C, ..., so that all see the same drifting machine.
 
     Each is started afresh in each round, so that nothing of another works or waits beside it.
 
     Args:
         starts: makes each iterator.
-        warmup_s: discarded, from the first batch on; what comes before it, start-up, is discarded too.
-        repeat_s: least length of a repeat, which ends with a batch.
-        rounds: at least 2, for an interval.
-        progress: told of the repeats done and all there are.
+        rounds: how many, and how long.
+        progress: called with the repeats done and with all of them.
 
     Raises:
         ValueError: for fewer than two rounds.
         RuntimeError: an iterator ends.
     """
-    if rounds < 2:
-        raise ValueError(f"repeats is {rounds}; an interval needs at least 2")
+    if rounds.repeats < 2:
+        raise ValueError(f"repeats is {rounds.repeats}; an interval needs at least 2")
     repeats: list[list[_Repeat]] = [[] for _ in starts]
-    for number in range(rounds):
+    for number in range(rounds.repeats):
         for place, start in enumerate(starts):
-            progress(number * len(starts) + place, rounds * len(starts))
-            repeats[place].append(_repeat(start, warmup_s, repeat_s))
-    progress(rounds * len(starts), rounds * len(starts))
+            progress(number * len(starts) + place, rounds.repeats * len(starts))
+            repeats[place].append(_repeat(start, rounds))
+    progress(rounds.repeats * len(starts), rounds.repeats * len(starts))
     return [_rate(of_one) for of_one in repeats]
 
 
@@ -140,13 +150,13 @@ class _Repeat:
     memory_mib: float
 
 
-def _repeat(start: Start, warmup_s: float, repeat_s: float) -> _Repeat:
+def _repeat(start: Start, rounds: Rounds) -> _Repeat:
     batches = start()
     try:
         _take(batches, 0)
-        _take(batches, warmup_s)
+        _take(batches, rounds.warmup_s)
         cpu_before_s = cpu_seconds()
-        images, seconds = _take(batches, repeat_s)
+        images, seconds = _take(batches, rounds.repeat_s)
         return _Repeat(images, seconds, cpu_seconds() - cpu_before_s, memory_mib())
     finally:
         if isinstance(batches, Generator):
@@ -178,8 +188,7 @@ def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
 
 def cpu_seconds() -> float:
     """Processor seconds, user and system, of this process and all below it, ended children included."""
-    statuses = _statuses()
-    return sum(sum(map(int, statuses[pid][11:15])) for pid in _family(statuses)) / _TICKS_PER_S
+    return sum(_of_family(lambda process: sum(process.cpu_times()[:4])))
 
 
 def memory_mib() -> float:
@@ -187,25 +196,17 @@ def memory_mib() -> float:
 
     Pages of files, which programs and libraries are, do not count: how much of them is ours depends on what else runs.
     """
-    total_kib = 0
-    for pid in _family(_statuses()):
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended meanwhile
-            continue
-        total_kib += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return total_kib / 1024
+    return sum(_of_family(_private_and_shared_kib)) / 1024
+
+
+def _private_and_shared_kib(process: psutil.Process) -> int:
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()  # psutil gives it with pages of files
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def open_files() -> int:
     """Open file descriptors of this process and all below it."""
-    total = 0
-    for pid in _family(_statuses()):
-        try:
-            total += len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  a path object for each would be waste
-        except OSError:  # it has ended meanwhile
-            continue
-    return total
+    return sum(_of_family(lambda process: int(process.num_fds())))
 
 
 @contextmanager
@@ -227,28 +228,16 @@ def limited_to_cores(count: int) -> Generator[None]:
 
 def _set_cores(cores: set[int]) -> None:
     # Threads and processes that exist do not follow a change of the main thread; new ones inherit it.
-    for pid in _family(_statuses()):
-        for task in Path(f"/proc/{pid}/task").glob("*"):
-            try:
-                os.sched_setaffinity(int(task.name), cores)
-            except ProcessLookupError:
-                continue
+    for thread in chain.from_iterable(_of_family(lambda process: process.threads())):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, cores)
 
 
-def _statuses() -> dict[int, list[str]]:
-    """Fields of /proc/PID/stat after the command's name, which may hold spaces: state, parent, ..."""
-    statuses = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            statuses[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return statuses
-
-
-def _family(statuses: dict[int, list[str]]) -> list[int]:
-    """This process and all below it."""
-    family = [os.getpid()]
-    for parent in family:  # grows while it is walked
-        family.extend(pid for pid, fields in statuses.items() if int(fields[1]) == parent)
-    return family
+def _of_family(ask: Callable[[psutil.Process], T]) -> list[T]:
+    """Answers of this process and of all below it, but for those that end meanwhile."""
+    this = psutil.Process()
+    answers = []
+    for process in [this, *this.children(recursive=True)]:
+        with suppress(psutil.Error, OSError):
+            answers.append(ask(process))
+    return answers

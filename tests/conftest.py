@@ -26,8 +26,7 @@ def record(request: pytest.FixtureRequest) -> Record:
 
     def write(name: str, **figures: Any) -> None:
         if request.config.getoption("--record"):
-            from bench.hardware import describe_machine
-            from bench.run import append
+            from bench.rows import append, describe_machine
 
             file = request.config.getoption("--record-to") / f"{name}.jsonl"
             append(file, {"bench": name, "machine": describe_machine(), **figures})

@@ -141,10 +141,10 @@ def test_inputs_are_known_under_every_name(tmp_path: Path) -> None:
 
 WRITE_THEMSELVES = {
     "writing.py",
-    "pipelines/pack.py",  # a shard is read back before it is renamed
-    "pipelines/sources/remembered.py",  # a cache
-    "bench/frames.py",  # into a folder that is renamed when it is whole
-    "bench/step.py",  # /proc
+    "pipelines/sources/pack.py",  # a shard is read back before it is renamed
+    "pipelines/sources/annotations/remembered.py",  # a cache
+    "bench/loaders/frames.py",  # into a folder that is renamed when it is whole
+    "bench/training/step.py",  # /proc
     "train/distributed/rendezvous.py",  # the terminal
 }
 

@@ -1,4 +1,4 @@
-"""What is claimed of a GPU, what was found there, and whether it holds."""
+"""A claim about a GPU, what was measured, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.training.step import StepSettings
 from machine.cores import available_cores
 from train.config.load import load_config
 from train.config.pretraining import Config
@@ -24,10 +25,10 @@ class Claim:
     """One claim.
 
     Attributes:
-        what: of what.
+        what: the quantity measured.
         found: with its unit.
         wanted: with its unit.
-        holds: whether; None if it was only looked at, or could not be shown here.
+        holds: whether the claim holds; None without a claim, or where it cannot be checked.
     """
 
     what: str
@@ -47,11 +48,11 @@ def at_most(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
 
 
 def looked_at(what: str, found: str) -> Claim:
-    """A figure of which nothing is claimed."""
+    """A figure without a claim."""
     return Claim(what, found, "-", None)
 
 
-def said(holds: bool | None) -> str:
+def yes_or_no(holds: bool | None) -> str:
     """Whether a claim holds, in a word."""
     return {True: "yes", False: "NO", None: ""}[holds]
 
@@ -63,7 +64,7 @@ class Findings:
     Attributes:
         claims: for the table.
         rows: for bench/results/, by the name of the file without ".jsonl".
-        details: what else belongs into the stage's own row.
+        details: further keys of the stage's row.
     """
 
     claims: Sequence[Claim]
@@ -73,12 +74,12 @@ class Findings:
 
 @dataclass(frozen=True)
 class Job:
-    """What a stage needs to know.
+    """The input of a stage.
 
     Attributes:
         out: the folder for what it writes.
         data: images in FreiHAND's layout.
-        tiny: a dry run: everything happens, on any device, in sizes and times that show nothing.
+        tiny: a dry run: every stage at toy size, on any device; its figures mean nothing.
     """
 
     out: Path
@@ -86,18 +87,28 @@ class Job:
     tiny: bool
 
     def overrides(self, *more: str) -> list[str]:
-        """Of any configuration: the job's data, random starting weights, since no rate depends on them, then `more`."""
+        """Settings of every configuration: the job's data and random weights, then `more`."""
         return [f"data.root={self.data}", "encoder.weights=random", *more, *(_TINY if self.tiny else ())]
 
     def config(self, *files: str, overrides: Sequence[str] = ()) -> Config:
-        """Of these files of configs/."""
+        """The configuration of these files of configs/."""
         return load_config(Config, [CONFIGS / name for name in files], self.overrides(*overrides))
 
     def seconds(self, seconds: float) -> float:
         """How long to measure."""
         return 0.05 if self.tiny else seconds
 
+    def step_settings(self, *, repeats: int = 2, repeat_s: float = 1.0, steps_per_sync: int = 4) -> StepSettings:
+        """How long to measure a step, without what it is compared with."""
+        return StepSettings(
+            repeats=repeats,
+            repeat_s=self.seconds(repeat_s),
+            warmup_s=self.seconds(1),
+            steps_per_sync=steps_per_sync,
+            comparisons=False,
+        )
+
     @property
     def cores(self) -> int:
-        """That a loader may use."""
+        """Cores that a loader may use."""
         return available_cores()

@@ -1,4 +1,4 @@
-"""`bench-gpu`: everything that is claimed of a GPU, in stages that stand alone, each in a process of its own."""
+"""`bench-gpu`: checks what is claimed of a GPU, in independent stages, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu import gpu_tests, ideas, loading, memory, real_run, stepping
-from bench.gpu.claims import Claim, Findings, Job, said
-from bench.hardware import describe_machine
-from bench.report import read_rows
-from bench.run import append
+from bench.gpu import measured_stages, program_stages
+from bench.gpu.claims import Claim, Findings, Job, yes_or_no
+from bench.rows import append, describe_machine, read_rows
 from synthetic import make_dataset
 from train.runs.log import configure_logging
 
@@ -33,8 +31,8 @@ class Stage:
     """A part of the proof.
 
     Attributes:
-        run: does it, in a fresh process: DALI's pools, once grown, would count for the next.
-        limit_s: after which it is ended, so that one that hangs does not take the others' time.
+        run: the work, in a fresh process, since memory that DALI keeps would count for the next stage.
+        limit_s: time after which the stage is killed.
     """
 
     run: Callable[[Job], Findings]
@@ -42,20 +40,19 @@ class Stage:
 
 
 STAGES: Final = {
-    "tests": Stage(gpu_tests.run_tests, 300),
-    "loader": Stage(loading.small, 300),
-    "loader-large": Stage(loading.large, 300),
-    "step-resnet50": Stage(stepping.resnet50, 300),
-    "step-resnet152": Stage(stepping.resnet152, 400),
-    "memory-11gb": Stage(memory.card_of_11_gb, 120),
-    "memory-24gb": Stage(memory.card_of_24_gb, 180),
-    "ideas": Stage(ideas.try_ideas, 400),
-    "run": Stage(real_run.real_run, 590),
+    "tests": Stage(program_stages.run_tests, 300),
+    "loader": Stage(measured_stages.loader, 300),
+    "loader-large": Stage(measured_stages.loader_of_large_sources, 300),
+    "step-resnet50": Stage(measured_stages.resnet50, 300),
+    "step-resnet152": Stage(measured_stages.resnet152, 400),
+    "memory-11gb": Stage(measured_stages.card_of_11_gb, 120),
+    "memory-24gb": Stage(measured_stages.card_of_24_gb, 180),
+    "run": Stage(program_stages.real_run, 590),
 }
-"""In the order in which they are worth having, if time is short."""
+"""The most important first."""
 
 _START: Final = "spawn"
-"""How a stage's process begins: with nothing of this one's."""
+"""How a stage's process starts."""
 
 _TINY_POSES: Final = 24
 
@@ -146,7 +143,7 @@ def _write(job: Job, name: str, began: float, found: Findings | None = None, fai
 
 def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
     """A line for each claim of each stage."""
-    title = "dry run: everything happens, and the figures show nothing" if dry else rows[0]["machine"]["gpu"]
+    title = "dry run at toy size: the figures mean nothing" if dry else rows[0]["machine"]["gpu"]
     table = Table(title=title, box=SIMPLE_HEAD)
     for heading in ("stage", "s", "what", "found", "wanted", "holds"):
         table.add_column(heading, overflow="fold")
@@ -154,5 +151,7 @@ def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
         for number, claim in enumerate(row["claims"]):
             first = [row["stage"], f"{row['seconds']:.0f}"] if number == 0 else ["", ""]
             shown = not dry or claim["what"] == _ITSELF
-            table.add_row(*first, claim["what"], claim["found"], claim["wanted"], said(claim["holds"]) if shown else "")
+            table.add_row(
+                *first, claim["what"], claim["found"], claim["wanted"], yes_or_no(claim["holds"]) if shown else ""
+            )
     return table

@@ -14,38 +14,34 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
-from bench import tune
-from bench.frames import make_frames
-from bench.loader import Report, Row, Settings, bench_loader, drop_from_page_cache, thread_counts
+from bench.loaders import tune
+from bench.loaders.compare import compare_loaders
+from bench.loaders.frames import make_frames
+from bench.loaders.ours import CPU, LoaderSettings, drop_from_page_cache, make_loader, thread_counts
+from bench.loaders.parts import encoded_chunks, parts_of_loader
+from bench.loaders.peers import PEERS, installed_peers
+from bench.loaders.report import as_tables, find_row, regression, save_plot
 from bench.measure import Rate
-from bench.peers import PEERS, installed_peers
-from bench.report import as_json, as_tables, find_row, regression, save_history, save_plot
-from bench.stages import _Parts, stages
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 
-CPU = torch.device("cpu")
-
 
 @pytest.mark.slow  # measures every installed peer
 def test_everything_is_measured(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
-    settings = Settings(cores=1, batch=16, repeats=2, repeat_s=0.1, warmup_s=0.1, passes=2)
-    report = bench_loader(config, settings, device=CPU)
-    assert [row.name for row in report.peers] == [peer.name for peer in installed_peers()]
-    assert list(report.threads) == [1]
-    rows = [report.ours, *report.peers, *report.stages, *report.threads.values()]
-    assert all(row.rate.mean > 0 for row in rows)
-    assert report.ours.rate.mean < 2 * min(row.rate.mean for row in report.stages)
+    settings = LoaderSettings(cores=1, batch=16, repeats=2, repeat_s=0.1, warmup_s=0.1, passes=2)
+    row = json.loads(json.dumps(compare_loaders(config, settings, device=CPU)))
+    assert [entry["name"] for entry in row["loaders"]] == ["this loader", *installed_peers()]
+    assert list(row["threads"]) == ["1"]
+    assert all(entry["images_per_s"] > 0 for entry in [*row["loaders"], *row["stages"], *row["threads"].values()])
+    assert row["loaders"][0]["images_per_s"] < 2 * min(entry["images_per_s"] for entry in row["stages"])
 
-    row = json.loads(json.dumps(as_json(report, config, "small")))
     assert {"date", "cpu", "cores", "torch", "nvidia-dali-cuda120", "commit"} <= row["machine"].keys()
     ours = row["loaders"][0]
     assert ours["views_per_s"] == pytest.approx(2 * ours["images_per_s"], rel=1e-3)
@@ -56,14 +52,16 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     assert row["page_cache"]["bytes_per_image"] > 0
     assert regression(row, row) is None
 
-    console = Console(width=120, record=True, file=io.StringIO())
-    for table in as_tables(report):
-        console.print(table)
-    assert "OpenCV + DataLoader, tuned" in console.export_text()
-    save_plot(report, tmp_path / "loader.png")
+    assert "OpenCV + DataLoader, tuned" in text_of(row)
+    save_plot(row, tmp_path / "loader.png")
     assert cv2.imread(str(tmp_path / "loader.png")) is not None
-    assert save_history([row, row, {**row, "sources": "large"}], tmp_path / "history.png") == 2
-    assert cv2.imread(str(tmp_path / "history.png")) is not None
+
+
+def text_of(row: dict[str, Any]) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in as_tables(row):
+        console.print(table)
+    return " ".join(console.export_text().split())
 
 
 @pytest.mark.parametrize("decode", ["region", "whole"])
@@ -72,15 +70,22 @@ def test_a_table_says_what_decode_only_decodes(tmp_path: Path, decode: Any) -> N
     write_images(tmp_path / "images", count=48)
     data = DataConfig(source="folder", root=str(tmp_path / "images"))
     config = Config(data=data, pipelines=PipelinesConfig(decode=decode))
-    rate = Rate((9.0, 9.5), 0.0, 1)
-    rows = [Row(part.name, part.description, 0, rate) for part in stages(load_index(data), config, 16, CPU)]
-    peers = [Row(peer.name, peer.description, 0, rate) for peer in PEERS if peer.name == "decode only (DALI)"]
-    settings = Settings(cores=1, batch=16)
-    report = Report(settings, "cpu", Row("this loader", "", 2, rate), peers, rows, {}, None, None, "")
-    console = Console(width=200, record=True, file=io.StringIO())
-    for table in as_tables(report):
-        console.print(table)
-    text = " ".join(console.export_text().split())
+    figures = {
+        "images_per_s": 9, "interval": [8, 10], "cpu_ms_per_image": 1, "cores_busy": 1, "memory_mib": 1,
+        "ours_is": [1, 1, 1],
+    }  # fmt: skip
+    parts = parts_of_loader(load_index(data), config, 16, CPU)
+    row = {
+        "settings": {"cores": 1, "batch": 16, "repeats": 2},
+        "device": "cpu",
+        "loaders": [
+            {"name": "this loader", "description": "", **figures},
+            {"name": "decode only (DALI)", "description": PEERS["decode only (DALI)"].description, **figures},
+        ],
+        "stages": [{"name": part.name, "description": part.description, **figures} for part in parts],
+        "threads": {},
+    }
+    text = text_of(row)
     what = "whole" if decode == "whole" else "of large ones only the regions that the views reach"
     assert f"decode only: bytes in memory to decoded images, {what}, as the loader does here" in text
     assert "decode only (DALI): the ceiling of loaders that decode whole images" in text
@@ -91,7 +96,8 @@ def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     data = DataConfig(source="folder", root=str(tmp_path / "images"))
     config = Config(data=data, pipelines=PipelinesConfig(batch=2))
-    seen = np.concatenate([chunk.samples for chunk in _Parts(load_index(data), config, 16, CPU).encoded_chunks()])
+    with make_loader(load_index(data), config, 16, CPU) as loader:
+        seen = np.concatenate([chunk.samples for chunk in encoded_chunks(loader)])
     assert len(np.unique(seen)) == 48
 
 
@@ -99,9 +105,9 @@ def test_too_few_images_or_cores_are_told(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=4)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
     with pytest.raises(UserError, match="4 images, fewer than a batch of 16"):
-        bench_loader(config, Settings(cores=1, batch=16), device=CPU)
+        compare_loaders(config, LoaderSettings(cores=1, batch=16), device=CPU)
     with pytest.raises(UserError, match="--cores 4096"):
-        bench_loader(config, Settings(cores=4096, batch=2), device=CPU)
+        compare_loaders(config, LoaderSettings(cores=4096, batch=2), device=CPU)
 
 
 @pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16])])
@@ -176,11 +182,6 @@ def test_a_row_is_found_by_its_number(tmp_path: Path) -> None:
         find_row(str(file))
 
 
-def test_history_of_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no row of bench-loader"):
-        save_history([{"bench": "soak"}], tmp_path / "out.png")
-
-
 def test_large_frames_are_what_the_folder_source_takes(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=4)
     index = load_index(DataConfig(source="folder", root=str(tmp_path / "images")))
@@ -201,11 +202,12 @@ def test_large_frames_are_what_the_folder_source_takes(tmp_path: Path) -> None:
 def test_tuning_gives_toml(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
-    found = tune.tune(config, Settings(cores=1, batch=32, repeat_s=0.05, warmup_s=0.05), CPU)
-    table = tomllib.loads(tune.as_toml(found))["pipelines"]
-    assert table.keys() == {"threads", "batch", "prefetch"}
-    assert table["threads"] == 1
-    assert found.pipelines == dataclasses.replace(config.pipelines, **table)
+    settings = LoaderSettings(cores=1, batch=32, repeat_s=0.05, warmup_s=0.05)
+    values, rate = tune.tune(config, settings, CPU)
+    assert tomllib.loads(tune.as_toml(values, rate)) == {"pipelines": values}
+    assert values.keys() == {"threads", "batch", "prefetch"}
+    assert values["threads"] == 1
+    assert dataclasses.replace(config.pipelines, **values) != config.pipelines
 
 
 def test_of_values_as_good_as_each_other_the_first_stays() -> None:

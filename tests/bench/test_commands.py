@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from bench import run
-from bench.first_batch import first_batch
-from bench.loader import Settings, bench_loader, require_sound
+from bench import rows, run
+from bench.loaders.compare import compare_loaders
+from bench.loaders.first_batch import first_batch
+from bench.loaders.ours import CPU, LoaderSettings, require_sound
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
@@ -56,7 +56,6 @@ def test_a_loader_that_got_slower_fails(
         (["--record", "/proc/rows.jsonl"], "--record /proc/rows.jsonl: cannot be written"),
         (["--plot", "/proc/plot.png"], "--plot /proc/plot.png: cannot be written"),
         (["--plot", "plot.txt"], "--plot plot.txt: expected a name that ends in .png"),
-        (["--history", "history.txt"], "--history history.txt: expected a name that ends in .png"),
         (["--tune", "--soak", "1"], "--tune and --soak are each instead of the measurement"),
     ],
 )
@@ -83,7 +82,7 @@ def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path, mo
 def test_a_row_of_other_work_is_refused_before_anything_is_measured(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "measure_loader", never)
+    monkeypatch.setattr(run, "compare_loaders", never)
     row = {"bench": "loader", "machine": {"cpu": "other", "gpu": "none"}, "settings": {"cores": 1, "batch": 8}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"config": {}, "loaders": []}) + "\n")
     assert run_cli("bench-loader", *of(images), "--compare", str(tmp_path / "rows.jsonl")) == 2
@@ -92,7 +91,7 @@ def test_a_row_of_other_work_is_refused_before_anything_is_measured(
 
 def test_a_row_that_cannot_be_written_is_not_lost() -> None:
     with pytest.raises(UserError, match=r'/dev/full: cannot be written .* \{"figure": 7\}'):
-        run.append(Path("/dev/full"), {"figure": 7})
+        rows.append(Path("/dev/full"), {"figure": 7})
 
 
 def test_bad_files_are_told_before_anything_is_measured(images: Path) -> None:
@@ -108,9 +107,9 @@ def test_packed_data_is_measured(images: Path, tmp_path: Path) -> None:
     source = DataConfig(source="folder", root=str(images), box_margin=1.0)
     pack(load_index(source), tmp_path / "shards", per_shard=20, workers=1)
     config = Config(data=DataConfig(source="shards", root=str(tmp_path / "shards")))
-    settings = Settings(cores=1, batch=16, repeats=2, repeat_s=0.05, warmup_s=0.05)
-    found = bench_loader(config, settings, device=torch.device("cpu"))
-    assert found.ours.rate.mean > 0
-    assert found.peers == []
-    assert found.cache is None
-    assert first_batch(config, settings).images == 48
+    settings = LoaderSettings(cores=1, batch=16, repeats=2, repeat_s=0.05, warmup_s=0.05)
+    found = compare_loaders(config, settings, device=CPU)
+    assert [entry["name"] for entry in found["loaders"]] == ["this loader"]
+    assert found["loaders"][0]["images_per_s"] > 0
+    assert found["page_cache"] is None
+    assert first_batch(config, settings)["images"] == 48

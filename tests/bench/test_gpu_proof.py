@@ -17,21 +17,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.gpu import gpu_tests, loading, memory, prove, real_run, stepping
+from bench.gpu import measured_stages, program_stages, prove
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.gpu.prove import Stage
-from bench.loader import Report, Row, Settings
 from bench.measure import Rate
-from bench.step import StepFigures
+from bench.training.step import StepFigures
 from tests.command_line import run_cli
 
 
 def rate(images_per_s: float) -> Rate:
     return Rate((images_per_s, images_per_s), 0.0, 1)
-
-
-def row(name: str, images_per_s: float) -> Row:
-    return Row(name, "", 2, rate(images_per_s))
 
 
 def held(claims: list[Claim]) -> list[bool | None]:
@@ -51,63 +46,62 @@ def test_a_figure_at_the_limit_holds() -> None:
 
 
 def test_the_loader_is_held_against_the_step_and_its_peers() -> None:
-    threads = {count: row("", 1000.0 * count) for count in (4, 8, 16)}
-    peers = [row("OpenCV + DataLoader", 5000), row("OpenCV + DataLoader, lean", 6000), row("kornia", 15000)]
-    report = Report(Settings(16), "cuda", row("ours", 16000), peers, [], threads, None, None, "")
-    assert held(loading.claims(report, rate(4000), "small")) == [True, True, False, True]
-    assert "8 threads" in loading.claims(report, rate(4000), "small")[0].what
-    assert held(loading.claims(report, rate(4001), "small"))[0] is False
-    few = dataclasses.replace(report, threads={2: row("", 9000)})
-    assert "2 threads" in loading.claims(few, rate(4000), "small")[0].what
+    peers = {"ours": 1, "OpenCV + DataLoader": 3.2, "OpenCV + DataLoader, lean": 2.7, "kornia": 1.07}
+    row: dict[str, Any] = {
+        "sources": "small",
+        "settings": {"cores": 16},
+        "loaders": [{"name": name, "ours_is": [ratio, 0, 9]} for name, ratio in peers.items()],
+        "threads": {str(count): {"images_per_s": 1000.0 * count} for count in (4, 8, 16)},
+        "step_images_per_s": 4000,
+    }
+    assert held(measured_stages.loader_claims(row)) == [True, True, False, True]
+    assert "8 threads" in measured_stages.loader_claims(row)[0].what
+    assert held(measured_stages.loader_claims(row | {"step_images_per_s": 4001}))[0] is False
+    few = row | {"threads": {"2": {"images_per_s": 9000}}}
+    assert "2 threads" in measured_stages.loader_claims(few)[0].what
 
 
 def step_figures(**changed: Any) -> StepFigures:
+    rates = {"cached": 1000.0, "loaded": 995.0, "gradient": 1020.0}
+    rates |= {name: changed.pop(name) for name in rates.keys() & changed.keys()}
     figures = StepFigures(
-        "bf16", "cuda:0", 2048, 128, "never", cached=rate(1000), loaded=rate(995), waited_share=0.005,
-        gradient=rate(1020), recomputed=None, averaged=None, plain=None, flop_per_image=2e9, peak_memory_mib=1,
-        device_memory_mib=1,
+        "bf16", "cuda:0", 2048, 128, "never", {name: rate(images_per_s) for name, images_per_s in rates.items()},
+        waited_share=0.005, flop_per_image=2e9, peak_memory_mib=1, device_memory_mib=1,
     )  # fmt: skip
     return dataclasses.replace(figures, **changed)
 
 
 def test_what_the_loader_and_the_optimiser_add_to_a_step() -> None:
     def found(waits: str | None = None, **changed: Any) -> list[bool | None]:
-        return held(stepping.claims("resnet50", step_figures(**changed), 8e12, waits))[:4]
+        return held(measured_stages.step_claims("resnet50", step_figures(**changed), 8e12, waits))[:4]
 
     assert found() == [True, True, True, True]
-    assert found(loaded=rate(980)) == [False, True, True, True]
+    assert found(loaded=980.0) == [False, True, True, True]
     assert found(waited_share=0.011) == [True, False, True, True]
-    assert found(gradient=rate(1040)) == [True, True, False, True]
+    assert found(gradient=1040.0) == [True, True, False, True]
     assert found(waits="called a synchronizing operation") == [True, True, True, False]
     assert found(device="cpu")[3] is None
-    assert "25.0% of its matrix peak" in stepping.claims("resnet50", step_figures(), 8e12, None)[-1].found
-
-
-def test_shares_of_a_profile_add_up() -> None:
-    shares = stepping.shares({"a": 1.0, "b": 4.0, "c": 0.5, "d": 0.5}, wall_s=10, largest=2)
-    assert shares == [
-        {"what": "b", "share": 0.4},
-        {"what": "a", "share": 0.1},
-        {"what": "all others", "share": 0.1},
-        {"what": "nothing running", "share": 0.4},
-    ]
+    peak = measured_stages.step_claims("resnet50", step_figures(), 8e12, None)[-1]
+    assert "25.0% of its matrix peak" in peak.found
 
 
 def test_the_matrix_peak_counts_multiplications_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "seconds_of", lambda work, device: 1e-3)
-    assert stepping.matrix_peak(torch.device("cpu"), 32) == pytest.approx(2 * 32**3 * 1e3)
+    monkeypatch.setattr(measured_stages, "seconds_of", lambda work, device: 1e-3)
+    assert measured_stages.matrix_peak(torch.device("cpu"), 32) == pytest.approx(2 * 32**3 * 1e3)
 
 
 def test_memory_counts_what_the_stage_added_to_the_card() -> None:
     def found(highest: float, slow: float) -> list[bool | None]:
-        return held(memory.claims("peclr_rn50.toml", 11e9, 1e9, highest, rate(slow), rate(140), on_gpu=True))
+        return held(
+            measured_stages.memory_claims("peclr_rn50.toml", 11e9, 1e9, highest, rate(slow), rate(140), on_gpu=True)
+        )
 
     assert found(12e9, 100) == [True, True]
     assert found(12.01e9, 99) == [False, False]
 
 
 def test_the_highest_memory_is_seen_while_it_is_there() -> None:
-    with memory.Highest(torch.device("cpu")) as highest:
+    with measured_stages.Highest(torch.device("cpu")) as highest:
         time.sleep(0.2)
         before = highest.bytes
         block = np.ones(200 << 20, np.uint8)
@@ -127,7 +121,7 @@ def test_tests_have_to_run_and_to_pass(tmp_path: Path) -> None:
 
     def found(tests: int, failures: int, skipped: int, cases: str = "") -> Claim:
         report.write_text(JUNIT.format(tests, failures, skipped, cases))
-        return gpu_tests.claim_of(report)
+        return program_stages.claim_of(report)
 
     assert found(40, 0, 1).holds is True
     assert found(40, 0, 40).holds is False  # without a GPU
@@ -142,7 +136,7 @@ def test_a_real_run_was_resumed_and_long_enough_and_learnt() -> None:
     ]
 
     def found(changed: list[dict[str, Any]], stopped_at: int = 20) -> list[bool | None]:
-        return held(real_run.claims(changed, images=5000, stopped_at=stopped_at, wanted_s=300))[:4]
+        return held(program_stages.claims(changed, images=5000, stopped_at=stopped_at, wanted_s=300))[:4]
 
     assert found(rows) == [True, True, True, True]  # 3 epochs of 100 s
     assert found(rows[:2]) == [False, False, True, True]  # it ended where it was stopped

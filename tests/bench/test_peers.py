@@ -1,3 +1,4 @@
+import importlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -5,24 +6,15 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from bench import augmentation, dali_peers, dataloader_peers, gpu_peers
-from bench.augmentation import VIEW_PX, Draw, draw, endless_batches
-from bench.dataloader_peers import (
-    AuthorsSamples,
-    OpencvSamples,
-    OpencvViews,
-    TorchvisionViews,
-    ViewsOfFiles,
-    batch_loader,
-    hsv_table,
-    jitter_hsv,
-    sample_loader,
-    source_to_view_px,
-)
-from bench.peers import Peer, installed_peers
+from bench.loaders.peers import PEERS, Peer, dali, draws, installed_peers, opencv, torchvision_v2, workers
+from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches, source_to_view_px
+from bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
+from bench.loaders.peers.torchvision_v2 import TorchvisionViews
+from bench.loaders.peers.workers import ViewsOfFiles, worker_loader
 from pipelines.samples.index import WHOLE_IMAGE
 
 IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
@@ -56,10 +48,16 @@ def arrays(samples: Any) -> list[npt.NDArray[Any]]:
 
 
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # FFCV's
-@pytest.mark.parametrize("peer", installed_peers(), ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", installed_peers().values(), ids=installed_peers())
 def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: Boxes) -> None:
+    def spawned() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+
     sizes = peer.start(paths, boxes_px, 2, 5)
     assert list(itertools.islice(sizes, 6)) == [5] * 6
+    assert len(spawned()) == peer.own_process  # whose memory our loader has not set up
+    sizes.close()
+    assert spawned() == []
 
 
 def test_every_sample_once_an_epoch() -> None:
@@ -90,7 +88,7 @@ def test_draws_fill_their_ranges() -> None:
 def test_views_of_dataloader_peers(
     kind: type[ViewsOfFiles], paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataloader_peers, "draw", lambda count, rng: [IDENTITY] * count)
+    monkeypatch.setattr(workers, "draw", lambda count, rng: [IDENTITY] * count)
     views = kind(paths, boxes_px).__getitems__(range(len(paths)))
     assert views.shape == (2, len(paths), 3, VIEW_PX, VIEW_PX)
     assert views.dtype == torch.uint8
@@ -102,7 +100,7 @@ def test_views_of_dataloader_peers(
 
 
 def test_views_of_lean_opencv(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataloader_peers, "draw", lambda count, rng: [IDENTITY] * count)
+    monkeypatch.setattr(opencv, "draw", lambda count, rng: [IDENTITY] * count)
     samples = OpencvSamples(paths, boxes_px)
     first, matrix_px, second, _ = (
         torch.stack(part) for part in zip(*map(samples.__getitem__, range(len(paths))), strict=True)
@@ -134,7 +132,7 @@ def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
 
 
 def test_opencv_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
-    batches = iter(sample_loader(OpencvSamples(paths, boxes_px), 2, 4))
+    batches = iter(worker_loader(OpencvSamples(paths, boxes_px), 2, 4))
     first, matrix_px, second, _ = next(batches)
     assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
     other = next(batches)  # the other worker's, which draws otherwise
@@ -150,7 +148,7 @@ def test_opencv_ways_of_the_jitter_agree() -> None:
 
 
 def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: Boxes) -> None:
-    views = next(iter(batch_loader(OpencvViews(paths, boxes_px), 1, 4)))
+    views = next(iter(worker_loader(OpencvViews(paths, boxes_px), 1, 4)))
     assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
     assert shared(views)
 
@@ -171,15 +169,15 @@ def test_hsv_table_is_the_papers_jitter() -> None:
 
 
 def test_dali_decodes_every_image(paths: list[Path]) -> None:
-    pipeline = dali_peers.decode_only(paths, 2, 4)
+    pipeline = dali.decode_only(paths, 2, 4)
     levels = [int(image[0, 0, 0]) for _ in range(3) for image in arrays(pipeline.run()[0])]
     assert sorted(levels) == LEVELS
 
 
 def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
-        monkeypatch.setattr(augmentation, name, (float(value), float(value) + 1e-6))
-    pipeline = dali_peers.plain(paths, boxes_px, 2, len(paths))
+        monkeypatch.setattr(draws, name, (float(value), float(value) + 1e-6))
+    pipeline = dali.plain(paths, boxes_px, 2, len(paths))
     first, second = (np.stack(arrays(views)) for views in pipeline.run())
     assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
     assert first.dtype == np.float32
@@ -193,16 +191,16 @@ def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.Monk
 def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws that leave the picture as it is, of those who draw for themselves and of those who call `draw`."""
     for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
-        monkeypatch.setattr(augmentation, name, (float(value), float(value)))
-    monkeypatch.setattr(gpu_peers, "draw", lambda count, rng: [IDENTITY] * count)
+        monkeypatch.setattr(draws, name, (float(value), float(value)))
+    monkeypatch.setattr(torchvision_v2, "draw", lambda count, rng: [IDENTITY] * count)
 
 
 @pytest.mark.usefixtures("nothing_changes")
-@pytest.mark.parametrize(("kind", "full"), [("torchvision", 255), ("kornia", 1)])
-def test_views_of_gpu_peers(kind: str, full: int, paths: list[Path], boxes_px: Boxes) -> None:
-    if kind == "kornia":
+@pytest.mark.parametrize(("module", "full"), [("torchvision_v2", 255), ("kornia_on_gpu", 1)])
+def test_views_of_gpu_peers(module: str, full: int, paths: list[Path], boxes_px: Boxes) -> None:
+    if module == "kornia_on_gpu":
         pytest.importorskip("kornia", reason="needs kornia")
-    make = {"torchvision": gpu_peers.torchvision_batches, "kornia": gpu_peers.kornia_batches}[kind]
+    make = importlib.import_module(f"bench.loaders.peers.{module}").batches_on_gpu
     views = next(make(paths, boxes_px, 2, len(paths))).cpu() * (255 / full)
     assert views.shape == (2, len(paths), 3, VIEW_PX, VIEW_PX)
     centers = views[0, :, 0, 64, 64]
@@ -211,18 +209,25 @@ def test_views_of_gpu_peers(kind: str, full: int, paths: list[Path], boxes_px: B
     np.testing.assert_allclose(views[1, order, 2, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
 
 
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_every_entry_names_a_function(peer: Peer) -> None:
+    module, _, function = peer.function.partition(":")
+    source = (Path(opencv.__file__).with_name(f"{module}.py")).read_text()
+    assert f"def {function}(" in source
+
+
 def test_peers_on_a_gpu_run_only_there() -> None:
-    assert any(peer.on_gpu for peer in installed_peers()) == torch.cuda.is_available()
+    assert any(peer.on_gpu for peer in installed_peers().values()) == torch.cuda.is_available()
 
 
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
 def test_ffcv_makes_the_views_that_opencv_makes() -> None:
-    ffcv_peer = pytest.importorskip("bench.ffcv_peer", reason="needs FFCV", exc_type=ImportError)
+    ffcv_packed = pytest.importorskip("bench.loaders.peers.ffcv_packed", reason="needs FFCV", exc_type=ImportError)
     coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
     source = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
     one = Draw(30, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
     out = np.empty((VIEW_PX, VIEW_PX, 3), np.uint8)
     numbers = np.array([getattr(one, name) for name in Draw.__dataclass_fields__])
-    ffcv_peer.make_view(source, np.array([100, 75, 60], np.float32), numbers, out, VIEW_PX)
+    ffcv_packed.make_view(source, np.array([100, 75, 60], np.float32), numbers, out, VIEW_PX)
     warped = cv2.warpAffine(source, source_to_view_px((100, 75, 60), one), (VIEW_PX, VIEW_PX))
     assert np.abs(out.astype(int) - jitter_hsv(warped, one)).mean() < 3  # OpenCV's HSV has 8 bits

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bench import soak
-from bench.loader import Settings, our_batches
+from bench.loaders import soak
+from bench.loaders.ours import LoaderSettings, our_batches
 from pipelines.config import DataConfig
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
@@ -36,18 +36,18 @@ def found(before: tuple[float, int], after: tuple[float, int]) -> soak.Soak:
 )
 def test_verdict(before: tuple[float, int], after: tuple[float, int], steady: bool) -> None:
     assert found(before, after).steady is steady
-    assert ("expected" in soak.verdict(found(before, after))) is not steady
+    assert ("expected" in soak.summary(found(before, after))) is not steady
 
 
 def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
-    settings = Settings(cores=1, batch=16)
+    settings = LoaderSettings(cores=1, batch=16)
     monkeypatch.setattr(soak, "_LAG_S", 0.2)
     ticks = itertools.count()  # a clock of the batches, so that a busy machine makes as many
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 50, sleep=time.sleep)
     monkeypatch.setattr(soak, "time", clock)
-    clean = soak.soak(config, settings, 3)
+    clean = soak.soak(config, settings, 1)
     assert clean.images > 0
     assert clean.end.open_files <= clean.settled.open_files
     assert len(clean.history) > 10
@@ -58,11 +58,11 @@ def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest
 
     def leaking(*arguments: Any) -> Generator[int]:
         for count in real(*arguments):
-            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (1 << 20)])
+            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (2 << 20)])
             yield count
 
     monkeypatch.setattr(soak, "our_batches", leaking)
-    leaky = soak.soak(config, settings, 3)
+    leaky = soak.soak(config, settings, 1)
     assert leaky.end.open_files > leaky.settled.open_files
     assert leaky.memory_growth > 0
     assert not leaky.steady

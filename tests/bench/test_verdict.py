@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bench.loaders.verdict import PageCache, costs_s, verdict
 from bench.measure import Interval, Rate
-from bench.verdict import PageCache, costs_s, verdict
 
 STAGES = {
     "read only": (40000.0, 0.03),

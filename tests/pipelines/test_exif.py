@@ -273,7 +273,7 @@ EXIF = (b"EXIF", exif_of(turning()))
 @pytest.mark.parametrize(
     ("file", "orientation"),
     [
-        (png(IMAGE, [exif_of(turning(), mark=b"IM\0*", order="<")]), 1),  # these two ended the process once
+        (png(IMAGE, [exif_of(turning(), mark=b"IM\0*", order="<")]), 1),
         (png(IMAGE, [exif_of(turning(), mark=b"M\x08\0*")]), 1),
         (png(IMAGE, [exif_of(turning(1)), exif_of(turning(6))]), 1),
         (png(IMAGE, [exif_of(turning(6)), exif_of(turning(1))]), 6),
@@ -300,3 +300,22 @@ def test_odd_metadata_never_reaches_the_decoder(backend: Backend, file: Pixels, 
     box_px = np.array([[28, 30, 30], [28, 30, 30]], np.float32)
     (view,) = make_views(backend, [file, plain], box_px, [draws[[0, 0]]], geometry, NO_COLOUR, encode=lambda data: data)
     assert (view.image[0].int() - view.image[1].int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("mark", [b"IM\0*", b"M\x08\0*"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_marks_that_ended_the_process(backend: Backend, mark: bytes) -> None:
+    """A decoder that turned by them wrote over the memory of the images beside: the process ended, or others broke."""
+    rng = np.random.default_rng(3)
+    beside = [encoded(smooth_image(rng, 900, 700), "JPEG", None) for _ in range(6)]
+    portrait = smooth_image(rng, 1200, 900)
+    geometry = GeometryConfig(side_px=64)
+    draws = draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(7))
+    box_px = np.tile(np.array([[350, 450, 500]], np.float32), (7, 1))
+
+    def views_of(file: Pixels) -> Any:
+        (view,) = make_views(backend, [*beside, file], box_px, [draws], geometry, NO_COLOUR, encode=lambda data: data)
+        return view.image
+
+    marked = png(portrait, [exif_of(turning(), mark=mark)])  # big-endian for readers that look at one byte
+    np.testing.assert_array_equal(views_of(marked), views_of(encoded(portrait, "PNG", None)))

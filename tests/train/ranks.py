@@ -112,10 +112,18 @@ def finetune_slowly(settings: Sequence[str]) -> None:
         _run("finetune", settings)
 
 
-def _run(command: str, settings: Sequence[str]) -> None:
+def command(arguments: Sequence[str]) -> None:
+    """`cli.py ...`, where "resnet18" is narrow."""
     from cli import main
 
-    main.main([command, "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
+    with narrow_resnet18():
+        main.main(list(arguments))
+
+
+def _run(name: str, settings: Sequence[str]) -> None:
+    from cli import main
+
+    main.main([name, "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
 
 
 @contextmanager

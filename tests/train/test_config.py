@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment_config import load_experiment
 from errors import UserError
+from experiments.config import load_experiment
 from tests.command_line import run_cli
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config

@@ -11,10 +11,10 @@ import click
 import pytest
 from pydantic import TypeAdapter
 
-from bench.experiment_config import ExperimentConfig
-from bench.scaling import Cluster
+from bench.training.scaling import Cluster
 from cli import main
 from errors import UserError
+from experiments.config import ExperimentConfig
 from tests.command_line import run_cli
 from tests.train import tiny_run
 from train.config.finetuning import FinetuneConfig

@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.command_line import run_cli
-from tests.train import tiny_run
+from tests.train import ranks, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -48,20 +48,18 @@ def wait_for(what: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("resume", ["never", pytest.param("auto", marks=pytest.mark.slow)])
 def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with tiny_run.start(pretrain(images, out, "train.epochs=100000")) as first:
-        try:
-            wait_for(lambda: len(rows(out)) > 2)
-            second = tiny_run.start(pretrain(images, out, "train.epochs=100000", resume=resume))
-            output, _ = second.communicate(timeout=PATIENCE_S)
-            assert first.poll() is None
-        finally:
-            first.send_signal(signal.SIGTERM)
-            said, _ = first.communicate(timeout=PATIENCE_S)
-    assert second.returncode == 2, output
+    out, logs = tmp_path / "run", (tmp_path / "first.log", tmp_path / "second.log")
+    (first,) = ranks.start_ranks(1, ranks.command, pretrain(images, out, "train.epochs=100000"), log=logs[0])
+    try:
+        wait_for(lambda: len(rows(out)) > 2)
+        again = pretrain(images, out, "train.epochs=100000", resume=resume)
+        output = ranks.finish(ranks.start_ranks(1, ranks.command, again, log=logs[1]), logs[1], code=2)
+        assert first.is_alive()
+    finally:
+        first.terminate()
+        ranks.finish([first], logs[0], code=128 + signal.SIGTERM)
     (line,) = output.splitlines()
     assert line.startswith(f"error: run.out = {out} is in use by process {first.pid} on {platform.node()} since 20")
-    assert first.returncode == 128 + signal.SIGTERM, said
     assert rows(out) == list(range(1, len(rows(out)) + 1))
 
 
@@ -71,11 +69,11 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
     with tiny_run.start(arguments, processes=2) as launcher:
         try:
             wait_for(lambda: len(rows(out)) > 2)
-            ranks = [child for child in psutil.Process(launcher.pid).children() if "cli.py" in child.cmdline()]
-            assert len(ranks) == 2
+            started = [child for child in psutil.Process(launcher.pid).children() if tiny_run.CLI in child.cmdline()]
+            assert len(started) == 2
         finally:
             launcher.kill()
-        _, alive = psutil.wait_procs(ranks, timeout=PATIENCE_S)
+        _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)
         for rank in alive:
             rank.kill()
         output = launcher.stdout.read() if launcher.stdout is not None else ""

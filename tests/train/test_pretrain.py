@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -293,20 +294,30 @@ def _full_for(settings: list[str], file: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 def test_a_read_only_run_folder_is_one_line(images: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    out = tmp_path / "read_only"
+    out, log = tmp_path / "read_only", tmp_path / "log"
     shutil.copytree(uninterrupted, out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    words = [word for setting in tiny_run.settings(images, out, "train.epochs=3") for word in ("--set", setting)]
     (out / "checkpoints" / "step_000000012.pt").unlink()
-    mount = f"mount --bind {out} {out} && mount -o remount,bind,ro {out}"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f'{mount} || exit 77; exec "$@"', "sh", sys.executable, "cli.py", "pretrain",
-         "--resume", "auto", *words],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(f"may not mount: {done.stderr}")
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == f"error: run.out = {out} cannot be written to: Read-only file system"
-    assert "Traceback" not in done.stderr
+    (process,) = ranks.start_ranks(1, _read_only, tiny_run.settings(images, out), str(out), log=log)
+    process.join(300)
+    printed = log.read_text()
+    if process.exitcode == MAY_NOT_MOUNT:
+        pytest.skip(f"may not mount: {printed}")
+    assert process.exitcode == 2, printed
+    assert printed.splitlines()[-1] == f"error: run.out = {out} cannot be written to: Read-only file system"
+    assert "Traceback" not in printed
     assert all(path.stat().st_mtime_ns == moment for path, moment in before.items() if path.is_file())
+
+
+MAY_NOT_MOUNT = 77
+
+
+def _read_only(settings: list[str], out: str) -> None:
+    """In a mount namespace of its own, which ends with the process."""
+    mounts = ("--make-rprivate /", f"--bind {out} {out}", f"-o remount,bind,ro {out}")
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNS) or any(subprocess.run(["mount", *m.split()]).returncode for m in mounts):
+        sys.exit(MAY_NOT_MOUNT)
+    ranks.pretrain(settings)
+
+
+_CLONE_NEWNS = 0x00020000

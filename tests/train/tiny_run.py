@@ -15,6 +15,7 @@ import torch
 from tests.pipelines.harness import smooth_image
 
 ROOT = Path(__file__).parents[2]
+CLI = "tests/train/narrow_cli.py"
 STEPS = 12
 TINY = (
     "data.source=folder", "geometry.side_px=32", "encoder.name=resnet18", "encoder.weights=random",
@@ -38,13 +39,13 @@ def settings(images: Path, out: Path, *overrides: str) -> list[str]:
 
 
 def start(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
-    """`python cli.py ...`, or under torchrun."""
+    """`python cli.py ...` of a narrow network, or under torchrun."""
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [*launcher, "cli.py", *arguments],
+        [*launcher, CLI, *arguments],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

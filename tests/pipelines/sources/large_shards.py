@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 
-from bench.hardware import describe_machine
+from bench.rows import describe_machine
 from pipelines.config import DataConfig
 from pipelines.samples.order import build_order
 from pipelines.sources import load_index

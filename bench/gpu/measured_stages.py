@@ -1,0 +1,249 @@
+"""Stages that measure: the loader beside a step and other loaders, the step, and the memory of small cards."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
+from bench.loaders.compare import compare_loaders
+from bench.loaders.frames import large_frames
+from bench.loaders.ours import LoaderSettings
+from bench.measure import Rate, memory_mib
+from bench.training import report
+from bench.training.step import StepBench, StepFigures, StepSettings, cached_rate, with_train
+from pipelines.sources import load_index
+from train.config.pretraining import Config
+from train.distributed.world import described_world
+from train.runs.log import progress_bar
+
+_PEERS: Final = (
+    "OpenCV + DataLoader", "OpenCV + DataLoader, lean", "torchvision v2, GPU", "torchvision + kornia, GPU",
+)  # fmt: skip
+_THREADS: Final = 8
+
+_OTHERS_SHARE: Final = 0.25
+"""Of a card's memory, what torch leaves to DALI, the libraries and the driver's context."""
+
+_LOOK_EVERY_S: Final = 0.02
+
+
+def loader(job: Job) -> Findings:
+    """Sources of 224 pixels."""
+    return _loader(job, "small", repeats=3)
+
+
+def loader_of_large_sources(job: Job) -> Findings:
+    """Sources of 1280 x 720 pixels, a hand in each."""
+    return _loader(job, "large", repeats=2)
+
+
+def _loader(job: Job, sources: str, repeats: int) -> Findings:
+    config = job.config("peclr_rn50.toml", "a100.toml")
+    needed = cached_rate(config, job.step_settings())
+    if sources == "large":
+        config = dataclasses.replace(config, data=large_frames(config.data))
+    settings = LoaderSettings(
+        cores=job.cores,
+        batch=8 if job.tiny else 256,
+        repeats=repeats,
+        repeat_s=job.seconds(1),
+        warmup_s=job.seconds(0.5),
+        only_peers=_PEERS,
+        passes=0,
+    )
+    device = described_world(config.train.device).device
+    with progress_bar(f"{sources} sources") as progress:
+        row = compare_loaders(config, settings, device=device, sources=sources, step=needed, progress=progress)
+    return Findings(loader_claims(row), {"loader": [row]}, {"verdict": row["verdict"]})
+
+
+def loader_claims(row: dict[str, Any]) -> list[Claim]:
+    """Twice what a step needs, and three times what OpenCV makes of the same cores."""
+    counts = [int(count) for count in row["threads"]]
+    threads = _THREADS if _THREADS in counts else max(counts)
+    what = f"loader with {threads} threads, {row['sources']} sources, over what a ResNet-50 step takes"
+    made = [at_least(what, row["threads"][str(threads)]["images_per_s"] / row["step_images_per_s"], 2)]
+    for peer in row["loaders"][1:]:
+        what = f"loader over {peer['name']}, {row['sources']} sources, {row['settings']['cores']} cores"
+        made.append(at_least(what, peer["ours_is"][0], 3 if peer["name"].startswith("OpenCV") else 1))
+    return made
+
+
+def resnet50(job: Job) -> Findings:
+    """The step of the paper's smaller encoder."""
+    return _step(job, "peclr_rn50.toml", repeats=3)
+
+
+def resnet152(job: Job) -> Findings:
+    """The step of the paper's larger encoder."""
+    return _step(job, "peclr_rn152.toml", repeats=2)  # its steps are long, and so are their compilations
+
+
+def _step(job: Job, file: str, repeats: int) -> Findings:
+    made: list[Claim] = []
+    rows = []
+    peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
+    for compiled in (False,) if job.tiny else (False, True):
+        config = job.config(file, "a100.toml", overrides=["train.precision=bf16"])
+        config = with_train(config, compile=compiled)
+        settings = job.step_settings(repeats=repeats, repeat_s=2)
+        bench = _bench(config, settings)
+        name = f"{config.encoder.name}{', compiled' if compiled else ''}"
+        with progress_bar(name) as progress:
+            found = bench.run(progress)
+        rows.append(report.as_json([found], config, settings))
+        made += step_claims(name, found, peak, first_wait(bench))
+        del bench
+        torch.compiler.reset()
+    return Findings(made, {"train": rows}, {"matrix_peak_flop_per_s": peak})
+
+
+def step_claims(name: str, found: StepFigures, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
+    """The loader and the optimiser do not show, and nothing in a step waits for the device."""
+    achieved = f"{found.flop_per_s / 1e12:.1f} TFLOP/s, {found.flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
+    with_loader = found.rates["cached"].over(found.rates["loaded"]).mean
+    return [
+        at_most(f"{name}: step with the loader over step with batches at hand", with_loader, 1.01),
+        at_most(f"{name}: of the time with the loader, waited", 100 * found.waited_share, 1, "%"),
+        at_most(f"{name}: of the step, LARS and Adam", 100 * found.optimizer_share, 3, "%"),
+        Claim(f"{name}: waits for the device in a step", waits or "none", "none", waits is None)
+        if found.device.startswith("cuda")
+        else looked_at(f"{name}: waits for the device in a step", "not to be seen on a CPU"),
+        looked_at(f"{name}: step of {found.batch}, recompute = {found.recompute}", f"{found.step_s.mean:.4f} s"),
+        looked_at(f"{name}: model FLOP/s", achieved),
+    ]
+
+
+def matrix_peak(device: torch.device, side: int) -> float:
+    """FLOP/s of a product of two square bfloat16 matrices of normal numbers: what the card gives at best."""
+    first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    seconds = [seconds_of(lambda: torch.mm(first, second), device) for _ in range(13)]
+    return float(2 * side**3 / statistics.median(seconds[3:]))
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """How long some work takes, waited for."""
+    wait_for(device)
+    began = time.perf_counter()
+    work()
+    wait_for(device)
+    return time.perf_counter() - began
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def first_wait(bench: StepBench) -> str | None:
+    """What torch says of the first thing in a step that waits for the GPU; None if nothing does."""
+    if bench.world.device.type != "cuda":
+        return None
+    wait_for(bench.world.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        bench.state.step(bench.batches[0])
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        wait_for(bench.world.device)
+    return None
+
+
+def card_of_11_gb(job: Job) -> Findings:
+    """The exact batch of ResNet-50 inside the memory of a small card."""
+    return _memory(job, "peclr_rn50.toml", "rtx_11gb.toml", 11e9)
+
+
+def card_of_24_gb(job: Job) -> Findings:
+    """Likewise for ResNet-152."""
+    return _memory(job, "peclr_rn152.toml", "rtx_24gb.toml", 24e9)
+
+
+def _memory(job: Job, encoder: str, overlay: str, card_bytes: float) -> Findings:
+    """The exact batch of 2048 as the driver sees it, and what the limit costs.
+
+    On a larger card torch is held to what is left of the small one's memory, and the driver is asked what all of the
+    process takes, DALI and libraries included.
+    """
+    device = described_world().device
+    before = bytes_in_use(device)
+    if device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes * (1 - _OTHERS_SHARE) / whole), device)
+    with Highest(device) as highest:
+        small = _rate(job, job.config(encoder, overlay))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    large = _rate(job, job.config(encoder, "a100.toml", overrides=["train.compile=false"]))
+    return Findings(
+        memory_claims(encoder, card_bytes, before, highest.bytes, small, large, on_gpu=device.type == "cuda")
+    )
+
+
+def memory_claims(
+    encoder: str, card_bytes: float, before: float, highest: float, small: Rate, large: Rate, *, on_gpu: bool
+) -> list[Claim]:
+    """It fits, whatever else was on the card before, and costs little."""
+    name = f"{encoder.removesuffix('.toml')} in {card_bytes / 1e9:.0f} GB"
+    return [
+        at_most(f"{name}: highest on the device, loader running", (highest - before) / 1e9, card_bytes / 1e9, "GB")
+        if on_gpu
+        else looked_at(f"{name}: highest of the process on a CPU", f"{highest / 1e9:.2f} GB"),
+        at_most(f"{name}: time of an image over that without the limit", large.mean / small.mean, 1.4),
+    ]
+
+
+def _rate(job: Job, config: Config) -> Rate:
+    bench = _bench(config, job.step_settings(repeat_s=2, steps_per_sync=2))
+    return bench.time([bench.loaded])[0]
+
+
+def bytes_in_use(device: torch.device) -> float:
+    """On a GPU what the driver (NVML) says of all of it; on a CPU what this process takes."""
+    return float(torch.cuda.device_memory_used(device)) if device.type == "cuda" else memory_mib() * 2**20
+
+
+class Highest:
+    """Looks again and again at how much of a device is in use.
+
+    Attributes:
+        bytes: the most that was seen.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.bytes = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Highest:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while True:
+            self.bytes = max(self.bytes, bytes_in_use(self._device))
+            if self._done.wait(_LOOK_EVERY_S):
+                return
+
+
+def _bench(config: Config, settings: StepSettings) -> StepBench:
+    return StepBench(config, load_index(config.data), described_world(config.train.device), settings)

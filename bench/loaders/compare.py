@@ -1,0 +1,215 @@
+"""`bench-loader`: our loader beside its ceilings and beside what people use instead, in one run on the same cores."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import math
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.loaders.ours import (
+    LoaderSettings,
+    drop_from_page_cache,
+    our_batches,
+    require_enough,
+    require_sound,
+    thread_counts,
+)
+from bench.loaders.parts import parts_of_loader
+from bench.loaders.peers import installed_peers
+from bench.loaders.verdict import PageCache, verdict
+from bench.measure import (
+    Interval,
+    Progress,
+    Rate,
+    Start,
+    interval_of_mean,
+    limited_to_cores,
+    measure_in_rounds,
+    no_progress,
+)
+from bench.rows import data_tables, describe_machine
+from pipelines.sources import load_index
+from train.config.pretraining import Config
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One entry of the row, measured once in each round.
+
+    Attributes:
+        group: the key of the row that holds its figures: "loaders", "stages" or "threads".
+        name: short, for a table.
+        description: what it does.
+        start: makes the endless iterator.
+        views: views of an image, 0 where none is made.
+        as_configured: whether it is our loader, or a part of it, as configured.
+    """
+
+    group: str
+    name: str
+    description: str
+    start: Start
+    views: int = 2
+    as_configured: bool = False
+
+
+def conditions(config: Config, settings: LoaderSettings, sources: str) -> Row:
+    """What is known of a row before anything is measured.
+
+    Args:
+        config: of the run that the loader would feed.
+        settings: how long and on what.
+        sources: what the images are, "small" or "large".
+    """
+    return {
+        "machine": describe_machine(),
+        "settings": dataclasses.asdict(settings),
+        "sources": sources,
+        "config": data_tables(config),
+    }
+
+
+def compare_loaders(
+    config: Config,
+    settings: LoaderSettings,
+    *,
+    device: torch.device,
+    sources: str = "small",
+    step: Rate | None = None,
+    progress: Progress = no_progress,
+) -> Row:
+    """Measure our loader as configured, its parts, and every peer that is installed, taking turns.
+
+    Args:
+        config: of the run that the loader would feed.
+        settings: how long and on what.
+        device: where our loader's batches are to be.
+        sources: see `conditions`.
+        step: the training step alone, in images, which the verdict compares with.
+        progress: called with the repeats done and with all of them.
+
+    Returns:
+        A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with
+        other numbers of threads.
+
+    Raises:
+        UserError: the data cannot be used, or has fewer images than a batch.
+    """
+    index = load_index(config.data)
+    require_enough(index, settings)
+    require_sound(index)  # which brings the files into the page cache, for all alike
+    paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
+    if index.store is not None:
+        log.info("packed data: other loaders, and passes from a cold cache, which are of single files, are left out")
+
+    def ours(config: Config) -> Start:
+        return lambda: our_batches(index, config, settings.batch, device)
+
+    told = f"as configured, backend {config.pipelines.backend}"
+    measured = [_Measured("loaders", "this loader", told, ours(config), as_configured=True)]
+    measured += [
+        _Measured(
+            "loaders",
+            name,
+            peer.description,
+            partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
+            peer.views,
+        )
+        for name, peer in (installed_peers() if settings.peers and paths else {}).items()
+        if not settings.only_peers or name in settings.only_peers
+    ]
+    measured += [
+        _Measured("stages", part.name, part.description, part.start, 0, part.as_configured)
+        for part in parts_of_loader(index, config, settings.batch, device)
+    ]
+    counts = thread_counts(settings.cores)
+    for count in counts:
+        changed = dataclasses.replace(config, pipelines=dataclasses.replace(config.pipelines, threads=count))
+        name = f"this loader, {count} thread{'s' if count > 1 else ''}"
+        measured.append(_Measured("threads", name, f"pipelines.threads = {count}", ours(changed)))
+    gc.freeze()  # as pretraining does
+    with limited_to_cores(settings.cores):
+        rates = measure_in_rounds([one.start for one in measured], settings, progress)
+        cache = _passes(measured[0].start, paths, settings) if settings.passes and paths else None
+    entries: dict[str, list[Row]] = {"loaders": [], "stages": [], "threads": []}
+    for one, rate in zip(measured, rates, strict=True):
+        entries[one.group].append(_entry(one, rate, rates[0]))
+    parts = {
+        one.name: rate for one, rate in zip(measured, rates, strict=True) if one.group == "stages" and one.as_configured
+    }
+    return {
+        "bench": "loader",
+        **conditions(config, settings, sources),
+        "device": str(device),
+        "loaders": entries["loaders"],
+        "stages": entries["stages"],
+        "threads": {str(count): entry for count, entry in zip(counts, entries["threads"], strict=True)},
+        "page_cache": None
+        if cache is None
+        else {
+            "warm": _rounded(astuple(cache.warm)),
+            "cold": _rounded(astuple(cache.cold)),
+            "bytes_per_image": round(cache.bytes_per_image),
+        },
+        "step_images_per_s": None if step is None else round(step.mean, 1),
+        "verdict": verdict(rates[0], settings.cores, parts, step=step, cache=cache),
+    }
+
+
+def _entry(one: _Measured, rate: Rate, ours: Rate) -> Row:
+    return {
+        "name": one.name,
+        "description": one.description,
+        "images_per_s": round(rate.mean, 1),
+        "interval": _rounded(rate.interval),
+        "repeats": _rounded(rate.images_per_s),
+        "views_per_s": round(rate.mean * one.views, 1),
+        "cpu_ms_per_image": round(rate.cpu_s_per_image * 1e3, 3),
+        "cores_busy": round(rate.cores_busy, 2),
+        "memory_mib": round(rate.memory_mib),
+        "images": rate.images,
+        "ours_is": [round(edge, 3) for edge in astuple(ours.over(rate))],
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float | None]:
+    return [round(value, 1) if math.isfinite(value) else None for value in values]
+
+
+def _passes(start: Start, paths: Sequence[Path], settings: LoaderSettings) -> PageCache:
+    """Passes over all files, in turn from a warm and from a cold page cache; both pay for their start-up."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    batches = len(paths) // settings.batch
+    for _ in range(settings.passes):
+        for cold in (False, True):
+            if cold:
+                drop_from_page_cache(paths)
+            else:
+                for path in paths:
+                    path.read_bytes()
+            began = time.perf_counter()
+            making = start()
+            images = sum(islice(making, batches))
+            rates[cold].append(images / (time.perf_counter() - began))
+            if isinstance(making, Generator):
+                making.close()
+    size = sum(path.stat().st_size for path in paths) / len(paths)
+    return PageCache(_interval(rates[False]), _interval(rates[True]), size)
+
+
+def _interval(rates: Sequence[float]) -> Interval:
+    return interval_of_mean(rates) if len(rates) > 1 else Interval(rates[0], float("-inf"), float("inf"))

@@ -1,0 +1,62 @@
+"""How long a run waits before its first batch: reading the index, then the loader's start, from a cold page cache.
+
+The kernel's memory of names and folders stays, since only an administrator may drop it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.loaders.ours import LoaderSettings, drop_from_page_cache, our_batches, require_enough
+from bench.measure import limited_to_cores
+from bench.rows import data_tables, describe_machine
+from errors import UserError
+from pipelines.sources import load_index
+from train.config.pretraining import Config
+
+
+def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
+    """Read the index and make one batch, in a process that has made none before.
+
+    Returns:
+        A row of bench/results/. "index_s" is what the index took; "first_batch_s" is from building the loader to its
+        first batch, with what happens once in a process.
+
+    Raises:
+        UserError: the data cannot be used, or has fewer images than a batch.
+    """
+    known = load_index(config.data)
+    require_enough(known, settings)
+    if known.store is None:
+        files = list({known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}.values())
+    elif known.sources:
+        raise UserError("--first-batch: of several sources, packed ones cannot be dropped from the cache. Take one.")
+    else:
+        files = list(known.root.glob("*.tar"))
+    drop_from_page_cache([*files, *known.root.glob("*.json")])
+    with limited_to_cores(settings.cores):
+        began = time.perf_counter()
+        index = load_index(config.data)
+        read = time.perf_counter()
+        batches = our_batches(index, config, settings.batch)
+        next(batches)
+        made = time.perf_counter()
+        batches.close()
+    return {
+        "bench": "first_batch",
+        "machine": describe_machine(),
+        "settings": {"cores": settings.cores, "batch": settings.batch},
+        "config": data_tables(config),
+        "images": len(index),
+        "index_s": round(read - began, 2),
+        "first_batch_s": round(made - read, 2),
+    }
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One sentence."""
+    return (
+        f"index of {row['images']} images: {row['index_s']:.2f} s; first batch of {row['settings']['batch']}: "
+        f"{row['first_batch_s']:.2f} s more"
+    )

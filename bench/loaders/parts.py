@@ -1,0 +1,150 @@
+"""The parts of our loader, each alone: the ceilings that say which of them is the limit.
+
+Each is taken from a loader as configured, and runs on what the part before it would have handed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from typing import Final
+
+import torch
+
+from bench.loaders.ours import make_loader
+from pipelines.batch import View
+from pipelines.feed import Chunk
+from pipelines.loader import Loader
+from pipelines.render.graph import decode_pipeline
+from pipelines.render.runner import Runner
+from pipelines.samples.index import Index
+from pipelines.views.augmentation import AppearanceConfig, ColourConfig
+from train.config.pretraining import Config
+
+_CHUNKS_KEPT: Final = 8
+_FILES_KEPT: Final = 512
+"""Files that the decoder goes round: of mixed sizes, a few chunks of a few images are no fair sample."""
+
+_ENGINE_LOADS: Final = (0.0, 0.5, 0.8, 1.0)
+"""Shares of the images for a GPU's JPEG engines: none, some, all."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the loader.
+
+    Attributes:
+        name: short, for a table.
+        description: what it does, alone.
+        start: makes the endless iterator of images done.
+        as_configured: whether it is a part of the loader; else it is one with another setting, to compare.
+    """
+
+    name: str
+    description: str
+    start: Callable[[], Iterator[int]]
+    as_configured: bool = True
+
+
+def parts_of_loader(index: Index, config: Config, batch: int, device: torch.device) -> list[Part]:
+    """All of them, for a loader as configured."""
+
+    def part(name: str, description: str, run: Callable[[Loader], Generator[int]], config: Config = config) -> Part:
+        def start() -> Generator[int]:
+            with make_loader(index, config, batch, device) as loader:
+                yield from run(loader)
+
+        return Part(name, description, start)
+
+    with make_loader(index, config, batch, device) as loader:
+        backend, graph = loader.backend, loader._graph
+    plain = replace(config, colour=ColourConfig(jitter="none"), appearance=AppearanceConfig())
+    regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
+    what = f"bytes in memory to decoded images, {regions}, as the loader does here"
+    found = [
+        part("read only", "files read, checked and queued, from the page cache; draws made", _read),
+        part("decode only", what, _decode),
+    ]
+    for load in _ENGINE_LOADS if graph.device == "gpu" else ():
+        loaded = replace(config, pipelines=replace(config.pipelines, hw_decoder_load=load))
+        one = part(f"decode only, {load:.0%} on engines", f"hw_decoder_load = {load}", _decode, loaded)
+        found.append(replace(one, as_configured=False))
+    if backend == "opencv":
+        found += [
+            part("geometry only", "decoded images to both views, colours as they are", _views, plain),
+            part("views only", "decoded images to both views, colours and all", _views),
+        ]
+    else:
+        found += [
+            part("decode + geometry", "the graph, colours as they are, from bytes in memory", _graph, plain),
+            part("decode + views", "the graph, from bytes in memory", _graph),
+        ]
+    what = "ready views copied into a batch, and taken on the device"
+    return [*found, part("hand-over only", what, partial(_hand_over, device=device))]
+
+
+def encoded_chunks(loader: Loader) -> list[Chunk]:
+    """Files in memory, of so many images that they stand for the others."""
+    chunks: list[Chunk] = []
+    wanted = min(len(loader._feed.index), _FILES_KEPT)
+    for positions in loader._pieces():
+        chunks.append(loader._feed.chunk(positions))
+        if len(chunks) >= _CHUNKS_KEPT and sum(len(chunk.positions) for chunk in chunks) >= wanted:
+            break
+    return chunks
+
+
+def _read(loader: Loader) -> Generator[int]:
+    """Requests, as many at once as there are readers."""
+    pieces = loader._pieces()
+    waiting = deque(loader._feed.start(positions) for positions in islice(pieces, loader._graph.threads))
+    while True:
+        chunk = waiting.popleft().result()
+        waiting.extend(loader._feed.start(positions) for positions in islice(pieces, 1))
+        yield len(chunk.positions)
+
+
+def _decode(loader: Loader) -> Generator[int]:
+    """The decoder's pipeline, fed with bytes in memory."""
+    requests = cycle([chunk.request for chunk in encoded_chunks(loader)])
+    runner = Runner(lambda source: decode_pipeline(loader._graph, source), requests.__next__)
+    while True:
+        yield len(next(runner)[0])
+
+
+def _graph(loader: Loader) -> Generator[int]:
+    """The whole graph, fed with bytes in memory."""
+    chunks, views = encoded_chunks(loader), loader._empty_batch(0).views
+    runner = Runner(loader._maker.build, cycle([chunk.request for chunk in chunks]).__next__)
+    for chunk in cycle(chunks):
+        loader._maker.write(next(runner), chunk.request.plan, _first_rows(views, chunk))()
+        yield len(chunk.positions)
+
+
+def _views(loader: Loader) -> Generator[int]:
+    """The fast path's kernel, on decoded images in memory."""
+    chunks = [loader._feed.chunk(positions) for positions in islice(loader._pieces(), _CHUNKS_KEPT)]
+    requests = iter([chunk.request for chunk in chunks])
+    runner = Runner(lambda source: decode_pipeline(loader._graph, source), requests.__next__)
+    decoded = [(next(runner), chunk) for chunk in chunks]
+    views = loader._empty_batch(0).views
+    for outputs, chunk in cycle(decoded):
+        loader._maker.write(outputs, chunk.request.plan, _first_rows(views, chunk))()
+        yield len(chunk.positions)
+
+
+def _hand_over(loader: Loader, device: torch.device) -> Generator[int]:
+    """A batch that is copied and taken on the device."""
+    ready = loader._empty_batch(0)
+    while True:
+        for view in ready.views:
+            view.image.clone().to(device)
+        yield len(ready)
+
+
+def _first_rows(views: Sequence[View], chunk: Chunk) -> list[View]:
+    rows = slice(len(chunk.positions))
+    return [View(view.image[rows], view.matrix[rows], view.source_to_view_px[rows]) for view in views]

@@ -1,0 +1,170 @@
+"""What our loader is compared with: other ways from the same files and boxes to the same two views.
+
+Each makes two 128 x 128 views of every image: rotation in [-45, 45] degrees, translation of up to 15/128 of the output
+side, scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle, and all run without end, so that no
+peer pays for a restart between epochs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import pkgutil
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+_ENDS_WITHIN_S: Final = 10.0
+"""After which the process of a peer that is no longer wanted is killed."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to load.
+
+    Attributes:
+        function: "module:function" in this package; takes what `start` takes.
+        description: what it does and what it hands over.
+        views: views of an image, 0 where only the source is decoded.
+        needs: package without which it cannot run, beyond those of this project.
+        on_gpu: whether it runs on a GPU, and only there.
+        own_process: whether it gets a process of its own, as one that decodes in the calling process must: there our
+            loader may have set up the memory of the decoder and of malloc (`machine.decoder_memory`).
+    """
+
+    function: str
+    description: str
+    views: int = 2
+    needs: str | None = None
+    on_gpu: bool = False
+    own_process: bool = False
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether its package and its device are there."""
+        if self.needs is not None and importlib.util.find_spec(self.needs) is None:
+            return False
+        if not self.on_gpu:
+            return True
+        import torch  # which a peer's own process need not wait for
+
+        return torch.cuda.is_available()
+
+    def start(
+        self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int
+    ) -> Generator[int]:
+        """Begin to load, in batches without end.
+
+        Args:
+            paths: (N,) image files.
+            boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
+            threads: or processes.
+            batch: images in a batch.
+
+        Returns:
+            The size of each batch, once it is there.
+        """
+        arguments = (self.function, paths, boxes_px, threads, batch)
+        return _in_own_process(*arguments) if self.own_process else _start(*arguments)
+
+
+def _start(function: str, *arguments: object) -> Generator[int]:
+    sizes: Generator[int] = pkgutil.resolve_name(f"{__name__}.{function}")(*arguments)
+    return sizes
+
+
+def _in_own_process(*arguments: object) -> Generator[int]:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_sizes, args=(sender, *arguments))
+    process.start()
+    sender.close()
+    try:
+        while True:
+            yield receiver.recv()
+    finally:
+        receiver.close()  # so that it ends when it sends the next size
+        process.join(_ENDS_WITHIN_S)
+        process.kill()
+        process.join()
+
+
+def _send_sizes(sender: Connection, function: str, *arguments: object) -> None:
+    with suppress(BrokenPipeError), closing(_start(function, *arguments)) as sizes:
+        for size in sizes:
+            sender.send(size)
+
+
+PEERS: Final = {
+    "decode only (DALI)": Peer(
+        "dali:start_decode_only",
+        "the ceiling of loaders that decode whole images: DALI reads and decodes on the CPU, no views; uint8 "
+        "sources of their own sizes",
+        views=0,
+        own_process=True,
+    ),
+    "OpenCV + DataLoader": Peer(
+        "opencv:start_authors",
+        "the authors' pipeline, in its own steps: a sample at a time, imread, cvtColor, warpAffine of the whole image, "
+        "crop, resize by area, OpenCV's 8-bit HSV jittered in NumPy, ToTensor and Normalize; float32 views and their "
+        "matrices, default collation",
+    ),
+    "OpenCV + DataLoader, lean": Peer(
+        "opencv:start_lean",
+        "the same jitter in fewer steps: one warpAffine from source to view, uint8 views and their matrices, default "
+        "collation",
+    ),
+    "OpenCV + DataLoader, tuned": Peer(
+        "opencv:start_tuned",
+        "lean, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
+        "written straight into shared memory; no matrices",
+    ),
+    "torchvision v2 + DataLoader": Peer(
+        "torchvision_v2:start_on_cpu",
+        "decode_image, the box resized once, v2's affine, saturation, hue (added: v2 has no factor) and brightness; "
+        "worker processes fill uint8 batches in shared memory; black beyond the box",
+    ),
+    "DALI, plain": Peer(
+        "dali:start_plain",
+        "all in a DALI graph on the CPU: decode, warp_affine, fn.hsv (linear; hue added), normalised float",
+        own_process=True,
+    ),
+    "OpenCV, tuned + SPDL": Peer(
+        "spdl_threads:start",
+        "tuned OpenCV in the threads of SPDL's pipeline, without worker processes",
+        needs="spdl",
+        own_process=True,
+    ),
+    "FFCV": Peer(
+        "ffcv_packed:start",
+        "packed beforehand, the files' own JPEG bytes; FFCV's decoder, both views by an operation in Numba (FFCV has "
+        "neither rotation nor hue); uint8; for sources of one size",
+        needs="ffcv",
+        own_process=True,
+    ),
+    "torchvision v2, GPU": Peer(
+        "torchvision_v2:start_on_gpu",
+        "torchvision's decoder and v2's functional transforms on the GPU, an image at a time, as v2 has it; files read "
+        "by threads; uint8 views",
+        on_gpu=True,
+    ),
+    "torchvision + kornia, GPU": Peer(
+        "kornia_on_gpu:start",
+        "torchvision's decoder, the box resized once, then kornia's RandomAffine and ColorJiggle on whole batches on "
+        "the GPU; files read by threads; float views and their matrices",
+        needs="kornia",
+        on_gpu=True,
+    ),
+}
+"""All that `bench-loader` knows, by the name in its tables; another peer is a file here and an entry."""
+
+
+def installed_peers() -> dict[str, Peer]:
+    """Those of `PEERS` that can run here."""
+    return {name: peer for name, peer in PEERS.items() if peer.runs_here}

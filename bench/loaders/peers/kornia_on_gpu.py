@@ -1,0 +1,36 @@
+"""kornia as a peer, where it is installed: on whole batches of what torchvision decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bench.loaders.peers import draws
+from bench.loaders.peers.torchvision_v2 import decoded, finished, torchvision_crop
+
+Boxes = npt.NDArray[np.float32]
+
+
+def start(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
+    """Endless sizes of batches of float views and their matrices."""
+    return finished(batches_on_gpu(paths, boxes_px, threads, batch))
+
+
+def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Tensor]:
+    """Endless batches of views, (2, N, 3, 128, 128) float32 in [0, 1]."""
+    from kornia.augmentation import AugmentationSequential, ColorJiggle, RandomAffine
+
+    augment: Any = AugmentationSequential(
+        RandomAffine(draws.ROTATION_DEG, (draws.SHIFT_FRAC[1],) * 2, draws.SCALE, p=1.0),
+        ColorJiggle(draws.VALUE, 0.0, draws.SATURATION, (draws.HUE[0] / 2, draws.HUE[1] / 2), p=1.0),
+        data_keys=["input"],
+    )
+    for sources, boxes in decoded(paths, boxes_px, threads, batch):
+        hands = torch.stack([torchvision_crop(*one) for one in zip(sources, boxes, strict=True)]).float() / 255
+        yield torch.stack([augment(hands), augment(hands)])

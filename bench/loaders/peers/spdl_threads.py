@@ -1,0 +1,43 @@
+"""SPDL as a peer, where it is installed: its pipeline of threads around tuned OpenCV, without worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from spdl.pipeline import PipelineBuilder
+from torch import Tensor
+
+from bench.loaders.peers.draws import endless_batches
+from bench.loaders.peers.opencv import OpencvViews
+
+_BATCHES_AHEAD: Final = 2
+
+
+class ViewsInThreads(OpencvViews):
+    """Tuned OpenCV, whose batches need no shared memory where nothing leaves the process."""
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Uninitialised uint8."""
+        return torch.from_numpy(np.empty(shape, np.uint8))
+
+
+def start(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:
+    """Endless sizes of batches made by OpenCV in `threads` threads of SPDL."""
+    cv2.setNumThreads(0)
+    views = ViewsInThreads(paths, boxes_px)
+    pipeline = (
+        PipelineBuilder()
+        .add_source(endless_batches(len(paths), batch))
+        .pipe(views.__getitems__, concurrency=threads)
+        .add_sink(_BATCHES_AHEAD)
+        .build(num_threads=threads)
+    )
+    with pipeline.auto_stop():
+        for made in pipeline:
+            yield made.shape[1]

@@ -1,0 +1,90 @@
+"""What the peers on torch's DataLoader share: worker processes, one a core, and batches in shared memory."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches
+
+PREFETCH_BATCHES: Final = 2
+"""Batches that a worker makes ahead, torch's own default; 4 and 8 were no faster."""
+
+
+class ViewsOfFiles(Dataset[Tensor], ABC):
+    """Two augmented views of each image of a list, a batch at a time.
+
+    Args:
+        paths: (N,) image files.
+        boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
+    """
+
+    def __init__(self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32]) -> None:
+        self.paths = [str(path) for path in paths]
+        self.boxes_px = boxes_px
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitems__(self, samples: Sequence[int]) -> Tensor:
+        """The views of a batch, (2, N, 3, 128, 128) uint8 in shared memory, channels-last."""
+        views = self.empty((2, len(samples), VIEW_PX, VIEW_PX, 3))
+        draws = draw(2 * len(samples), np.random.default_rng(int(torch.randint(2**62, ()))))
+        for place, sample in enumerate(samples):
+            pair = (draws[2 * place], draws[2 * place + 1])
+            self.make_views(self.paths[sample], self.boxes_px[sample].tolist(), pair, views[:, place])
+        return views.permute(0, 1, 4, 2, 3)
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Uninitialised uint8, in shared memory from the start, so that handing over copies nothing."""
+        storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+
+    @abstractmethod
+    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
+        """Write one image's views into `out`, (2, 128, 128, 3) uint8."""
+
+
+def start_batches(dataset: ViewsOfFiles, workers: int, batch: int) -> Iterator[int]:
+    """Endless sizes of batches that worker processes fill."""
+    for views in worker_loader(dataset, workers, batch):
+        yield views.shape[1]
+
+
+def worker_loader(dataset: Dataset[Any], workers: int, batch: int) -> DataLoader[Any]:
+    """A DataLoader over endless batches, with default prefetching.
+
+    Samples are collated as torch does by default. Batches of `ViewsOfFiles` are handed over as the workers filled them.
+    """
+    context = multiprocessing.get_context("forkserver")  # a plain fork is unsafe beside DALI's threads
+    context.set_forkserver_preload([type(dataset).__module__])
+    return DataLoader(
+        dataset,
+        batch_sampler=endless_batches(len(dataset), batch),  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=_as_it_is if isinstance(dataset, ViewsOfFiles) else None,
+        worker_init_fn=_one_thread,
+        prefetch_factor=PREFETCH_BATCHES,
+        multiprocessing_context=context,
+        persistent_workers=True,
+    )
+
+
+def _as_it_is(views: Any) -> Any:
+    return views
+
+
+def _one_thread(worker: int) -> None:
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)

@@ -1,0 +1,136 @@
+"""A row of bench-loader as a table and as a picture; and whether it is slower than another row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from bench.rows import read_rows
+from errors import UserError
+from train.pictures import save_figure
+
+_OURS, _PEER, _PART = "#2f6f4f", "#9aa5b1", "#c9a227"
+
+Row = Mapping[str, Any]
+
+
+def as_tables(row: Row) -> Iterator[Table]:
+    """Loaders with their ratios, then the parts of ours; each with its 95 % interval."""
+    settings = row["settings"]
+    title = (
+        f"{settings['cores']} cores, batches of {settings['batch']} on {row['device']}, {settings['repeats']} rounds"
+    )
+    yield _table(title, row["loaders"])
+    title = "parts of this loader, each alone; this loader with other numbers of threads"
+    yield _table(title, [*row["stages"], *row["threads"].values()])
+
+
+def _table(title: str, entries: Sequence[Row]) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for heading in ("images/s (95 %)", "CPU ms/image", "cores busy", "MiB", "ours is"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in entries:
+        (low, high), ratio = entry["interval"], entry["ours_is"]
+        table.add_row(
+            entry["name"],
+            f"{entry['images_per_s']:.0f} ({low:.0f} to {high:.0f})",
+            f"{entry['cpu_ms_per_image']:.3f}",
+            f"{entry['cores_busy']:.2f}",
+            f"{entry['memory_mib']:.0f}",
+            "1" if entry["name"] == "this loader" else f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})",
+        )
+    # Whole images and regions of them are not comparable.
+    decoding = [entry for entry in entries if entry["name"] in ("decode only", "decode only (DALI)")]
+    table.caption = "\n".join(f"{entry['name']}: {entry['description']}" for entry in decoding) or None
+    return table
+
+
+def save_plot(row: Row, out: Path) -> None:
+    """Bars of everything that was measured, with intervals."""
+    colours = [
+        _OURS,
+        *[_PEER] * (len(row["loaders"]) - 1),
+        *[_PART] * len(row["stages"]),
+        *[_OURS] * len(row["threads"]),
+    ]
+    entries = [*row["loaders"], *row["stages"], *row["threads"].values()]
+    figure = Figure(figsize=(9, 0.42 * len(entries) + 1.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    means = [entry["images_per_s"] for entry in entries]
+    errors = [max(entry["interval"][1] - entry["images_per_s"], 0.0) for entry in entries]
+    axes.barh(range(len(entries)), means, xerr=errors, color=colours, error_kw={"lw": 1, "capsize": 2})
+    for place, (mean, error) in enumerate(zip(means, errors, strict=True)):
+        axes.text(mean + error, place, f"  {mean:.0f}", va="center", fontsize=8)
+    if row["step_images_per_s"] is not None:
+        axes.axvline(row["step_images_per_s"], color="#b03a2e", linestyle="--", label="what a training step takes")
+        axes.legend(loc="lower right", frameon=False)
+    axes.set_xscale("log")
+    axes.set_xlim(right=max(means) * 2)
+    axes.set_yticks(range(len(entries)), [entry["name"] for entry in entries])
+    axes.invert_yaxis()
+    axes.set_xlabel("source images per second, logarithmic; bars: 95 % interval of the mean")
+    axes.set_title(
+        f"{row['settings']['cores']} cores, batches of {row['settings']['batch']} on {row['device']}: this loader "
+        f"(green), others (grey), its parts alone (yellow)",
+        fontsize=9,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    save_figure(out, figure, dpi=120)
+
+
+def find_row(place: str) -> Row:
+    """A row of bench-loader: FILE, its last row, or FILE:NUMBER, counted from 1.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    name, colon, number = place.rpartition(":")
+    file, wanted = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), 0)
+    rows = [row for row in read_rows(file) if row.get("bench") == "loader" and "machine" in row]
+    if not 0 <= wanted <= len(rows) or not rows:
+        raise UserError(f"--compare {place}: {file} holds {len(rows)} rows of bench-loader")
+    return rows[wanted - 1]
+
+
+def require_comparable(before: Row, now: Row) -> None:
+    """Whether two rows, or what is known of them before anything is measured, can be compared.
+
+    Raises:
+        UserError: they are of different machines, settings or sources.
+    """
+    for name, was, found in _conditions(before, now):
+        if was != found:
+            raise UserError(f"--compare: the row was measured with {name} = {was!r}, this run with {found!r}")
+
+
+def _conditions(before: Row, now: Row) -> Iterator[tuple[str, Any, Any]]:
+    for table, key in (("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")):
+        yield key, before[table][key], now[table][key]
+    yield "sources", before.get("sources", "small"), now.get("sources", "small")
+    for table in before["config"].keys() & {"geometry", "colour", "appearance"}:  # what is made; not how
+        yield table, before["config"][table], now["config"][table]
+
+
+def regression(before: Row, now: Row) -> str | None:
+    """What is slower than it was beyond both intervals, in a line; None if nothing is.
+
+    Raises:
+        UserError: as `require_comparable`.
+    """
+    require_comparable(before, now)
+    old, new = before["loaders"][0], now["loaders"][0]
+    if new["interval"][1] >= old["interval"][0]:
+        return None
+    return (
+        f"slower than the row of {before['machine']['date']} (commit {before['machine']['commit']}): "
+        f"{new['images_per_s']:.0f} images/s, interval {new['interval'][0]:.0f} to {new['interval'][1]:.0f}; it was "
+        f"{old['images_per_s']:.0f}, {old['interval'][0]:.0f} to {old['interval'][1]:.0f}"
+    )

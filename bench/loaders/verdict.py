@@ -1,0 +1,110 @@
+"""Is training loader-bound, and if so by what? One sentence from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from bench.measure import Interval, Rate
+
+Cost = Literal["reading", "decoding", "geometry", "colour", "handing over"]
+
+_BUSY: Final = 0.8
+"""From this share of the cores on, the processor is what there is too little of."""
+
+_REMEDY: Final[Mapping[Cost, str]] = {
+    "reading": "fewer and larger files (packed shards), or a local disk",
+    "decoding": "smaller source images, more cores, or a GPU that decodes",
+    "geometry": "more cores, or a GPU that makes the views",
+    "colour": "more cores, or a GPU that makes the views",
+    "handing over": "larger batches (pipelines.batch, train.batch)",
+}
+
+
+@dataclass(frozen=True)
+class PageCache:
+    """One pass over all files, start-up included: images per second, and what one image weighs.
+
+    Attributes:
+        warm: files in the page cache.
+        cold: files dropped from it before.
+        bytes_per_image: mean size of a file.
+    """
+
+    warm: Interval
+    cold: Interval
+    bytes_per_image: float
+
+    @property
+    def waits_for_storage(self) -> bool:
+        """Whether a cold cache is slower, beyond both intervals."""
+        return self.cold.high < self.warm.low
+
+
+def costs_s(parts: Mapping[str, Rate]) -> dict[Cost, float]:
+    """Processor seconds that each part takes for an image, from the parts of `bench.loaders.parts`."""
+    cost = {name: rate.cpu_s_per_image for name, rate in parts.items()}
+    decode = cost["decode only"]
+    if "views only" in cost:
+        geometry, views = cost["geometry only"], cost["views only"]
+    else:  # the graph's parts begin with the decoder
+        geometry, views = cost["decode + geometry"] - decode, cost["decode + views"] - decode
+    return {
+        "reading": cost["read only"],
+        "decoding": decode,
+        "geometry": max(geometry, 0.0),
+        "colour": max(views - geometry, 0.0),
+        "handing over": cost["hand-over only"],
+    }
+
+
+def verdict(
+    ours: Rate, cores: int, parts: Mapping[str, Rate], *, step: Rate | None = None, cache: PageCache | None = None
+) -> str:
+    """One sentence: bound or not, the limiting resource, what to change.
+
+    Args:
+        ours: our loader.
+        cores: that it was limited to.
+        parts: its parts, each alone.
+        step: the training step on batches that are there already, in images.
+        cache: passes over warm and cold files.
+    """
+    limit = _limit(ours, cores, parts, cache)
+    made = f"the loader makes {ours.mean:.0f} images/s"
+    if step is None:
+        return f"{made[0].upper()}{made[1:]}; {limit}. Whether training waits, --step tells."
+    if ours.interval[0] >= step.interval[1]:
+        return (
+            f"Training is not loader-bound: with batches at hand a step takes {step.mean:.0f} images/s, and {made}, "
+            f"{ours.mean / step.mean:.1f} times that; a faster model or GPU is what would speed it up."
+        )
+    return (
+        f"Training is loader-bound: with batches at hand a step takes {step.mean:.0f} images/s, and {made}, "
+        f"{ours.mean / step.mean:.2f} of that; {limit}."
+    )
+
+
+def _limit(ours: Rate, cores: int, parts: Mapping[str, Rate], cache: PageCache | None) -> str:
+    if cache is not None and cache.waits_for_storage and cache.cold.mean < 0.5 * cache.warm.mean:
+        return (
+            f"from a cold page cache it is storage that limits ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "
+            f"images/s, {cache.cold.mean * cache.bytes_per_image / 2**20:.0f} MiB/s): change to a local or faster "
+            f"disk, or to packed shards"
+        )
+    costs = costs_s(parts)
+    part = max(costs, key=lambda name: costs[name])
+    share = costs[part] / sum(costs.values())
+    busy = ours.cores_busy / cores
+    if busy >= _BUSY:
+        return (
+            f"the processor limits it ({busy:.0%} of {cores} cores busy), and {part} takes {share:.0%} of its time: "
+            f"change to {_REMEDY[part]}"
+        )
+    slowest = min(parts, key=lambda name: parts[name].mean)
+    return (
+        f"no core limits it ({busy:.0%} of {cores} busy) but waiting, its slowest part being '{slowest}' at "
+        f"{parts[slowest].mean:.0f} images/s: raise pipelines.threads, pipelines.prefetch or pipelines.batch "
+        f"(--tune finds them)"
+    )

@@ -1,0 +1,345 @@
+"""`bench-train`: how long a step takes with batches at hand and with the loader, and what the exact batch costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.loaders.ours import make_loader
+from bench.measure import Interval, Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
+from errors import UserError
+from models.equivariance import build_undo
+from models.losses import nt_xent
+from pipelines.batch import Batch, View
+from pipelines.loader import Loader
+from pipelines.samples.index import Index
+from pipelines.sources import load_index
+from train.config.pretraining import Config
+from train.distributed.world import World, described_world
+from train.pretrain import Pretraining
+from train.steps.contrastive import ContrastiveStep
+from train.steps.free_memory import free_bytes
+from train.steps.graph_memory import with_graph_bytes
+from train.steps.state import PRECISIONS
+from train.steps.stopwatch import Stopwatch
+
+_CACHED: Final = 2
+"""Batches at hand, which take turns."""
+
+_SHARE_OF_FREE_MEMORY: Final = 0.7
+"""What the whole batch's graph may take before the plain step is left out: a CPU out of memory kills the process."""
+
+_SETTLING_STEPS: Final = 2
+"""First steps of a round with the loader, whose batches were made before it began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings(Rounds):
+    """How long to measure.
+
+    Attributes:
+        warmup_s: see `Rounds`.
+        steps_per_sync: on a GPU, steps between two looks at the clock, which wait for it; nothing in between does.
+        comparisons: whether to time what the exact batch is compared with, too.
+    """
+
+    warmup_s: float = 1.0
+    steps_per_sync: int = 8
+    comparisons: bool = True
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What was measured in one precision.
+
+    Attributes:
+        precision: of the step.
+        device: of the step.
+        batch: images in a step.
+        micro_batch: images that go through the network together.
+        recompute: how the exact gradient was made, "never" or "always".
+        rates: images/s of ways to step. The last three are there where they were asked for, and "plain" if it fits.
+
+            - "cached": on batches that are there already.
+            - "loaded": on batches of the loader.
+            - "gradient": cached, without the optimiser.
+            - "recomputed": cached, with recompute = "always".
+            - "averaged": cached; micro-batches each with a loss of its own, averaged, as in the authors' code: another
+              function, with fewer negatives.
+            - "plain": cached, on the whole batch at once, without micro-batches.
+        waited_share: of the time with the loader, what the device waited for its next batch.
+        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
+            what is computed a second time does not count.
+        peak_memory_mib: of the cached step; on a GPU what torch allocated at most, on a CPU the process's largest
+            resident set.
+        device_memory_mib: on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
+    """
+
+    precision: str
+    device: str
+    batch: int
+    micro_batch: int
+    recompute: str
+    rates: dict[str, Rate]
+    waited_share: float
+    flop_per_image: float
+    peak_memory_mib: float
+    device_memory_mib: float | None
+
+    @property
+    def step_s(self) -> Interval:
+        """Seconds of a cached step."""
+        return interval_of_mean([self.batch / rate for rate in self.rates["cached"].images_per_s])
+
+    @property
+    def flop_per_s(self) -> float:
+        """Model FLOP/s of the cached step."""
+        return self.flop_per_image * self.rates["cached"].mean
+
+    @property
+    def optimizer_share(self) -> float:
+        """Of the cached step, what the optimiser takes."""
+        return 1 - self.rates["cached"].over(self.rates["gradient"]).mean
+
+    @property
+    def loader_share(self) -> float:
+        """Of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores."""
+        return 1 - self.rates["loaded"].over(self.rates["cached"]).mean
+
+
+def bench_train(
+    config: Config, precisions: Sequence[str], settings: StepSettings, progress: Progress = no_progress
+) -> list[StepFigures]:
+    """Measure the training step as configured, in each precision.
+
+    Raises:
+        UserError: the data or the device cannot be used.
+    """
+    world = described_world(config.train.device)
+    if world.world_size > 1:
+        raise UserError("bench-train measures one process: start it without torchrun")
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    index = load_index(config.data)
+    if len(index) < config.train.batch:
+        raise UserError(
+            f"{index.root} has {len(index)} images, fewer than train.batch = {config.train.batch}: "
+            f"use more images or a smaller batch"
+        )
+    figures = []
+    for number, precision in enumerate(precisions):
+        bench = StepBench(with_train(config, precision=precision), index, world, settings)
+
+        def of_all(done: int, total: int, before: int = number) -> None:
+            progress(before * total + done, len(precisions) * total)
+
+        figures.append(bench.run(of_all))
+    return figures
+
+
+def cached_rate(config: Config, settings: StepSettings) -> Rate:
+    """Images per second of the training step alone, on batches that are there already.
+
+    On a CPU, steps of at most 32 images, whose rate is about that of large ones.
+    """
+    world = described_world(config.train.device)
+    if world.device.type == "cpu":
+        few = min(config.train.micro_batch, 32)
+        config = with_train(config, batch=few, micro_batch=few)
+    bench = StepBench(config, load_index(config.data), world, settings)
+    rate = bench.time([bench.steps(bench.state.step)])[0]
+    del bench
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # for whatever is measured next, in this process or beside it
+    return rate
+
+
+def with_train(config: Config, **changed: object) -> Config:
+    """The same with other keys of its table `train`."""
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))  # type: ignore[arg-type]
+
+
+class StepBench:
+    """One precision's network, optimiser and batches, and the ways to step with them."""
+
+    def __init__(self, config: Config, index: Index, world: World, settings: StepSettings) -> None:
+        self._config, self._index, self.world, self._settings = config, index, world, settings
+        torch.manual_seed(config.run.seed)
+        steps_per_epoch = max(1, len(index) // config.train.batch)
+        self.state = Pretraining(config, world, steps_per_epoch, fresh=True)
+        with self._loader() as loader:
+            self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
+        self._waited_s, self._looped_s = 0.0, 0.0
+
+    def run(self, progress: Progress) -> StepFigures:
+        """All figures of this precision."""
+        train = self._config.train
+        peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
+        ways = {
+            "cached": self.steps(self.state.step),
+            "loaded": self.loaded,
+            "gradient": self.steps(self.state.gradient),
+        }
+        if self._settings.comparisons:
+            ways["recomputed"] = self.steps(self._then_optimizer(self._exact(train.micro_batch, "always")))
+            ways["averaged"] = self.steps(self._then_optimizer(self._averaged))
+            if self._whole_batch_fits():
+                ways["plain"] = self.steps(self._then_optimizer(self._exact(train.batch, "never")))
+        rates = dict(zip(ways, self.time(list(ways.values()), progress), strict=True))
+        on_gpu = self.world.device.type == "cuda"
+        return StepFigures(
+            precision=self.state.precision,
+            device=str(self.world.device),
+            batch=train.batch,
+            micro_batch=train.micro_batch,
+            recompute=self.state.contrastive.recompute,
+            rates=rates,
+            waited_share=self._waited_s / self._looped_s,
+            flop_per_image=self.flop_per_image(),
+            peak_memory_mib=peak_mib,
+            device_memory_mib=torch.cuda.device_memory_used(self.world.device) / 2**20 if on_gpu else None,
+        )
+
+    def time(self, ways: Sequence[Start], progress: Progress = no_progress) -> list[Rate]:
+        """Time ways to step, taking turns."""
+        return measure_in_rounds(ways, self._settings, progress)
+
+    def steps(self, step: Callable[[Batch], object]) -> Start:
+        """A way to step on batches that are there already."""
+
+        def stepping() -> Generator[int]:
+            number = 0
+            while True:
+                for _ in range(self._steps_per_look):
+                    step(self.batches[number % len(self.batches)])
+                    number += 1
+                self._wait_for_device()
+                yield self._steps_per_look * self._config.train.batch
+
+        return stepping
+
+    def flop_per_image(self) -> float:
+        """Of the network, forward and backward, for both views of one image."""
+        batch = self.batches[0]
+        images = torch.cat([view.image[:2] for view in batch.views[:2]])
+        with FlopCounterMode(display=False) as counter, self._autocast():
+            projection: torch.Tensor = self.state.network(images)
+            torch.autograd.backward([projection.float().sum()])
+        return float(counter.get_total_flops()) / 2
+
+    def loaded(self) -> Generator[int]:
+        """The training loop's own shape: the loader works ahead, a step follows each batch."""
+        device, waiting, steps = self.world.device, Stopwatch(), 0
+        with self._loader() as loader:
+            batches = iter(loader)
+            while True:
+                began = time.perf_counter()
+                for _ in range(self._steps_per_look):
+                    with waiting.running(device):
+                        batch = next(batches)
+                    self.state.step(batch.to(device))
+                self._wait_for_device()
+                waited_s = waiting.take_s()
+                if steps >= _SETTLING_STEPS:
+                    self._waited_s += waited_s
+                    self._looped_s += time.perf_counter() - began
+                steps += self._steps_per_look
+                yield self._steps_per_look * self._config.train.batch
+
+    def _loader(self) -> Loader:
+        return make_loader(self._index, self._config, self._config.train.batch, self.world.device)
+
+    def _exact(self, micro_batch: int, recompute: str) -> ContrastiveStep:
+        own = self.state.contrastive
+        return ContrastiveStep(
+            own.network,
+            own.undo,
+            batch=own.batch,
+            micro_batch=micro_batch,
+            temperature=own.temperature,
+            recompute=recompute,  # type: ignore[arg-type]
+            autocast_dtype=own.autocast_dtype,
+            scaler=own.scaler,
+            world=own.world,
+        )
+
+    def _averaged(self, batch: Batch) -> None:
+        """Losses of small batches, averaged: gradient accumulation as it is usually written."""
+        train = self._config.train
+        for parameter in self.state.network.parameters():
+            parameter.grad = None
+        count = train.batch // train.micro_batch
+        for start in range(0, train.batch, train.micro_batch):
+            first, second = self._embed(self.state.contrastive.network, batch, slice(start, start + train.micro_batch))
+            loss = nt_xent(first, second, self._config.loss.temperature) / count
+            self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _embed(self, network: nn.Module, batch: Batch, rows: slice) -> torch.Tensor:
+        views = [_rows(view, rows) for view in batch.views[:2]]
+        with self._autocast():
+            projection = network(torch.cat([view.image for view in views]))
+        undo = build_undo(self._config.equivariance, self._config.geometry.side_px)
+        matrix = torch.cat([view.matrix for view in views])
+        source_to_view_px = torch.cat([view.source_to_view_px for view in views])
+        projection = projection if projection.dtype == torch.float64 else projection.float()
+        return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
+
+    def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
+        state = self.state
+
+        def step(batch: Batch) -> None:
+            gradient(batch)
+            state.scaler.unscale_(state.optimizer)
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+            state.scheduler.step()
+
+        return step
+
+    def _whole_batch_fits(self) -> bool:
+        train = self._config.train
+        network, rows = self.state.contrastive.network, slice(0, train.micro_batch)
+        _, graph_bytes = with_graph_bytes(
+            network, lambda: self._embed(network, self.batches[0], rows), self.world.device
+        )
+        whole = graph_bytes * (train.batch // train.micro_batch)
+        return whole < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
+
+    def _peak_mib(self) -> float:
+        """Of two cached steps."""
+        device = self.world.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the largest resident set, VmHWM
+        for batch in self.batches:
+            self.state.step(batch)
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device) / 2**20
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+    def _autocast(self) -> torch.autocast:
+        dtype = PRECISIONS[self.state.precision][1]
+        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype is not None)
+
+    @property
+    def _steps_per_look(self) -> int:
+        return self._settings.steps_per_sync if self.world.device.type == "cuda" else 1
+
+    def _wait_for_device(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+
+
+def _rows(view: View, rows: slice) -> View:
+    return View(view.image[rows], view.matrix[rows], view.source_to_view_px[rows])

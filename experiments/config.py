@@ -1,0 +1,162 @@
+"""The configuration of an experiment; like every configuration, it imports neither torch nor DALI."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from bounds import Count, Seed
+from errors import UserError
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.config.tables import as_toml
+
+C = TypeVar("C", Config, FinetuneConfig)
+
+Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+
+_ARM = re.compile(r"[\w-]+")
+"""Name of an arm, which is part of a folder's."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Arm:
+    """One way to train.
+
+    Attributes:
+        set: keys of the run's configuration, as `--set` takes them, after those that all arms share.
+        start: fine-tuning only: the arm of pre-training whose encoder it starts from; None starts as configured.
+    """
+
+    set: tuple[str, ...] = ()
+    start: str | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Phase:
+    """Pre-training or fine-tuning: what its arms share, and the arms.
+
+    Attributes:
+        config: TOML files, as `-c` takes them.
+        set: keys that all arms share.
+        arms: by name.
+    """
+
+    arms: dict[str, Arm]
+    config: tuple[Path, ...] = ()
+    set: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Comparison:
+    """What is claimed: that one arm of fine-tuning is better than another.
+
+    Attributes:
+        better: the arm that should win.
+        than: the other.
+        metric: by which.
+    """
+
+    better: str
+    than: str
+    metric: Metric = "pa_epe_cm"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ExperimentConfig:
+    """An experiment.
+
+    Attributes:
+        out: folder of its runs.
+        data: folder of FreiHAND, or of rendered hands, which are made if the folder is not there.
+        poses: rendered hands to make.
+        scenes: backgrounds that they share.
+        pretrain: its arms.
+        finetune: its arms, each of which is measured on the evaluation part.
+        compare: the claims.
+        seeds: of order, augmentation and weights, one experiment each.
+        figures_of: which checkpoint is measured: the "last" or the "best" on validation.
+    """
+
+    pretrain: Phase
+    finetune: Phase
+    compare: tuple[Comparison, ...]
+    out: Path = Path("runs/experiment")
+    data: Path = Path(".data/hands")
+    poses: Annotated[Count, Field(ge=10)] = 800
+    scenes: Count = 40
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
+    figures_of: Literal["last", "best"] = "last"
+
+
+def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """Read an experiment's TOML file.
+
+    Raises:
+        UserError: it cannot be read, names an arm that there is not or that cannot name a folder, compares an arm with
+            itself, gives a seed twice, or an arm's configuration is wrong.
+    """
+    config = load_config(ExperimentConfig, [file], overrides)
+    if len(set(config.seeds)) < len(config.seeds):
+        raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each once, since a seed is one experiment")
+    for phase, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
+        for name in arms:
+            if not _ARM.fullmatch(name):
+                raise UserError(f"{file}: {phase}.arms.{name!r} names a folder: expected letters, digits, - and _")
+    for name, arm in config.pretrain.arms.items():
+        if arm.start is not None:
+            raise UserError(f"{file}: pretrain.arms.{name}.start: only arms of finetune start from another; remove it")
+    for name, arm in config.finetune.arms.items():
+        if arm.start is not None and arm.start not in config.pretrain.arms:
+            raise UserError(f"{file}: finetune.arms.{name}.start = {arm.start!r}: expected an arm of pretrain.arms")
+    for claim in config.compare:
+        for name in (claim.better, claim.than):
+            if name not in config.finetune.arms:
+                raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
+        if claim.better == claim.than:
+            raise UserError(f"{file}: compare names {claim.better!r} as better than itself: expected two arms")
+    for name in config.pretrain.arms:
+        settings_of_arm(Config, config, name, config.seeds[0])
+    for name in config.finetune.arms:
+        settings_of_arm(FinetuneConfig, config, name, config.seeds[0])
+    return config
+
+
+def folder_of(config: ExperimentConfig, seed: int, phase: str, name: str) -> Path:
+    """Where an arm runs."""
+    return config.out / f"seed_{seed}" / f"{phase}_{name}"
+
+
+def settings_of_arm(kind: type[C], config: ExperimentConfig, name: str, seed: int) -> tuple[C, list[str]]:
+    """The configuration of an arm, and the keys that it sets over the files of its phase.
+
+    Args:
+        kind: `Config` for an arm of pre-training, `FinetuneConfig` for one of fine-tuning.
+        config: the experiment.
+        name: of the arm.
+        seed: of the run.
+
+    Raises:
+        UserError: a key that there is not, or a value that it cannot have.
+    """
+    phase = "pretrain" if kind is Config else "finetune"
+    shared: Phase = getattr(config, phase)
+    arm: Arm = shared.arms[name]
+    own: dict[str, Any] = {
+        "data.root": str(config.data),
+        "run.out": str(folder_of(config, seed, phase, name)),
+        "run.seed": seed,
+    }
+    if arm.start is not None:
+        own["encoder.weights"] = str(folder_of(config, seed, "pretrain", arm.start))
+    overrides = [*shared.set, *arm.set, *(f"{key}={as_toml(value)}" for key, value in own.items())]
+    try:
+        return load_config(kind, shared.config, overrides), overrides
+    except UserError as error:
+        raise UserError(f"{phase}.arms.{name}: {error}") from error
