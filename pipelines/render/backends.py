@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol
@@ -106,13 +107,13 @@ class DaliViews:
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """Copy one DALI batch into its rows of the training batch."""
-        for number, view in enumerate(views):
+        for number, (view, planned) in enumerate(zip(views, plan.views, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
             # By NumPy: beside a GPU, DALI may pin what lies on the CPU, and torch takes no pinned memory by DLPack.
             view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
-        _change_appearance(views, plan, self._augmentation)
+            change_appearance(view.image.permute(0, 2, 3, 1), planned.draws, self._augmentation.appearance)
         if self._graph.device == "gpu":
             # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
             torch.cuda.current_stream().synchronize()
@@ -127,7 +128,7 @@ class FastViews:
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation
-        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
+        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views", initializer=_compute_alone)
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
@@ -141,13 +142,12 @@ class FastViews:
         for view, planned in zip(views, plan.views, strict=True):
             view.matrix.copy_(torch.from_numpy(planned.matrix))
             view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
-        pixels = [view.image.permute(0, 2, 3, 1).numpy() for view in views]
+        pixels = [view.image.permute(0, 2, 3, 1) for view in views]
         started = start_views(self._pool, self._graph.threads, outputs[0], plan, self._augmentation, pixels)
 
         def finish() -> None:
             for share in started:
                 share.result()
-            _change_appearance(views, plan, self._augmentation)
 
         return finish
 
@@ -156,6 +156,10 @@ class FastViews:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _change_appearance(views: list[View], plan: Plan, augmentation: Augmentation) -> None:
-    for view, planned in zip(views, plan.views, strict=True):
-        change_appearance(view.image.permute(0, 2, 3, 1), planned.draws, augmentation.appearance)
+def _compute_alone() -> None:
+    """Have torch compute in this thread alone: the threads of a pool share the work already."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of this thread and of those to come, for which it is set back
+    thread = threading.Thread(target=torch.set_num_threads, args=(threads,))
+    thread.start()
+    thread.join()

@@ -8,16 +8,15 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
 from errors import UserError
 from pipelines.arrays import FloatArray
 from pipelines.render.kernels import make_views
-from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation, ColourConfig
+from pipelines.views.appearance import change_appearance
+from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
 from pipelines.views.draws import Draw
 from pipelines.views.plan import Plan
-
-Image = npt.NDArray[np.uint8]
 
 _COLOUR = [Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE, Draw.VALUE_SHIFT]
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
@@ -68,7 +67,7 @@ def start_views(
     images: Any,
     plan: Plan,
     augmentation: Augmentation,
-    outs: list[Image],
+    outs: list[Tensor],
 ) -> list[Future[None]]:
     """Start to make all V views of N decoded images.
 
@@ -77,8 +76,8 @@ def start_views(
         threads: how many of its threads share the work.
         images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes that the plan says.
         plan: their views.
-        augmentation: side of a view, what fills the outside, and which jitter.
-        outs: per view (N, S, S, 3), contiguous, written to.
+        augmentation: what is done to them.
+        outs: per view (N, S, S, 3) uint8, contiguous, written to.
 
     Returns:
         What to wait for, before the views are read and before `images` may go.
@@ -95,25 +94,26 @@ def start_views(
         0 if geometry.fill == "edge" else geometry.fill,
         geometry.fill == "edge",
         geometry.side_px,
-        np.array([out.ctypes.data for out in outs], np.int64),
+        np.array([out.data_ptr() for out in outs], np.int64),
     )
     return [
-        pool.submit(_make_share, arguments, first, threads, images, colour, draws, outs) for first in range(threads)
+        pool.submit(_make_share, arguments, slice(first, None, threads), images, augmentation, draws, outs)
+        for first in range(threads)
     ]
 
 
 def _make_share(
     arguments: tuple[Any, ...],
-    first: int,
-    threads: int,
+    share: slice,
     images: Any,
-    colour: ColourConfig,
+    augmentation: Augmentation,
     draws: list[FloatArray],
-    outs: list[Image],
+    outs: list[Tensor],
 ) -> None:
     """One thread's share of the views; holds `images`, whose memory the arguments point to, until it is done."""
-    make_views(*(*arguments, first, threads))
-    if colour.jitter == "linear":
-        for view_draws, out in zip(draws, outs, strict=True):
-            for row in range(first, len(images), threads):
-                cv2.transform(out[row], linear_map(view_draws[row]), dst=out[row])
+    make_views(*(*arguments, share.start, share.step))
+    for view_draws, out in zip(draws, outs, strict=True):
+        if augmentation.colour.jitter == "linear":
+            for draw, view in zip(view_draws[share], out.numpy()[share], strict=True):
+                cv2.transform(view, linear_map(draw), dst=view)
+        change_appearance(out[share], view_draws[share], augmentation.appearance)

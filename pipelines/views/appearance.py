@@ -1,8 +1,8 @@
 """The further augmentations: finished views in, finished views out, on any device.
 
 `pipelines.views.augmentation.AppearanceConfig` says what they are and in which order they come (paper, Fig. 5 and 6).
-All is plain arithmetic on each pixel by itself, one operation after the other, so that a view has the same bits in any
-batch. The noise is whole-number arithmetic: it has the same bits on every device.
+A view has the same bits in any batch: nothing is summed over views. The noise is whole-number arithmetic, and has the
+same bits on every device.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pipelines.arrays import FloatArray
 from pipelines.views.augmentation import GREY, AppearanceConfig
@@ -23,8 +24,8 @@ from pipelines.views.draws import Draw
 QUANTILE_BITS: Final = 12
 """4096 quantiles: they end at 3.7 standard deviations, and 25 levels of deviation are rounded coarser than that."""
 
-_AT_ONCE: Final = {"cpu": 4, "cuda": 64}
-"""Views that are changed together: few enough for a CPU's caches."""
+_AT_ONCE: Final = {"cpu": 1, "cuda": 64}
+"""Views that are changed together: on a CPU one, which stays in its caches."""
 
 
 def change_appearance(views: Tensor, draws: FloatArray, appearance: AppearanceConfig) -> None:
@@ -42,14 +43,15 @@ def change_appearance(views: Tensor, draws: FloatArray, appearance: AppearanceCo
         drawn = np.flatnonzero(draws[:, column])
         for start in range(0, len(drawn), at_once):
             rows = drawn[start : start + at_once]
-            at = torch.from_numpy(rows).to(views.device)
+            # One view is changed where it lies; of several, a copy is.
+            at = slice(rows[0], rows[0] + 1) if at_once == 1 else torch.from_numpy(rows).to(views.device)
             views[at] = change(views[at], draws[rows], appearance)
 
 
 def _grey(views: Tensor) -> Tensor:
     """(N, S, S) float, not rounded."""
-    red, green, blue = (views[..., channel].float().mul_(weight) for channel, weight in enumerate(GREY))
-    return red.add_(green).add_(blue)
+    red, green, blue = views.unbind(3)
+    return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
 
 
 def _to_8_bits(values: Tensor) -> Tensor:
@@ -59,23 +61,18 @@ def _to_8_bits(values: Tensor) -> Tensor:
 
 def _sobel(views: Tensor, _: FloatArray, __: AppearanceConfig) -> Tensor:
     """Length of the grey's 3 x 3 Sobel gradient, mirrored at the border."""
-    grey = torch.nn.functional.pad(_grey(views), (1, 1, 1, 1), mode="reflect")
+    grey = F.pad(_grey(views), (1, 1, 1, 1), mode="reflect")
     across, down = grey[:, :, 2:] - grey[:, :, :-2], grey[:, 2:] - grey[:, :-2]
-    x = (across[:, 1:-1] * 2).add_(across[:, :-2]).add_(across[:, 2:])
-    y = (down[:, :, 1:-1] * 2).add_(down[:, :, :-2]).add_(down[:, :, 2:])
-    return _to_8_bits(x.square_().add_(y.square_()).sqrt_())[..., None].expand_as(views)
+    x = (across[:, :-2] + across[:, 2:]).add_(across[:, 1:-1], alpha=2)
+    y = (down[:, :, :-2] + down[:, :, 2:]).add_(down[:, :, 1:-1], alpha=2)
+    return _to_8_bits(x.square_().add_(y.square_()).sqrt_())[..., None]
 
 
 def _cut_out(views: Tensor, draws: FloatArray, _: AppearanceConfig) -> Tensor:
-    pixel = torch.arange(views.shape[1], device=views.device)
-
-    def of_views(column: Draw) -> Tensor:
-        return torch.from_numpy(draws[:, column]).to(views.device)[:, None]
-
-    left, top, side = (of_views(column) for column in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.CUT_OUT_SIDE_PX))
-    columns, rows = (pixel >= left) & (pixel < left + side), (pixel >= top) & (pixel < top + side)
-    hole = rows[:, :, None, None] & columns[:, None, :, None]
-    return torch.where(hole, of_views(Draw.CUT_OUT_GREY)[:, None, None].to(torch.uint8), views)
+    columns = [Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.CUT_OUT_SIDE_PX, Draw.CUT_OUT_GREY]
+    for view, (left, top, side, grey) in zip(views, draws[:, columns].astype(int).tolist(), strict=True):
+        view[top : top + side, left : left + side] = grey
+    return views
 
 
 def _blur(views: Tensor, draws: FloatArray, _: AppearanceConfig) -> Tensor:
@@ -86,7 +83,7 @@ def _blur(views: Tensor, draws: FloatArray, _: AppearanceConfig) -> Tensor:
     taps_px = np.arange(-longest_px, longest_px + 1)
     weights = np.exp(-((taps_px / sigma_px) ** 2) / 2) * (np.abs(taps_px) <= reach_px)
     weights /= weights.sum(axis=1, keepdims=True)
-    weight = torch.from_numpy(weights.astype(np.float32)).to(views.device)[:, :, None, None, None]
+    weight = torch.from_numpy(weights.T.astype(np.float32)).to(views.device)[:, :, None, None, None]
 
     side_px = views.shape[1]
     mirrored = np.abs(np.arange(-longest_px, side_px + longest_px)) % (2 * side_px - 2)
@@ -96,7 +93,7 @@ def _blur(views: Tensor, draws: FloatArray, _: AppearanceConfig) -> Tensor:
         wide = blurred.index_select(axis, beyond)
         blurred = torch.zeros_like(blurred)
         for tap in range(len(taps_px)):
-            blurred.add_(wide.narrow(axis, tap, side_px) * weight[:, tap])
+            blurred.addcmul_(wide.narrow(axis, tap, side_px), weight[tap])
     return _to_8_bits(blurred)
 
 
@@ -104,12 +101,18 @@ def _add_noise(views: Tensor, draws: FloatArray, appearance: AppearanceConfig) -
     """Of each pixel and channel, the level that a hash of its number and the view's key picks."""
     halves = draws[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]].astype(np.uint32)
     key = (halves[:, 0] << 16 | halves[:, 1]).view(np.int32)
-    # Without the first hash, views whose keys are near each other would have the same noise, shifted.
-    number = _mix(torch.arange(views[0].numel(), dtype=torch.int32, device=views.device)).view(views.shape[1:])
-    number = _mix(number ^ torch.from_numpy(key).to(views.device)[:, None, None, None])
+    number = _mix(
+        _pixel_hashes(views.shape[1], views.device) ^ torch.from_numpy(key).to(views.device)[:, None, None, None]
+    )
     quantile = _shifted_right(number, 32 - QUANTILE_BITS)
     levels = torch.from_numpy(noise_levels(appearance.noise_std)).to(views.device)
     return levels.index_select(0, quantile.view(-1)).view(views.shape).add_(views).clamp_(0, 255).to(torch.uint8)
+
+
+@functools.cache
+def _pixel_hashes(side_px: int, device: torch.device) -> Tensor:
+    """(S, S, 3). Without them, views whose keys are near each other would have the same noise, shifted."""
+    return _mix(torch.arange(3 * side_px**2, dtype=torch.int32, device=device)).view(side_px, side_px, 3)
 
 
 @functools.cache
@@ -136,7 +139,7 @@ def _shifted_right(number: Tensor, bits: int) -> Tensor:
 
 
 def _drop_colour(views: Tensor, _: FloatArray, __: AppearanceConfig) -> Tensor:
-    return _to_8_bits(_grey(views))[..., None].expand_as(views)
+    return _to_8_bits(_grey(views))[..., None]
 
 
 _CHANGES: Final[dict[Draw, Callable[[Tensor, FloatArray, AppearanceConfig], Tensor]]] = {
