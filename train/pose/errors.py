@@ -28,6 +28,11 @@ class Errors:
     in_metres: bool
     left_out: dict[str, int]
 
+    @property
+    def reasons(self) -> str:
+        """Why samples are not measured, in words, with how many; empty if all are."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
+
     def tables(self) -> dict[str, Floats]:
         """Every metric before the means, (N, K) each: those of `METRICS` that these labels allow."""
         tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}

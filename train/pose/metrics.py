@@ -266,9 +266,7 @@ def paired_difference(
 
 def mean_over_hands(table: Floats) -> Floats:
     """(N, K) -> (K,), NaN left out; NaN for a keypoint without any hand."""
-    counts = (~np.isnan(table)).sum(axis=0)
-    means: Floats = np.full(table.shape[1], np.nan)
-    np.divide(np.nansum(table, axis=0), counts, out=means, where=counts > 0)
+    means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
 
 

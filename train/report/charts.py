@@ -7,15 +7,15 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import PercentFormatter
 
 from skeleton import Skeleton
+from train.pictures import log_axis
 
 SERIES: Final = 6
 """Colours that a chart may use; the page's style sheet has as many."""
@@ -26,23 +26,16 @@ _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line"} | {
     colour: f"--series-{number + 1}" for number, colour in enumerate(_SERIES)
 }
 _STYLE: Final[dict[Any, Any]] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID, "axes.labelcolor": _MUTED, "text.color": _INK,
-    "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0, "xtick.major.pad": 5, "ytick.major.size": 0,
-    "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8, "svg.fonttype": "none",
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.which": "both",
+    "axes.axisbelow": True, "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID,
+    "axes.labelcolor": _MUTED, "text.color": _INK, "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0,
+    "xtick.major.pad": 5, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a chart.
-
-    Attributes:
-        x: along the axis.
-        y: as many values; None leaves a gap.
-        series: which of the page's colours, from 0.
-        dots: mark every value; the only one is always marked.
-    """
+class Line(NamedTuple):
+    """Values of y over x; None leaves a gap. `series` says which of the page's colours, `dots` marks every value."""
 
     x: Sequence[float]
     y: Sequence[float | None]
@@ -50,14 +43,8 @@ class Line:
     dots: bool = False
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A chart of the page.
-
-    Attributes:
-        title: above it.
-        svg: an element for an HTML page.
-    """
+class Chart(NamedTuple):
+    """A title, and an element for an HTML page below it."""
 
     title: str
     svg: str
@@ -94,14 +81,10 @@ def line_chart(
                 ha="right", color=_MUTED, fontsize=9,
             )  # fmt: skip
         if log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            few = np.ptp(np.log10(axes.get_ylim())) < 1
-            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if few else NullFormatter())
-            axes.grid(which="both" if few else "major")
+            log_axis(axes)
         if percent:
             axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.margins(x=0)
         axes.set_xlabel(x_label)
         return Chart(title, _svg(figure, title))

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from errors import UserError
 from train.report import curves, galleries, numbers
 from train.report.charts import SERIES
-from train.report.contents import Run, measured, read_runs
+from train.report.contents import Run, measured, read_runs, sources_of
 from writing import write_text
 
 
@@ -36,15 +36,13 @@ def write_report(
     read = read_runs(runs)
     with _reading_evaluations(read):
         found = measured(read)
-        of_evaluations = {
-            "measured": found,
-            "table": numbers.table(found) if found else [],
-            "verdict": numbers.verdict(found) if found else "",
-            "facts": numbers.facts(found) if found else [],
-        }
+        figures = {"table": [], "verdict": "", "facts": []} if found is None else {
+            "table": numbers.table(found), "verdict": numbers.verdict(found), "facts": numbers.facts(found)
+        }  # fmt: skip
         error_curves, worst = curves.error_curves(found), galleries.hands(found)
     content = {
-        **of_evaluations,
+        **figures,
+        "measured": found,
         "title": title,
         "curves": [*error_curves, *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
         "galleries": [*galleries.views(read), *galleries.predictions(predictions), *worst],
@@ -77,9 +75,9 @@ def _reading_evaluations(runs: Sequence[Run]) -> Iterator[None]:
 def _summary(run: Run) -> dict[str, str]:
     """What a run was, in a few words each."""
     config, rows = run.config, run.rows
-    sources = [f"{table['root']}, {table['split']}" for table in _sources(config)]
+    sources = [f"{table['root']}, {table['split']}" for table in sources_of(config)]
     if run.kind == "fine-tuning":
-        shares = [f"{table['label_fraction']:.0%} of the labels" for table in _sources(config)]
+        shares = [f"{table['label_fraction']:.0%} of the labels" for table in sources_of(config)]
         sources = [f"{source}, {share}" for source, share in zip(sources, shares, strict=True)]
     images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
     return {
@@ -93,9 +91,5 @@ def _summary(run: Run) -> dict[str, str]:
 
 def _rendered(config: Mapping[str, Any]) -> bool:
     """Whether a run saw the hands of `make-data`."""
-    sources = (table for table in _sources(config) if table["source"] == "freihand")
+    sources = (table for table in sources_of(config) if table["source"] == "freihand")
     return any((Path(table["root"]) / "dataset.json").exists() for table in sources)
-
-
-def _sources(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return config["data"] if isinstance(config["data"], list) else [config["data"]]
