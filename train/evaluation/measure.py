@@ -116,8 +116,7 @@ def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     """The same images for another network: views of its own side, boxes with the margin that it was trained with."""
-    margin = each_source(run.config.data)[0].box_margin
-    sources = tuple(dataclasses.replace(source, box_margin=margin) for source in each_source(config.data))
+    sources = tuple(dataclasses.replace(source, box_margin=run.box_margin) for source in each_source(config.data))
     return dataclasses.replace(
         config,
         data=sources if isinstance(config.data, tuple) else sources[0],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,12 @@ LEAST_KEYPOINTS_TO_ALIGN: Final = 3
 _EPSILON: Final = 1e-8  # FreiHAND's script adds it to the sizes that it divides by
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """How a metric is shown.
 
     Attributes:
-        title: its short name.
-        unit: behind the name; empty for a share.
-        of: what its full name adds, as in "EPE (cm)".
-        decimals: of its values.
-        higher_is_better: as an area is; an error is not.
-        meaning: in words.
+        unit: behind the title; empty for a share.
+        of: what the full name adds to the title, as in "EPE (cm)".
     """
 
     title: str
@@ -79,15 +74,8 @@ class PoseErrors:
     pa_error_m: Floats
     collapsed: Bools
 
-    @classmethod
-    def unknown(cls, hands: int, keypoints: int) -> PoseErrors:
-        """Of hands of which nothing can be measured."""
-        nothing = np.full((hands, keypoints), np.nan)
-        return cls(nothing, nothing, np.zeros(hands, bool))
 
-
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A figure with the limits of its confidence interval, NaN where none can be given."""
 
     value: float
@@ -127,15 +115,12 @@ def pose_errors(
 def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
     """Hands (N,) whose valid keypoints, two or more, all lie in one place, so that nothing can be aligned to them.
 
-    Args:
-        points: (N, K, 3).
-        valid: (N, K), which keypoints count; the others may be anything.
+    `points` are (N, K, 3), `valid` (N, K) says which count; the others may be anything.
     """
     counts = np.asarray(valid, bool)
     kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
     shape = np.where(counts[..., None], kept - _centre(kept, counts), 0)
-    found: Bools = (np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1)
-    return found
+    return np.asarray((np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1))
 
 
 def align(
@@ -241,9 +226,7 @@ def paired_difference(
     other: Mapping[str, Floats],
     *,
     groups: npt.ArrayLike | None = None,
-    confidence: float = 0.95,
     resamples: int = 1000,
-    seed: int = 0,
 ) -> dict[str, Interval]:
     """Metrics of one run minus those of another on the same hands, with intervals as `confidence_intervals`.
 
@@ -252,7 +235,8 @@ def paired_difference(
     Args:
         tables: (N, K) each, of the one.
         other: the same names, of the other, row by row the same hands.
-        groups: as `confidence_intervals`, and so the rest.
+        groups: as `confidence_intervals`.
+        resamples: as `confidence_intervals`.
 
     Raises:
         ValueError: the names or shapes differ.
@@ -261,7 +245,7 @@ def paired_difference(
     if shapes != others:
         raise ValueError(f"tables {shapes} and {others} are not of the same hands")
     differences = {name: tables[name] - other[name] for name in tables}
-    return confidence_intervals(differences, groups=groups, confidence=confidence, resamples=resamples, seed=seed)
+    return confidence_intervals(differences, groups=groups, resamples=resamples)
 
 
 def mean_over_hands(table: Floats) -> Floats:
@@ -305,13 +289,11 @@ def _checked(
 
 def _centre(points: Floats, counts: Bools) -> Floats:
     """Mean of the keypoints that count: (N, K, 3), zero elsewhere -> (N, 1, 3)."""
-    centre: Floats = points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None]
-    return centre
+    return np.asarray(points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None])
 
 
 def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
-    distances: Floats = np.linalg.norm(predicted - true, axis=2)
-    return np.where(counts, distances, np.nan)
+    return np.where(counts, np.linalg.norm(predicted - true, axis=2), np.nan)
 
 
 def area(errors: Floats, thresholds: Floats) -> Floats:

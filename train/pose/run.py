@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from models.encoders import Encoder
 from models.pose import PoseNetwork
+from pipelines.config import each_source
 from train.config.finetuning import FinetuneConfig
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 
@@ -33,6 +34,11 @@ class PoseRun:
     config: FinetuneConfig
     network: PoseNetwork
     depth: bool
+
+    @property
+    def box_margin(self) -> float:
+        """How much larger than the box the views of training were."""
+        return each_source(self.config.data)[0].box_margin
 
 
 def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:

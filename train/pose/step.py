@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from train.steps.batch_statistics import one_momentum_step
 from train.steps.stopwatch import Stopwatch
 
 
-@dataclass(frozen=True)
-class PoseLosses:
+class PoseLosses(NamedTuple):
     """The losses of some views, scalars with graph.
 
     Attributes:
@@ -40,10 +39,7 @@ def pose_losses(output: PoseOutput, targets: PoseTargets, *, refined: bool) -> P
     A target that is not known (NaN) adds nothing, and still counts in the mean: so means over micro-batches and ranks
     of equal size average to the mean over all.
 
-    Args:
-        output: of N views.
-        targets: theirs.
-        refined: whether the network refines the root's depth; else that loss is 0.
+    Without refinement (`refined` is False) the root's loss is 0.
     """
     keypoints_px = _mean_absolute(output.keypoints_px, targets.keypoints_px)
     depth = _mean_absolute(output.relative_depth, targets.relative_depth)
@@ -57,21 +53,20 @@ def _mean_absolute(predicted: Tensor, target: Tensor) -> Tensor:
     return (predicted - target.where(known, predicted.detach())).abs().mean()
 
 
-@dataclass(frozen=True)
-class PoseStepResult:
+class PoseStepResult(NamedTuple):
     """What one step gives besides the gradients, over the global batch; all on the device and without graph.
 
     Attributes:
         loss: scalar, the weighted sum.
-        losses: (3,), the parts before weighting, in the order of `PoseLosses`.
+        losses: its parts before weighting.
     """
 
     loss: Tensor
-    losses: Tensor
+    losses: PoseLosses
 
     def figures(self) -> dict[str, float]:
         """The parts of the loss; waits for the device."""
-        return dict(zip(("keypoints_px", "depth", "root_depth"), self.losses.tolist(), strict=True))
+        return dict(zip(self.losses._fields, torch.stack(self.losses).tolist(), strict=True))
 
 
 class PoseStep:
@@ -142,11 +137,10 @@ class PoseStep:
                     add_statistics()
                     mean = loss / micro_batches
                     (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
-                    parts = [loss, losses.keypoints_px, losses.depth, losses.root_depth]
-                    total += torch.stack([part.detach().to(total.dtype) for part in parts]) / micro_batches
+                    total += torch.stack([part.detach().to(total.dtype) for part in (loss, *losses)]) / micro_batches
             self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
         self.world.sum_(total)
-        return PoseStepResult(total[0], total[1:])
+        return PoseStepResult(total[0], PoseLosses(*total[1:]))
 
     def _losses(self, image: Tensor, targets: PoseTargets) -> tuple[Tensor, PoseLosses]:
         enabled = self.autocast_dtype is not None
