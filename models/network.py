@@ -30,12 +30,7 @@ class Normalize(nn.Module):
 
 
 class ContrastiveNetwork(nn.Module):
-    """Normalisation, encoder and projection head.
-
-    Attributes:
-        encoder: what is kept after pre-training.
-        projector: the head that the loss looks through.
-    """
+    """Normalisation; the encoder, which is kept after pre-training; and the head that the loss looks through."""
 
     def __init__(self, encoder: Encoder, projector: nn.Module) -> None:
         super().__init__()

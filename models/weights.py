@@ -153,8 +153,7 @@ def pose_from_published(state: Mapping[str, Tensor]) -> State:
     Their last layer gives x and y in pixels of a 224-pixel view, ours in units of its side from its centre; theirs has
     a 64th output, which nothing reads.
 
-    Args:
-        state: as published; its shapes were checked.
+    Shapes are not checked here.
     """
     ours = {f"encoder.resnet.{key}": tensor for key, tensor in encoder_state(state).items() if key[:3] != "fc."}
     rows = hand_rows("peclr", "freihand")

@@ -109,6 +109,15 @@ def log_axis(axis: Axes) -> None:
     axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
 
 
+def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
+    """A dashed line across the axes, and what it stands for."""
+    axes.axhline(y, color=colour, linestyle="--", linewidth=1)
+    axes.annotate(
+        words, (1, y), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right",
+        color=colour,
+    )  # fmt: skip
+
+
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
     """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote.
 
@@ -149,11 +158,7 @@ def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, start: float) 
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 5), layout="constrained")
         loss, rank = figure.subplots(2, 1, sharex=True)
-        loss.axhline(start, color="0.6", linestyle="--", linewidth=1)
-        loss.annotate(
-            f"chance, ln(2B - 1) = {start:.2f}", (1, start), xycoords=("axes fraction", "data"),
-            xytext=(0, 3), textcoords="offset points", ha="right", color="0.4",
-        )  # fmt: skip
+        level_line(loss, start, f"chance, ln(2B - 1) = {start:.2f}", "0.5")
         loss.plot(steps, [row["loss"] for row in rows], color="#1f6fb4")
         loss.set_ylabel("NT-Xent loss")
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")

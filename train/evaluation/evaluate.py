@@ -16,17 +16,7 @@ from errors import UserError
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World, described_world
-from train.evaluation.measure import (
-    Evaluation,
-    difference,
-    evaluation_config,
-    for_other_run,
-    intervals,
-    measure,
-    trained_on,
-    worst_hands,
-)
-from train.evaluation.report import comparison, of_hands, results, save_hands, save_pck, save_worst, table_of
+from train.evaluation import measure, report
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels
@@ -63,22 +53,20 @@ def evaluate(
 
     Args:
         source: a fine-tuning run, or one of its checkpoints.
-        files: configuration on top of the run's own.
-        overrides: the same, as key=value.
+        files: configuration on top of the run's own; `overrides` likewise, as key=value.
         out: folder for the results; the run's folder has one named "evaluation" by default.
         compare: another run, measured on the same images.
         crop: how hands are cut out: by the data's boxes, or by the authors' two passes without boxes.
         worst: how many hands worst.png shows.
         submission: write pred.json and pred.zip for FreiHAND's leaderboard.
         proper_rotation: forbid reflections when aligning.
-        progress: called with (images done, images in all).
 
     Raises:
         UserError: a run, the data or the folder cannot be used.
     """
     run = load_pose_run(source)
     other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it is none
-    config = evaluation_config(run, files, overrides)
+    config = measure.evaluation_config(run, files, overrides)
     world = World(device=described_world(config.train.device).device)
     folder = _folder(out, run, source)
     evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
@@ -86,32 +74,33 @@ def evaluate(
     if evaluation is None:
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], list(written))
-    if trained_on(run, config):
+    if measure.trained_on(run, config):
         log.warning("these images, or some of them, are what the run was trained on")
-    measured = intervals(evaluation)
-    report = results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
+    measured = measure.intervals(evaluation)
+    content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
     title = f"{run.path}, {len(evaluation.index) - sum(evaluation.errors.left_out.values())} hands"
     if reasons := evaluation.errors.reasons:
         title += f", left out: {reasons}"
-    tables = [table_of(title, measured)]
-    rows = worst_hands(evaluation, worst)
-    report["worst"] = of_hands(evaluation, rows.tolist())
+    tables = [report.table_of(title, measured)]
+    rows = measure.worst_hands(evaluation, worst)
+    content["worst"] = report.of_hands(evaluation, rows.tolist())
     shown = {_name(run): evaluation}
     if other_run is not None:
-        other, _, _ = _measured(other_run, for_other_run(config, other_run), crop, world, proper_rotation, progress)
+        same_images = measure.for_other_run(config, other_run)
+        other, _, _ = _measured(other_run, same_images, crop, world, proper_rotation, progress)
         assert other is not None  # it has the same labels
-        differences = difference(evaluation, other)
-        theirs = results(other, intervals(other), proper_rotation=proper_rotation, crop=crop)
-        report["comparison"] = comparison(differences, theirs)
-        tables.append(table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
+        differences = measure.difference(evaluation, other)
+        theirs = report.results(other, measure.intervals(other), proper_rotation=proper_rotation, crop=crop)
+        content["comparison"] = report.comparison(differences, theirs)
+        tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = other
     few = dataclasses.replace(evaluation.index, sources=()).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
-    write_text(folder / "metrics.json", json.dumps(report, indent=2) + "\n")
-    save_hands(folder / "hands.csv", evaluation)
-    save_pck(folder / "pck.png", shown)
-    save_worst(folder / "worst.png", evaluation, rows, closer)
+    write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
+    report.save_hands(folder / "hands.csv", evaluation)
+    report.save_pck(folder / "pck.png", shown)
+    report.save_worst(folder / "worst.png", evaluation, rows, closer)
     return Evaluated(
         tables, [*written, *(folder / name for name in ("metrics.json", "hands.csv", "pck.png", "worst.png"))]
     )
@@ -126,7 +115,7 @@ def _measured(
     progress: Progress | None,
     *,
     labelled: bool = True,
-) -> tuple[Evaluation | None, Poses, PoseLabels]:
+) -> tuple[measure.Evaluation | None, Poses, PoseLabels]:
     """The evaluation, or None where labels are missing and may be."""
     index = load_index(config.data)
     labels = PoseLabels.of(index)
@@ -148,7 +137,7 @@ def _measured(
     poses = _ESTIMATES[crop](run.network, index, labels.intrinsics, config, world, progress=progress)
     if not labels.labelled:
         return None, poses, labels
-    return measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
+    return measure.measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
 
 
 def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:

@@ -156,14 +156,7 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
 
 
 def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
-    """Some hands in three pictures each: labels, prediction, and both from the side, with the errors.
-
-    Args:
-        path: of the picture.
-        evaluation: of all hands.
-        rows: which to show.
-        poses: of these alone, with their views' images.
-    """
+    """The hands of some rows, of which `poses` has the views' images: three pictures each, and the errors above."""
     tables = evaluation.tables()
     pictures = []
     for number, row in enumerate(rows.tolist()):

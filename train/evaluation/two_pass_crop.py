@@ -16,11 +16,10 @@ from models.pose import PoseNetwork, view_intrinsics
 from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
+from train.pictures import Image
 from train.pose.inference import Floats, Poses, Progress
 from train.pose.labels import PoseLabels
 from writing import whole_file, write_text
-
-Images = npt.NDArray[np.uint8]
 
 FIRST_BOX_FRAC = 0.33
 """Side of the first pass's box, in the middle of the image, over the image's longer side."""
@@ -54,12 +53,12 @@ def estimate_in_two_passes(
     samples = np.arange(count)
     keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
-    kept: list[Images] = []
+    kept: list[Image] = []
     kept_rows: list[int] = []
     origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
     network = network.float().to(world.device).eval()
 
-    def predict(images: list[Images], crops: Floats, k: Floats) -> tuple[Floats, Floats, Images]:
+    def predict(images: list[Image], crops: Floats, k: Floats) -> tuple[Floats, Floats, Image]:
         views = np.stack([_view(image, crop, side_px, origin_px) for image, crop in zip(images, crops, strict=True)])
         in_view = view_intrinsics(torch.from_numpy(k), torch.from_numpy(crops)).float()
         with torch.inference_mode():
@@ -123,7 +122,7 @@ def _to_source(points_px: Floats, crops: Floats) -> Floats:
     return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
 
-def _view(image: Images, crop: Floats, side_px: int, origin_px: float) -> Images:
+def _view(image: Image, crop: Floats, side_px: int, origin_px: float) -> Image:
     """The crop, whose coordinates of the first pixel's centre are `origin_px`; OpenCV's are 0."""
     matrix = crop.copy()
     matrix[:, 2] += crop[:, :2].sum(axis=1) * origin_px - origin_px
@@ -131,7 +130,7 @@ def _view(image: Images, crop: Floats, side_px: int, origin_px: float) -> Images
     return np.asarray(view, np.uint8)
 
 
-def _read(index: Index, row: int) -> Images | None:
+def _read(index: Index, row: int) -> Image | None:
     try:
         decoded = cv2.imdecode(np.frombuffer(index.read(row), np.uint8), cv2.IMREAD_COLOR)
     except (OSError, cv2.error):

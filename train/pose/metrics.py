@@ -8,7 +8,7 @@ gives its confidence interval.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -208,7 +208,10 @@ def confidence_intervals(
         raise ValueError(f"tables have {rows} rows and groups {len(members)}, expected the same number, at least 1")
     tail = 50 * (1 - confidence)
     drawn: dict[str, list[Floats]] = {name: [] for name in tables}
-    for weights in _resample_weights(members, resamples, seed):
+    rng, poses = np.random.default_rng(seed), int(members.max()) + 1
+    for start in range(0, resamples, 100):  # at a time, to bound the memory
+        times = rng.multinomial(poses, np.full(poses, 1 / poses), size=min(100, resamples - start))
+        weights = times[:, members].astype(np.float64)  # how often each hand is drawn
         for name, table in tables.items():
             drawn[name].append(_weighted_metric(table, weights))
     intervals = {}
@@ -235,8 +238,7 @@ def paired_difference(
     Args:
         tables: (N, K) each, of the one.
         other: the same names, of the other, row by row the same hands.
-        groups: as `confidence_intervals`.
-        resamples: as `confidence_intervals`.
+        groups: as `confidence_intervals`, and so `resamples`.
 
     Raises:
         ValueError: the names or shapes differ.
@@ -313,15 +315,6 @@ def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
         if len(known):
             curves.append(np.searchsorted(known, thresholds, side="right") / len(known))
     return np.mean(curves, axis=0) if curves else np.full(len(thresholds), np.nan)
-
-
-def _resample_weights(members: npt.NDArray[np.intp], resamples: int, seed: int) -> Iterator[Floats]:
-    """How often each hand is drawn in each resample, (up to 100, N) at a time to bound the memory."""
-    rng = np.random.default_rng(seed)
-    count = int(members.max()) + 1
-    for start in range(0, resamples, 100):
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(100, resamples - start))
-        yield drawn[:, members].astype(np.float64)
 
 
 def _weighted_metric(table: Floats, weights: Floats) -> Floats:

@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -22,12 +22,11 @@ from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World, described_world
-from train.pose.inference import Poses, estimate_poses
+from train.pictures import Image
+from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.prediction_picture import Box, Prediction, save_prediction
 from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
-
-Image = npt.NDArray[np.uint8]
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
@@ -56,7 +55,7 @@ def predict(
     box_px: Box | None = None,
     intrinsics: Path | None = None,
     scale_m: float | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Predicted:
     """Predict the pose in each picture that can be read and write a drawing and a JSON file of it.
 
@@ -71,7 +70,6 @@ def predict(
         intrinsics: JSON file with the camera matrix of the pictures; None assumes a focal length of the picture's
             longer side and its centre as the principal point.
         scale_m: length of the skeleton's reference bone; None leaves the pose in units of that length.
-        progress: called with (pictures done, pictures in all).
 
     Raises:
         UserError: an input that cannot be used, or no picture can be read.
@@ -308,7 +306,7 @@ def _estimate(
     files: Sequence[Path],
     boxes_px: npt.NDArray[np.float32],
     cameras: Sequence[npt.NDArray[np.float32]],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None = None,
 ) -> Poses:
     index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
     world = World(device=described_world().device)
@@ -322,7 +320,7 @@ def _second_look(
     """What the network says when it is shown the part of the picture where it saw the hand at first."""
     boxes_px = squares_around(first.keypoints_px.min(axis=1), first.keypoints_px.max(axis=1))
     boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * run.box_margin
-    return _estimate(run, files, boxes_px, cameras, None)
+    return _estimate(run, files, boxes_px, cameras)
 
 
 def _box_needed(

@@ -106,12 +106,7 @@ def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str, skeleton:
     for chain, colour in skeleton.limbs:
         rows = list(chain)
         axes.plot(x[rows], y[rows], z[rows], ".-", color=tuple(value / 255 for value in colour), linewidth=2)
-    middle = np.array([(axis.min() + axis.max()) / 2 for axis in (x, y, z)])
-    reach = max(float(max(np.ptp(axis) for axis in (x, y, z))), 1e-3) * 0.55
-    axes.set_xlim(middle[0] - reach, middle[0] + reach)
-    axes.set_ylim(middle[1] - reach, middle[1] + reach)
-    axes.set_zlim(middle[2] - reach, middle[2] + reach)
-    axes.set_box_aspect((1, 1, 1))
+    axes.set_aspect("equal", adjustable="datalim")
     axes.view_init(elev=15, azim=-65)
     axes.set_xlabel("x")
     axes.set_ylabel("depth")

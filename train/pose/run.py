@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -55,17 +54,6 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
     path = find_checkpoint(source, expected)
     saved = load_checkpoint(path)
-    config = _config_of(path, saved)
-    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
-    try:
-        network.load_state_dict(saved["network"])
-    except RuntimeError as error:
-        raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
-    network = network.float().to(device or torch.device("cpu")).eval()
-    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
-
-
-def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:
     if "pose" not in saved["config"]:
         raise UserError(
             f"{path} is of pre-training, which knows no poses: fine-tune it first, with "
@@ -75,4 +63,10 @@ def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
-    return config
+    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
+    try:
+        network.load_state_dict(saved["network"])
+    except RuntimeError as error:
+        raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
+    network = network.float().to(device or torch.device("cpu")).eval()
+    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))

@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch
-from train.config.finetuning import PoseLossConfig
+from train.config.finetuning import FinetuneConfig
 from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
 from train.pose.labels import PoseTargets
@@ -79,38 +79,33 @@ class PoseStep:
     Args:
         network: whose parameters get the gradient.
         forward: views (n, 3, S, S) uint8 and intrinsics (n, 3, 3) to poses; may be compiled.
-        refined: whether the network refines the root's depth.
-        weights: of the losses.
-        batch: images of a global batch.
-        micro_batch: images that go through the network together; divides `batch`.
+        config: its `train.batch` images make a global batch, of which `train.micro_batch` go through the network
+            together.
         autocast_dtype: 16-bit type for the network; None for none.
         scaler: scales the gradients, which the caller unscales (fp16).
         world: this rank among all.
 
     Raises:
-        UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
+        UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
     """
 
     def __init__(
         self,
         network: nn.Module,
         forward: Callable[[Tensor, Tensor], PoseOutput],
+        config: FinetuneConfig,
         *,
-        refined: bool,
-        weights: PoseLossConfig,
-        batch: int,
-        micro_batch: int,
         autocast_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
         world: World | None = None,
     ) -> None:
         self.network, self.forward = network, forward
-        self.refined, self.weights = refined, weights
-        self.batch, self.micro_batch = batch, micro_batch
+        self.refined, self.weights = config.pose.refine, config.loss
+        self.batch, self.micro_batch = config.train.batch, config.train.micro_batch
         self.autocast_dtype, self.scaler = autocast_dtype, scaler
         self.world = World() if world is None else world
         self.own_work = Stopwatch()
-        self.share = micro_batch_share(batch, micro_batch, self.world.rank, self.world.world_size)
+        self.share = micro_batch_share(self.batch, self.micro_batch, self.world.rank, self.world.world_size)
 
     def __call__(self, batch: Batch, targets: PoseTargets) -> PoseStepResult:
         """Leaves the gradient of the mean loss over the global batch in `.grad`, in place of what was there.

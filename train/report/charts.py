@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from skeleton import Skeleton
-from train.pictures import log_axis
+from train.pictures import level_line, log_axis
 
 SERIES: Final = 6
 """Colours that a chart may use; the page's style sheet has as many."""
@@ -26,11 +26,10 @@ _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line"} | {
     colour: f"--series-{number + 1}" for number, colour in enumerate(_SERIES)
 }
 _STYLE: Final[dict[Any, Any]] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.which": "both",
-    "axes.axisbelow": True, "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED, "text.color": _INK, "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0,
-    "xtick.major.pad": 5, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8,
-    "svg.fonttype": "none",
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": _GRID, "grid.linewidth": 0.8, "axes.edgecolor": _GRID, "axes.labelcolor": _MUTED, "text.color": _INK,
+    "xtick.color": _MUTED, "ytick.color": _MUTED, "xtick.major.size": 0, "xtick.major.pad": 5, "ytick.major.size": 0,
+    "xtick.minor.size": 0, "ytick.minor.size": 0, "lines.linewidth": 1.8, "svg.fonttype": "none",
 }  # fmt: skip
 
 
@@ -75,13 +74,10 @@ def line_chart(
             dots = line.dots or np.isfinite(y).sum() == 1  # a line of one value has no length
             axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if dots else "", markersize=4)
         if level is not None:
-            axes.axhline(level[0], color=_MUTED, linestyle="--", linewidth=1)
-            axes.annotate(
-                level[1], (1, level[0]), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                ha="right", color=_MUTED, fontsize=9,
-            )  # fmt: skip
+            level_line(axes, *level, _MUTED)
         if log:
             log_axis(axes)
+            axes.grid(which="both" if np.ptp(np.log10(axes.get_ylim())) < 1 else "major")
         if percent:
             axes.set_ylim(0, 1)
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -91,13 +87,7 @@ def line_chart(
 
 
 def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], skeleton: Skeleton) -> Chart:
-    """Bars for the keypoints, a gap between its groups.
-
-    Args:
-        title: says what is drawn, with its unit.
-        rows: K values each, in the order of the skeleton's keypoints; a series each.
-        skeleton: whose keypoints these are.
-    """
+    """Bars for the keypoints, a gap between its groups: each row is a series of K values, in the skeleton's order."""
     names, sizes = zip(*skeleton.groups, strict=True)
     group = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
     with _figure() as (figure, axes):

@@ -50,9 +50,8 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
         return []
     side, count = shown_side_px(run.config["geometry"]["side_px"]), 2 if run.kind == "pre-training" else 1
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
-    text = "Two views of each image. The matrices that warped the pixels carried the skeletons."
-    if count == 1:
-        text = "Views of training images. The matrices that warped the pixels carried the skeletons."
+    text = "Two views of each image" if count == 2 else "Views of training images"
+    text += ". The matrices that warped the pixels carried the skeletons."
     return [Gallery("What the network saw", text, [_tile(picture, "views of an image") for picture in pictures])]
 
 

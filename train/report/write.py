@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from writing import write_text
 def write_report(
     runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "From features to 3D hands"
 ) -> None:
-    """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one file.
+    """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one .html.
 
     Args:
         runs: folders of pre-training and fine-tuning, in any order; `evaluate` may have been run on the latter.
-        out: the page, a .html.
+        out: the page.
         predictions: a folder that `predict` wrote.
         title: of the page.
 
@@ -34,12 +33,15 @@ def write_report(
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
     read = read_runs(runs)
-    with _reading_evaluations(read):
+    try:
         found = measured(read)
         figures = {"table": [], "verdict": "", "facts": []} if found is None else {
             "table": numbers.table(found), "verdict": numbers.verdict(found), "facts": numbers.facts(found)
         }  # fmt: skip
         error_curves, worst = curves.error_curves(found), galleries.hands(found)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # somebody may have edited metrics.json
+        files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
+        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
     content = {
         **figures,
         "measured": found,
@@ -60,16 +62,6 @@ def write_report(
         write_text(out, page)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out") from error
-
-
-@contextmanager
-def _reading_evaluations(runs: Sequence[Run]) -> Iterator[None]:
-    """What stands in metrics.json of an evaluation may have been edited."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        files = [str(run.folder.root / "evaluation" / "metrics.json") for run in runs if run.evaluation is not None]
-        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
 
 
 def _summary(run: Run) -> dict[str, str]:
