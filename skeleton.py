@@ -21,12 +21,9 @@ class Skeleton:
     """K keypoints and the bones between them.
 
     Attributes:
-        name: as the configuration and files call it.
-        plural: of several.
         keypoints: (K,) names, in the order of every array and tensor with a row for each keypoint.
         root: the keypoint that depths are relative to, unless the configuration names another.
         reference_bone: its two ends; its length is 1 in a scale-normalised pose.
-        reference_bone_words: that bone in plain words.
         limbs: chains of keypoints with the colour that they are drawn in.
         groups: consecutive keypoints under one name, with their number, as charts label them; together all K.
         groups_order: how the keypoints of a group follow each other, in words.

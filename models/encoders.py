@@ -28,14 +28,7 @@ class Encoder(nn.Module):
         self.resnet = resnet
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pooled features.
-
-        Args:
-            image: (N, 3, S, S) float, normalised with ImageNet's mean and deviation if the weights come from there.
-
-        Returns:
-            (N, feature_dim).
-        """
+        """Pooled features: (N, 3, S, S) float, normalised as `models.network.Normalize` does, to (N, feature_dim)."""
         features: Tensor = self.resnet(image)
         return features
 
@@ -77,13 +70,9 @@ def _imagenet_state(name: str) -> Mapping[str, Tensor]:
     try:
         state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:  # no network, a proxy's answer, a broken or half-written cache
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f'encoder.weights = "imagenet": {weights.url} cannot be downloaded ({_one_line(error)}): '
+            f'encoder.weights = "imagenet": {weights.url} cannot be downloaded ({reason}): '
             'set encoder.weights = "random", or to the path of a torchvision state dict (.pth or .safetensors).'
         ) from error
     return state
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

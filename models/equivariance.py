@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,23 +14,25 @@ from models.config import EquivarianceConfig, Extent, Variant
 def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The latent inverse as the training step calls it: `undo(projection, matrix, source_to_view_px)`.
 
-    Args:
-        config: the variant and its settings.
-        output_side_px: L, the side of a view in pixels.
-
-    Returns:
-        A function of projections (N, D), the views' `matrix` (N, 2, 3) and `source_to_view_px` (N, 2, 3), to (N, D).
+    `output_side_px` is L, the side of a view in pixels. Projections are (N, D), a view's `matrix` and
+    `source_to_view_px` (N, 2, 3) each; the result is (N, D).
     """
-    if config.variant == "upstream":
-        return _undo_as_upstream
-    undo = partial(
-        undo_view,
-        variant=config.variant,
-        range_=config.range,
-        detach_range=config.detach_range,
-        output_side_px=output_side_px,
-    )
-    return lambda projection, matrix, source_to_view_px: undo(projection, matrix)
+
+    def undo(projection: Tensor, matrix: Tensor, source_to_view_px: Tensor) -> Tensor:
+        translation_scale: Tensor | float = 1.0
+        if config.variant == "upstream":  # the side of the source's cut-out over the output's
+            translation_scale = _determinant(source_to_view_px[:, :, :2]).abs().rsqrt()  # (N,)
+        return undo_view(
+            projection,
+            matrix,
+            config.variant,
+            range_=config.range,
+            detach_range=config.detach_range,
+            output_side_px=output_side_px,
+            translation_scale=translation_scale,
+        )
+
+    return undo
 
 
 def undo_view(
@@ -85,14 +86,14 @@ def undo_view(
     matrix = matrix.to(projection.dtype)
     linear, shift = matrix[:, :, :2], matrix[:, None, :, 2]  # (N, 2, 2), (N, 1, 2)
     if variant == "upstream":
-        points = _as_points(F.normalize(projection))  # (N, m, 2)
+        points = F.normalize(projection).reshape(len(projection), -1, 2)  # (N, m, 2)
         if isinstance(translation_scale, Tensor):
             translation_scale = translation_scale.to(points.dtype).view(-1, 1, 1)  # (N, 1, 1)
         points = points - translation_scale * shift * _range(points, "axis").detach()
         mean = points.mean(dim=1, keepdim=True).detach()  # (N, 1, 2)
         points = _map(_nearest_rotation(linear).mT, points - mean) + mean
         return F.normalize(points.flatten(1))
-    points = _as_points(projection)  # (N, m, 2)
+    points = projection.reshape(len(projection), -1, 2)  # (N, m, 2)
     if variant == "direct":
         if output_side_px is None:
             raise ValueError('variant "direct" needs output_side_px')
@@ -101,16 +102,6 @@ def undo_view(
         extent = _range(points, range_)
         shift = shift * (extent.detach() if detach_range else extent)
     return _map(_inverse(linear), points - shift).flatten(1)
-
-
-def _undo_as_upstream(projection: Tensor, matrix: Tensor, source_to_view_px: Tensor) -> Tensor:
-    linear = source_to_view_px[:, :, :2]  # (N, 2, 2), view pixels per source pixel
-    cut_out_over_output_side = _determinant(linear).abs().rsqrt()  # (N,)
-    return undo_view(projection, matrix, "upstream", translation_scale=cut_out_over_output_side)
-
-
-def _as_points(projection: Tensor) -> Tensor:
-    return projection.reshape(len(projection), -1, 2)
 
 
 def _range(points: Tensor, kind: Extent) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from models.losses import TILE_ELEMENTS
 
 
-@dataclass(frozen=True)
-class Health:
+class Health(NamedTuple):
     """Scalars on the device of the embeddings.
 
     Attributes:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from models.config import EncoderConfig, ProjectorConfig
 from models.encoders import Encoder, build_encoder
-from models.projector import build_projector
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -31,12 +30,7 @@ class Normalize(nn.Module):
 
 
 class ContrastiveNetwork(nn.Module):
-    """Normalisation, encoder and projection head.
-
-    Attributes:
-        encoder: what is kept after pre-training.
-        projector: the head that the loss looks through.
-    """
+    """Normalisation; the encoder, which is kept after pre-training; and the head that the loss looks through."""
 
     def __init__(self, encoder: Encoder, projector: nn.Module) -> None:
         super().__init__()
@@ -48,6 +42,19 @@ class ContrastiveNetwork(nn.Module):
         """(N, 3, S, S) uint8 -> (N, D) projections."""
         projection: Tensor = self.projector(self.encoder(self.normalize(image)))
         return projection
+
+
+def build_projector(config: ProjectorConfig, feature_dim: int) -> nn.Sequential:
+    """Linear, batch norm, ReLU, linear without bias: (N, feature_dim) -> (N, config.dim).
+
+    The authors' head; the paper only says z in R^(m x 2) (section 3.2).
+    """
+    return nn.Sequential(
+        nn.Linear(feature_dim, config.hidden),
+        nn.BatchNorm1d(config.hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(config.hidden, config.dim, bias=False),
+    )
 
 
 def build_network(encoder: EncoderConfig, projector: ProjectorConfig) -> ContrastiveNetwork:

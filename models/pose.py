@@ -87,11 +87,7 @@ def project(joints: Tensor, intrinsics: Tensor) -> Tensor:
 
 
 def solve_root_depth(
-    normalized: Tensor,
-    relative_depth: Tensor,
-    bone: tuple[int, int],
-    *,
-    least_discriminant: float = 0.0,
+    normalized: Tensor, relative_depth: Tensor, bone: tuple[int, int], *, least_discriminant: float = 0.0
 ) -> Tensor:
     """Depth of the root, from the length 1 of the reference bone (Iqbal et al. 2018, eq. 6 and 7).
 
@@ -139,9 +135,6 @@ class RootRefinement(nn.Module):
     """What to add to the root's depth (Spurr et al. 2020, "Weakly supervised 3D hand pose estimation").
 
     Sizes, order of the inputs and parameter names are the authors': K depths, 2 K (X, Y) and the depth itself.
-
-    Args:
-        keypoints: K.
     """
 
     def __init__(self, keypoints: int) -> None:
@@ -169,9 +162,8 @@ def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
     outputs = 3 * len(SKELETONS[config.skeleton])
     if config.head == "linear":
         return nn.Linear(feature_dim, outputs)
-    return nn.Sequential(
-        nn.Linear(feature_dim, config.hidden), nn.ReLU(inplace=True), nn.Linear(config.hidden, outputs)
-    )
+    hidden = config.hidden
+    return nn.Sequential(nn.Linear(feature_dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
 
 
 class PoseNetwork(nn.Module):
@@ -181,7 +173,6 @@ class PoseNetwork(nn.Module):
     picture's middle at any size; the authors' gives pixels, which is the same function with other weights.
 
     Attributes:
-        encoder: images to features.
         head: features to 2.5D.
         refinement: corrects the root's depth, or None.
         config: what it was built from.
@@ -223,9 +214,8 @@ class PoseNetwork(nn.Module):
         relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
         normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
         # Without gradient, as in the authors' code: a bone along the viewing ray would give one without bounds.
-        unrefined = solve_root_depth(
-            normalized, relative_depth, self.skeleton.reference_bone, least_discriminant=_FLOOR
-        ).detach()
+        bone = self.skeleton.reference_bone
+        unrefined = solve_root_depth(normalized, relative_depth, bone, least_discriminant=_FLOOR).detach()
         unrefined = unrefined.clamp(*ROOT_DEPTH_RANGE)
         root_depth = unrefined
         if self.refinement is not None:

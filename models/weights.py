@@ -122,27 +122,17 @@ def encoder_state(state: Mapping[str, Tensor]) -> State:
     prefix = _PREFIXES[found]
     inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     if found == "lightning":
-        return {_from_lightning(key): tensor for key, tensor in inner.items()}
+        names = {str(number): module for number, module in enumerate(_LIGHTNING)}
+        parts = ((*key.partition("."), tensor) for key, tensor in inner.items())
+        return {f"{names.get(number, number)}{dot}{rest}": tensor for number, dot, rest, tensor in parts}
     return inner
-
-
-def _from_lightning(key: str) -> str:
-    number, dot, rest = key.partition(".")
-    known = number.isdigit() and int(number) < len(_LIGHTNING)
-    return f"{_LIGHTNING[int(number)]}{dot}{rest}" if known else key
 
 
 def resnet_name(state: Mapping[str, Tensor]) -> str | None:
     """Which ResNet a state dict in torchvision's names is of, by its blocks; None if it is none of the five."""
     blocks = {match[0] for match in (re.match(r"layer\d\.\d+\.", key) for key in state) if match}
-    known = {
-        (8, False): "resnet18",
-        (16, False): "resnet34",
-        (16, True): "resnet50",
-        (33, True): "resnet101",
-        (50, True): "resnet152",
-    }
-    return known.get((len(blocks), "layer1.0.conv3.weight" in state))
+    deep = {16: "resnet50", 33: "resnet101", 50: "resnet152"}
+    return (deep if "layer1.0.conv3.weight" in state else {8: "resnet18", 16: "resnet34"}).get(len(blocks))
 
 
 def to_lightning(network: Mapping[str, Tensor]) -> State:
@@ -163,8 +153,7 @@ def pose_from_published(state: Mapping[str, Tensor]) -> State:
     Their last layer gives x and y in pixels of a 224-pixel view, ours in units of its side from its centre; theirs has
     a 64th output, which nothing reads.
 
-    Args:
-        state: as published; its shapes were checked.
+    Shapes are not checked here.
     """
     ours = {f"encoder.resnet.{key}": tensor for key, tensor in encoder_state(state).items() if key[:3] != "fc."}
     rows = hand_rows("peclr", "freihand")
@@ -190,9 +179,8 @@ def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
         "weight": (_by_keypoint(weight)[rows] * unit[:, None]).flatten(0, 1).to(weight.dtype),
         "bias": ((_by_keypoint(bias)[rows] + center) * unit).flatten().to(bias.dtype),
     }
-    for name, value in layer.items():
-        unread = torch.zeros_like(value[:1])  # the 64th output
-        theirs[f"backend_model.fc.{name}"] = torch.cat([value, unread])
+    for name, value in layer.items():  # and the 64th output, which nothing reads
+        theirs[f"backend_model.fc.{name}"] = torch.cat([value, torch.zeros_like(value[:1])])
     return theirs | _refinement(network, "refinement.", "zroot_ref.", rows)
 
 

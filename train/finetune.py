@@ -66,10 +66,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self._step = PoseStep(
             network,
             self._forward,
-            refined=config.pose.refine,
-            weights=config.loss,
-            batch=train.batch,
-            micro_batch=train.micro_batch,
+            config,
             autocast_dtype=self.autocast_dtype,
             scaler=self.scaler,
             world=world,

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.samples.index import Index
-from skeleton import Colour, Skeleton
+from skeleton import Skeleton
 from writing import whole_file, write_bytes
 
 Image = npt.NDArray[np.uint8]
@@ -39,52 +39,40 @@ def draw_skeleton(
         x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
         return int(x), int(y)
 
-    def dot(keypoint: int, colour: Colour) -> None:
-        if known[keypoint]:
-            shown = colour if grey is None else (grey, grey, grey)
-            cv2.circle(image, at(keypoint), 2 << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
-
-    for chain, colour in skeleton.limbs:
+    # A keypoint where limbs begin and none ends is drawn last, as a limb of no length.
+    hubs = {start for start, _ in skeleton.bones} - {end for _, end in skeleton.bones}
+    for chain, colour in (*skeleton.limbs, *(((hub, hub), (255, 255, 255)) for hub in hubs)):
+        shown = colour if grey is None else (grey, grey, grey)
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
-                shown = colour if grey is None else (grey, grey, grey)
                 cv2.line(image, at(start), at(end), shown, 1, cv2.LINE_AA, shift)
         for keypoint in chain[1:]:
-            dot(keypoint, colour)
-    for hub in {start for start, _ in skeleton.bones} - {end for _, end in skeleton.bones}:
-        dot(hub, (255, 255, 255))
+            if known[keypoint]:
+                cv2.circle(image, at(keypoint), 2 << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
 
 
-def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
-    """Per sample, its views enlarged to `least_side_px` or more, with the keypoints that the matrices carried."""
-    samples = batch.samples.numpy()
+def shown_side_px(side_px: int) -> int:
+    """Side of a view of `side_px` in the picture of `save_views`: a multiple, 192 or more."""
+    return side_px * -(-192 // side_px)
+
+
+def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
+    """Contact sheet: the views of each sample side by side, with the keypoints that the matrices carried."""
     side_px = batch.views[0].image.shape[-1]
-    enlarge = shown_side_px(side_px, least_side_px) // side_px
-    rows = []
-    for row, sample in enumerate(samples):
-        pictures = []
+    enlarge = shown_side_px(side_px) // side_px
+    pairs = []
+    for row, sample in enumerate(batch.samples[:samples].numpy()):
+        pictures: list[Image] = []
         for view in batch.views:
             image = view.image[row].permute(1, 2, 0).cpu().numpy()
             resized = cv2.resize(image, None, fx=enlarge, fy=enlarge, interpolation=cv2.INTER_CUBIC)
-            picture = np.asarray(resized, dtype=np.uint8)
+            pictures.append(np.asarray(resized, np.uint8))
             if index.keypoints_px is not None:
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
                 if np.isfinite(keypoints).any():  # of several sources, one may have none
-                    draw_skeleton(picture, keypoints * enlarge, index.skeleton)
-            pictures.append(picture)
-        rows.append(pictures)
-    return rows
-
-
-def shown_side_px(side_px: int, least_side_px: int = 192) -> int:
-    """Side of a view of `side_px` in `view_pictures`."""
-    return side_px * -(-least_side_px // side_px)
-
-
-def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
-    """Contact sheet: the views of each sample side by side."""
-    pairs = [np.concatenate(pictures, axis=1) for pictures in view_pictures(batch, index)[:samples]]
+                    draw_skeleton(pictures[-1], keypoints * enlarge, index.skeleton)
+        pairs.append(np.concatenate(pictures, axis=1))
     save_sheet(path, pairs, columns=columns)
 
 
@@ -119,6 +107,15 @@ def log_axis(axis: Axes) -> None:
     shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would lie on each other
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
+
+
+def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
+    """A dashed line across the axes, and what it stands for."""
+    axes.axhline(y, color=colour, linestyle="--", linewidth=1)
+    axes.annotate(
+        words, (1, y), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right",
+        color=colour,
+    )  # fmt: skip
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
@@ -161,11 +158,7 @@ def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, start: float) 
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 5), layout="constrained")
         loss, rank = figure.subplots(2, 1, sharex=True)
-        loss.axhline(start, color="0.6", linestyle="--", linewidth=1)
-        loss.annotate(
-            f"chance, ln(2B - 1) = {start:.2f}", (1, start), xycoords=("axes fraction", "data"),
-            xytext=(0, 3), textcoords="offset points", ha="right", color="0.4",
-        )  # fmt: skip
+        level_line(loss, start, f"chance, ln(2B - 1) = {start:.2f}", "0.5")
         loss.plot(steps, [row["loss"] for row in rows], color="#1f6fb4")
         loss.set_ylabel("NT-Xent loss")
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")

@@ -4,7 +4,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from models.config import ProjectorConfig
-from models.projector import build_projector
+from models.network import build_projector
 
 
 def test_is_the_authors_head() -> None:

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from errors import UserError
 from models.config import EncoderConfig, ProjectorConfig
 from models.encoders import build_encoder
-from models.projector import build_projector
+from models.network import build_projector
 from train.config.pretraining import OptimConfig
 from train.steps.optim import Lars, build_optimizer, learning_rate_factor
 

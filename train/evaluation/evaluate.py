@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -16,21 +16,12 @@ from errors import UserError
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World, described_world
-from train.evaluation.measure import (
-    Evaluation,
-    difference,
-    evaluation_config,
-    for_other_run,
-    intervals,
-    measure,
-    trained_on,
-    worst_hands,
-)
-from train.evaluation.report import comparison, of_hands, results, save_hands, save_json, save_pck, save_worst, table_of
+from train.evaluation import measure, report
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels
 from train.pose.run import PoseRun, load_pose_run
+from writing import write_text
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +29,8 @@ Crop = Literal["boxes", "two-pass"]
 _ESTIMATES = {"boxes": estimate_poses, "two-pass": estimate_in_two_passes}
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """What the command wrote and prints.
-
-    Attributes:
-        tables: for the terminal.
-        files: what was written.
-    """
+class Evaluated(NamedTuple):
+    """Tables for the terminal, and the files that were written."""
 
     tables: list[Table]
     files: list[Path]
@@ -68,63 +53,57 @@ def evaluate(
 
     Args:
         source: a fine-tuning run, or one of its checkpoints.
-        files: configuration on top of the run's own.
-        overrides: the same, as key=value.
+        files: configuration on top of the run's own; `overrides` likewise, as key=value.
         out: folder for the results; the run's folder has one named "evaluation" by default.
         compare: another run, measured on the same images.
         crop: how hands are cut out: by the data's boxes, or by the authors' two passes without boxes.
         worst: how many hands worst.png shows.
         submission: write pred.json and pred.zip for FreiHAND's leaderboard.
         proper_rotation: forbid reflections when aligning.
-        progress: called with (images done, images in all).
 
     Raises:
         UserError: a run, the data or the folder cannot be used.
     """
     run = load_pose_run(source)
     other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it is none
-    config = evaluation_config(run, files, overrides)
+    config = measure.evaluation_config(run, files, overrides)
     world = World(device=described_world(config.train.device).device)
     folder = _folder(out, run, source)
     evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
-    written: list[Path] = []
-    if submission:
-        written += save_submission(folder, poses.joints * labels.scale_m[:, None, None].astype(np.float64))
+    written = save_submission(folder, poses, labels) if submission else ()
     if evaluation is None:
         log.warning("the images have no labels, so nothing is measured")
-        return Evaluated([], written)
-    if trained_on(run, config):
+        return Evaluated([], list(written))
+    if measure.trained_on(run, config):
         log.warning("these images, or some of them, are what the run was trained on")
-    measured = intervals(evaluation)
-    report = results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
-    tables = [table_of(f"{evaluation.run.path}, {_hands(evaluation)}", measured)]
-    rows = worst_hands(evaluation, worst)
-    report["worst"] = of_hands(evaluation, rows.tolist())
+    measured = measure.intervals(evaluation)
+    content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
+    title = f"{run.path}, {len(evaluation.index) - sum(evaluation.errors.left_out.values())} hands"
+    if reasons := evaluation.errors.reasons:
+        title += f", left out: {reasons}"
+    tables = [report.table_of(title, measured)]
+    rows = measure.worst_hands(evaluation, worst)
+    content["worst"] = report.of_hands(evaluation, rows.tolist())
     shown = {_name(run): evaluation}
     if other_run is not None:
-        other_config = for_other_run(config, other_run)
-        other, _, _ = _measured(other_run, other_config, crop, world, proper_rotation, progress)
+        same_images = measure.for_other_run(config, other_run)
+        other, _, _ = _measured(other_run, same_images, crop, world, proper_rotation, progress)
         assert other is not None  # it has the same labels
-        differences = difference(evaluation, other)
-        theirs = results(other, intervals(other), proper_rotation=proper_rotation, crop=crop)
-        report["comparison"] = comparison(differences, theirs)
-        tables.append(table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
+        differences = measure.difference(evaluation, other)
+        theirs = report.results(other, measure.intervals(other), proper_rotation=proper_rotation, crop=crop)
+        content["comparison"] = report.comparison(differences, theirs)
+        tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = other
-    for name in ("metrics.json", "hands.csv", "pck.png", "worst.png"):
-        written.append(folder / name)
-    try:
-        save_json(folder / "metrics.json", report)
-        save_hands(folder / "hands.csv", evaluation)
-        save_pck(folder / "pck.png", shown)
-        few = dataclasses.replace(evaluation.index, sources=()).select(rows)
-        closer = _ESTIMATES[crop](
-            run.network, few, evaluation.labels.intrinsics[rows], config, world, keep_images=len(rows)
-        )
-        save_worst(folder / "worst.png", evaluation, rows, closer)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written to: {error.strerror or error}") from error
-    return Evaluated(tables, written)
+    few = dataclasses.replace(evaluation.index, sources=()).select(rows)
+    closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
+    write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
+    report.save_hands(folder / "hands.csv", evaluation)
+    report.save_pck(folder / "pck.png", shown)
+    report.save_worst(folder / "worst.png", evaluation, rows, closer)
+    return Evaluated(
+        tables, [*written, *(folder / name for name in ("metrics.json", "hands.csv", "pck.png", "worst.png"))]
+    )
 
 
 def _measured(
@@ -136,7 +115,7 @@ def _measured(
     progress: Progress | None,
     *,
     labelled: bool = True,
-) -> tuple[Evaluation | None, Poses, PoseLabels]:
+) -> tuple[measure.Evaluation | None, Poses, PoseLabels]:
     """The evaluation, or None where labels are missing and may be."""
     index = load_index(config.data)
     labels = PoseLabels.of(index)
@@ -158,7 +137,7 @@ def _measured(
     poses = _ESTIMATES[crop](run.network, index, labels.intrinsics, config, world, progress=progress)
     if not labels.labelled:
         return None, poses, labels
-    return measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
+    return measure.measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
 
 
 def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
@@ -173,9 +152,3 @@ def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
 def _name(run: PoseRun) -> str:
     """Of a run: its folder's, or that of a checkpoint which lies elsewhere."""
     return run.path.parent.parent.name if run.path.parent.name in ("best", "checkpoints") else run.path.stem
-
-
-def _hands(evaluation: Evaluation) -> str:
-    hands = len(evaluation.index) - sum(evaluation.errors.left_out.values())
-    reasons = [f"{count} {reason}" for reason, count in evaluation.errors.left_out.items() if count]
-    return f"{hands} hands" + (f", left out: {', '.join(reasons)}" if reasons else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -19,22 +20,13 @@ from train.config.tables import to_dict
 from train.pose.errors import Errors, errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
-from train.pose.metrics import Floats, Interval, confidence_intervals, paired_difference
+from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_hands, paired_difference
 from train.pose.run import PoseRun
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's errors on the samples of an index.
-
-    Attributes:
-        run: the network and where it comes from.
-        config: what it was measured on.
-        index: the images.
-        labels: theirs.
-        poses: what the network said.
-        errors: its errors.
-    """
+    """A network's errors on the samples of an index, and the configuration that says which."""
 
     run: PoseRun
     config: FinetuneConfig
@@ -71,11 +63,8 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
         if source.part == "evaluation" or source.source == "dexter_object":
             table["split"] = "all"
     config = load_config(FinetuneConfig, files, overrides, base=base)
-    for name, now, was in (
-        ("encoder.name", config.encoder.name, run.config.encoder.name),
-        ("pose", config.pose, run.config.pose),
-        ("geometry.side_px", config.geometry.side_px, run.config.geometry.side_px),
-    ):
+    for name in ("encoder.name", "pose", "geometry.side_px"):
+        now, was = (attrgetter(name)(each) for each in (config, run.config))
         if now != was:
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be another: leave it out")
     return config
@@ -103,9 +92,8 @@ def measure(
         proper_rotation=proper_rotation,
     )
     if sum(errors.left_out.values()) == len(index):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in errors.left_out.items() if count)
         raise UserError(
-            f"{index.root} ({index.name}): no hand is left to measure ({reasons}): see to images and labels"
+            f"{index.root} ({index.name}): no hand is left to measure ({errors.reasons}): see to images and labels"
         )
     return Evaluation(run, config, index, labels, poses, errors)
 
@@ -128,8 +116,7 @@ def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
     """The same images for another network: views of its own side, boxes with the margin that it was trained with."""
-    margin = each_source(run.config.data)[0].box_margin
-    sources = tuple(dataclasses.replace(source, box_margin=margin) for source in each_source(config.data))
+    sources = tuple(dataclasses.replace(source, box_margin=run.box_margin) for source in each_source(config.data))
     return dataclasses.replace(
         config,
         data=sources if isinstance(config.data, tuple) else sources[0],
@@ -141,21 +128,17 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether an evaluation uses images of the run's own training, as far as the configurations tell."""
-    keys = ("source", "root", "part", "annotations")
-    for source in each_source(config.data):
-        for trained in each_source(run.config.data):
-            same = all(getattr(source, key) == getattr(trained, key) for key in keys)
-            apart = {source.split, trained.split} == {"train", "val"}
-            if same and not apart and run.step > 0:
-                return True
-    return False
+    same = attrgetter("source", "root", "part", "annotations")
+    return run.step > 0 and any(
+        same(source) == same(trained) and {source.split, trained.split} != {"train", "val"}
+        for source in each_source(config.data)
+        for trained in each_source(run.config.data)
+    )
 
 
 def worst_hands(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
     """Rows of the hands with the largest errors after alignment, the worst first."""
     errors = evaluation.errors
     table = errors.in_3d.pa_error_m if "pa_epe_cm" in evaluation.tables() else errors.in_px
-    known = ~np.isnan(table)
-    means = np.where(known, table, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    rows = np.flatnonzero(known.any(axis=1))
-    return rows[np.argsort(-means[rows], kind="stable")][:count]
+    means = mean_over_hands(table.T)
+    return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]

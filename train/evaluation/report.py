@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Int
 from train.pose.pictures import pose_picture
 from writing import write_text
 
-NO_INTERVAL = "none: one pose only"
-"""Instead of an interval over poses."""
 CAPTION_PX = 20
 """Height of what stands above it."""
 
@@ -98,7 +95,8 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     table.add_column("95 % interval", justify="right")
     sign = "+" if signed else ""
     for name, interval in intervals.items():
-        limits = NO_INTERVAL if np.isnan(interval.low) else f"{interval.low:{sign}.3f} to {interval.high:{sign}.3f}"
+        low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
+        limits = "none: one pose only" if np.isnan(interval.low) else f"{low} to {high}"
         table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits)
     return table
 
@@ -109,8 +107,7 @@ def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]
     for row in rows:
         hand: dict[str, Any] = {"file": evaluation.index.paths[row]}
         for name, table in tables.items():
-            known = table[row][~np.isnan(table[row])]
-            hand[name] = float(known.mean()) if len(known) else None
+            (hand[name],) = _for_json(mean_over_hands(table[row][:, None]))
         hands.append(hand)
     return hands
 
@@ -126,15 +123,9 @@ def save_hands(path: Path, evaluation: Evaluation) -> None:
 
 
 def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
-    """PCK curves of one or two runs, and the error of each keypoint below.
-
-    Args:
-        path: of the picture.
-        evaluations: by the name that the legend shows.
-    """
-    titles = {"3d_m": "3D", "aligned_m": "3D, aligned", "2d_px": "2D"}
-    per_keypoint = {"3d_m": "epe_cm", "aligned_m": "pa_epe_cm", "2d_px": "epe_px"}
-    shown = [name for name in titles if all(name in _curves(e) for e in evaluations.values())]
+    """PCK curves of one or two runs, by the name that the legend shows, and the error of each keypoint below."""
+    kinds = {"3d_m": ("3D", "epe_cm"), "aligned_m": ("3D, aligned", "pa_epe_cm"), "2d_px": ("2D", "epe_px")}
+    shown = [name for name in kinds if all(name in _curves(e) for e in evaluations.values())]
     colours = ("#1f6fb4", "#c0504d")
     names = [name.replace("_", " ") for name in next(iter(evaluations.values())).labels.skeleton.keypoints]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
@@ -142,22 +133,22 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
         axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
         for column, name in enumerate(shown):
             curve, bars = axes[0][column], axes[1][column]
-            in_pixels = name.endswith("px")
+            (title, per_keypoint), unit = kinds[name], "px" if name.endswith("px") else "cm"
             for number, (label, evaluation) in enumerate(evaluations.items()):
                 errors, thresholds = _curves(evaluation)[name]
-                x = thresholds if in_pixels else 100 * thresholds
+                x = thresholds if unit == "px" else 100 * thresholds
                 curve.plot(x, pck_curve(errors, thresholds), color=colours[number], label=label)
-                means = mean_over_hands(evaluation.tables()[per_keypoint[name]])
+                means = mean_over_hands(evaluation.tables()[per_keypoint])
                 width = 0.8 / len(evaluations)
                 bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colours[number])
             curve.set_ylim(0, 1)
             curve.set_xlim(0, None)
-            curve.set_title(titles[name])
-            curve.set_xlabel("error within [px of the source]" if in_pixels else "error within [cm]")
+            curve.set_title(title)
+            curve.set_xlabel(f"error within [{'px of the source' if unit == 'px' else unit}]")
             curve.grid(color="0.9")
             if len(evaluations) > 1:
                 curve.legend(frameon=False)
-            bars.set_ylabel("mean error [px]" if in_pixels else "mean error [cm]")
+            bars.set_ylabel(f"mean error [{unit}]")
             bars.set_xticks(np.arange(len(names)) + 0.4, names, rotation=90)
             bars.tick_params(labelsize=7)
         axes[0][0].set_ylabel("share of keypoints")
@@ -165,30 +156,15 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
 
 
 def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
-    """The given hands in three pictures each: labels, prediction, and both from the side, with the errors.
-
-    Args:
-        path: of the picture.
-        evaluation: of all hands.
-        rows: which to show.
-        poses: of these alone, with their views' images.
-    """
+    """The hands of some rows, of which `poses` has the views' images: three pictures each, and the errors above."""
     tables = evaluation.tables()
     pictures = []
     for number, row in enumerate(rows.tolist()):
         picture = pose_picture(poses, number, evaluation.labels, row, depth=evaluation.run.depth)
         words = [f"{n.removesuffix('_cm').upper().replace('_', '-')} {np.nanmean(tables[n][row]):.2f} cm"
                  for n in ("pa_epe_cm", "epe_cm") if n in tables and not np.isnan(tables[n][row]).all()]  # fmt: skip
-        pictures.append(np.concatenate([_caption([Path(evaluation.index.paths[row]).name, *words], picture), picture]))
+        caption: Image = np.full((CAPTION_PX, picture.shape[1], 3), 255, np.uint8)
+        text = "   ".join([Path(evaluation.index.paths[row]).name, *words])
+        cv2.putText(caption, text, (3, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
+        pictures.append(np.concatenate([caption, picture]))
     save_sheet(path, pictures, columns=2)
-
-
-def _caption(words: list[str], below: Image) -> Image:
-    strip: Image = np.full((CAPTION_PX, below.shape[1], 3), 255, np.uint8)
-    cv2.putText(strip, "   ".join(words), (3, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
-    return strip
-
-
-def save_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Indented, ending with a line break."""
-    write_text(path, json.dumps(content, indent=2) + "\n")

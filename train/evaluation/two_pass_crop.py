@@ -12,20 +12,19 @@ import numpy.typing as npt
 import torch
 
 from errors import UserError
-from models.pose import PoseNetwork
+from models.pose import PoseNetwork, view_intrinsics
 from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
+from train.pictures import Image
 from train.pose.inference import Floats, Poses, Progress
+from train.pose.labels import PoseLabels
 from writing import whole_file, write_text
-
-Images = npt.NDArray[np.uint8]
 
 FIRST_BOX_FRAC = 0.33
 """Side of the first pass's box, in the middle of the image, over the image's longer side."""
 BOX_IN_VIEW = 0.7
 """Side of a box over that of the view that is cut around it."""
-_VERTICES = 778
 
 
 def estimate_in_two_passes(
@@ -54,14 +53,14 @@ def estimate_in_two_passes(
     samples = np.arange(count)
     keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
-    kept: list[Images] = []
+    kept: list[Image] = []
     kept_rows: list[int] = []
     origin_px = 0.0 if config.pose.first_keypoint == "palm" else 0.5
     network = network.float().to(world.device).eval()
 
-    def predict(images: list[Images], crops: Floats, k: Floats) -> tuple[Floats, Floats, Images]:
+    def predict(images: list[Image], crops: Floats, k: Floats) -> tuple[Floats, Floats, Image]:
         views = np.stack([_view(image, crop, side_px, origin_px) for image, crop in zip(images, crops, strict=True)])
-        in_view = torch.from_numpy(_homogeneous(crops) @ k).float()
+        in_view = view_intrinsics(torch.from_numpy(k), torch.from_numpy(crops)).float()
         with torch.inference_mode():
             pixels = torch.from_numpy(views).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
             output = network(pixels.to(world.device), in_view.to(world.device))
@@ -82,9 +81,8 @@ def estimate_in_two_passes(
             crops = crops_around(sizes / 2, FIRST_BOX_FRAC * sizes.max(axis=1), side_px)
             first, _, _ = predict(images, crops, k)
             first = np.nan_to_num(first)
-            edges: Floats = np.trunc(
-                np.stack([first.min(axis=1), first.max(axis=1)], axis=1)
-            )  # (n, 2, 2), in the first view
+            # (n, 2, 2), in the first view
+            edges: Floats = np.trunc(np.stack([first.min(axis=1), first.max(axis=1)], axis=1))
             low, high = _to_source(edges, crops).transpose(1, 0, 2)
             crops = crops_around((low + high) / 2, np.maximum((high - low).max(axis=1), 1.0), side_px)
             second, joints[rows], views = predict(images, crops, k)
@@ -104,9 +102,9 @@ def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Float
     """Maps from source to view that show a box in the middle, its side `BOX_IN_VIEW` of the view's.
 
     Args:
-        centre_px: (N, 2) of the boxes.
-        side_px: (N,) of the boxes.
-        view_side_px: of the views.
+        centre_px: (N, 2) of the boxes, in the source.
+        side_px: (N,) of the boxes, in the source.
+        view_side_px: side of the views.
 
     Returns:
         (N, 2, 3).
@@ -118,18 +116,13 @@ def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Float
     return crops
 
 
-def _homogeneous(crops: Floats) -> Floats:
-    last = np.broadcast_to(np.array([0.0, 0.0, 1.0]), (len(crops), 1, 3))
-    return np.concatenate([crops, last], axis=1)
-
-
 def _to_source(points_px: Floats, crops: Floats) -> Floats:
     """(N, J, 2) of the views in the source."""
     solved = np.linalg.solve(crops[:, :, :2], (points_px - crops[:, None, :, 2]).transpose(0, 2, 1))
     return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
 
-def _view(image: Images, crop: Floats, side_px: int, origin_px: float) -> Images:
+def _view(image: Image, crop: Floats, side_px: int, origin_px: float) -> Image:
     """The crop, whose coordinates of the first pixel's centre are `origin_px`; OpenCV's are 0."""
     matrix = crop.copy()
     matrix[:, 2] += crop[:, :2].sum(axis=1) * origin_px - origin_px
@@ -137,7 +130,7 @@ def _view(image: Images, crop: Floats, side_px: int, origin_px: float) -> Images
     return np.asarray(view, np.uint8)
 
 
-def _read(index: Index, row: int) -> Images | None:
+def _read(index: Index, row: int) -> Image | None:
     try:
         decoded = cv2.imdecode(np.frombuffer(index.read(row), np.uint8), cv2.IMREAD_COLOR)
     except (OSError, cv2.error):
@@ -145,27 +138,21 @@ def _read(index: Index, row: int) -> Images | None:
     return None if decoded is None else np.ascontiguousarray(decoded[..., ::-1])
 
 
-def save_submission(folder: Path, evaluation_joints_m: Floats) -> tuple[Path, Path]:
-    """Write pred.json as FreiHAND's evaluation reads it, and pred.zip with it for the leaderboard.
-
-    Args:
-        folder: where to.
-        evaluation_joints_m: (N, 21, 3) in metres, in the camera's frame, in FreiHAND's order, one for every image.
-
-    Returns:
-        The two files.
+def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Path, Path]:
+    """Write pred.json as FreiHAND's evaluation reads it, and pred.zip with it for the leaderboard: joints in metres.
 
     Raises:
         UserError: a hand is missing, since the leaderboard wants every image.
     """
-    missing = np.flatnonzero(~np.isfinite(evaluation_joints_m).all(axis=(1, 2)))
+    joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
+    missing = np.flatnonzero(~np.isfinite(joints_m).all(axis=(1, 2)))
     if len(missing):
         raise UserError(
-            f"no hand for {len(missing)} of {len(evaluation_joints_m)} images, image {missing[0]} the first: the "
+            f"no hand for {len(missing)} of {len(joints_m)} images, image {missing[0]} the first: the "
             "leaderboard wants every image, so mend the files"
         )
-    vertices = [[0.0, 0.0, 0.0]] * _VERTICES  # only the mesh's metrics look at them
-    content = [evaluation_joints_m.tolist(), [vertices] * len(evaluation_joints_m)]
+    vertices = [[0.0, 0.0, 0.0]] * 778  # MANO's; only the mesh's metrics look at them
+    content = [joints_m.tolist(), [vertices] * len(joints_m)]
     as_json, as_zip = folder / "pred.json", folder / "pred.zip"
     write_text(as_json, json.dumps(content))
     with whole_file(as_zip) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -28,6 +28,11 @@ class Errors:
     in_metres: bool
     left_out: dict[str, int]
 
+    @property
+    def reasons(self) -> str:
+        """Why samples are not measured, in words, with how many; empty if all are."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
+
     def tables(self) -> dict[str, Floats]:
         """Every metric before the means, (N, K) each: those of `METRICS` that these labels allow."""
         tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}
@@ -49,7 +54,7 @@ def errors_of(
 
     Args:
         poses: of N images.
-        labels: theirs, row by row.
+        labels: of the same images, row by row.
         palm: whether the network's own keypoint 0 is the palm (`PoseConfig.first_keypoint`).
         unreadable: (N,) images that could not be read; none by default.
         proper_rotation: as `train.pose.metrics.pose_errors`.
@@ -70,11 +75,12 @@ def errors_of(
         left_out[reason] = int((found & usable).sum())
         usable &= ~found
     valid, seen = (which & usable[:, None] for which in known)
-    in_3d = PoseErrors.unknown(*valid.shape)
+    nothing = np.full(valid.shape, np.nan)
+    in_3d = PoseErrors(nothing, nothing, np.zeros(len(valid), bool))
     if valid.any():
         in_3d = pose_errors(joints, true, valid=valid, proper_rotation=proper_rotation)
         in_3d.error_m[~(labels.has_camera & ~np.isnan(labels.scale_m) & labels.in_metres)] = np.nan
-    in_px = pixel_errors(keypoints_px, true_px, valid=seen) if seen.any() else np.full(seen.shape, np.nan)
+    in_px = pixel_errors(keypoints_px, true_px, valid=seen) if seen.any() else nothing
     return Errors(in_3d, in_px, labels.in_metres, left_out)
 
 

@@ -24,6 +24,7 @@ from train.steps.state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
+"""Called with the images that are done, and all."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,9 @@ def estimate_poses(
     The network is moved to the world's device, put into eval mode and left there.
 
     Args:
-        network: what is asked.
-        index: the images and their boxes.
         intrinsics: (N, 3, 3) of each image as decoded, corner-based.
         config: `validation.batch` images make a step over all ranks; of `geometry` the ranges are not used.
-        world: this rank among all.
         keep_images: how many views to return at most, of this rank's first ones.
-        progress: called with (images done, images in all).
 
     Raises:
         UserError: so many files are bad that no substitute is left.
@@ -81,28 +78,23 @@ def estimate_poses(
     dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
     network = network.to(world.device, dtype).eval()
     count = len(index)
-    each = -(
-        -min(config.validation.batch, count) // world.world_size
-    )  # rows of each rank, the last step's surplus included
+    # Rows of each rank in a step, the last step's surplus included.
+    each = -(-min(config.validation.batch, count) // world.world_size)
     step_rows, first = each * world.world_size, each * world.rank
     steps = -(-count // step_rows)
     rows = steps * step_rows
     samples = torch.zeros(rows, dtype=torch.int64)
-    keypoints_px, joints = (
-        torch.zeros(rows, len(network.skeleton), columns, dtype=torch.float64) for columns in (2, 3)
-    )
+    keypoints = len(network.skeleton)
+    keypoints_px, joints = (torch.zeros(rows, keypoints, columns, dtype=torch.float64) for columns in (2, 3))
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
+    order = EpochOrder(count, count, seed=0, shuffle=False)
     prepare_process(config.pipelines, world.device)
     with (
         torch.inference_mode(),
         Loader(
             index,
-            Schedule(
-                EpochOrder(count, count, seed=0, shuffle=False),
-                RankSlice(step_rows, first, first + each),
-                last_step=steps,
-            ),
+            Schedule(order, RankSlice(step_rows, first, first + each), last_step=steps),
             config.pipelines,
             Augmentation(upright(config.geometry), ColourConfig(jitter="none")),
             device=world.device,

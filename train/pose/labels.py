@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +46,7 @@ class PoseTargets:
     root_depth: Tensor
 
     def __getitem__(self, rows: slice) -> PoseTargets:
-        return PoseTargets(
-            self.intrinsics[rows], self.keypoints_px[rows], self.relative_depth[rows], self.root_depth[rows]
-        )
+        return PoseTargets(**{name: values[rows] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -111,16 +110,10 @@ class PoseLabels:
         return {} if self.in_metres else {"depth": False}
 
     def __getitem__(self, rows: Rows) -> PoseLabels:
-        return PoseLabels(
-            self.skeleton,
-            self.joints[rows],
-            self.in_metres,
-            self.scale_m[rows],
-            self.keypoints_px[rows],
-            self.intrinsics[rows],
-            self.has_camera[rows],
-            self.mirror[rows],
-        )
+        tables: dict[str, Any] = {
+            name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)
+        }
+        return dataclasses.replace(self, **tables)
 
     def of_view(self, view: View, samples: Tensor, pose: PoseConfig, dtype: torch.dtype = torch.float32) -> PoseTargets:
         """Targets in a view's frame, on the view's device.
@@ -193,9 +186,8 @@ def left_for_right(points: Points, mirror: npt.NDArray[np.bool_], skeleton: Skel
 
 def _stand_in_cameras(box_px: Floats) -> Floats:
     """Cameras that look at the middle of each box, `FOCAL_BOXES` of its sides away: (N, 3) -> (N, 3, 3)."""
-    box = np.where(
-        box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32)
-    )  # of a whole image, the size is not known
+    # The size of a whole image is not known here.
+    box = np.where(box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32))
     cameras = np.zeros((len(box), 3, 3), np.float32)
     cameras[:, 0, 0] = cameras[:, 1, 1] = FOCAL_BOXES * box[:, 2]
     cameras[:, :2, 2], cameras[:, 2, 2] = box[:, :2], 1

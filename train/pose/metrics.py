@@ -8,9 +8,9 @@ gives its confidence interval.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,12 @@ LEAST_KEYPOINTS_TO_ALIGN: Final = 3
 _EPSILON: Final = 1e-8  # FreiHAND's script adds it to the sizes that it divides by
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """How a metric is shown.
 
     Attributes:
-        title: its short name.
-        unit: behind the name; empty for a share.
-        of: what its full name adds, as in "EPE (cm)".
-        decimals: of its values.
-        higher_is_better: as an area is; an error is not.
-        meaning: in words.
+        unit: behind the title; empty for a share.
+        of: what the full name adds to the title, as in "EPE (cm)".
     """
 
     title: str
@@ -79,15 +74,8 @@ class PoseErrors:
     pa_error_m: Floats
     collapsed: Bools
 
-    @classmethod
-    def unknown(cls, hands: int, keypoints: int) -> PoseErrors:
-        """Of hands of which nothing can be measured."""
-        nothing = np.full((hands, keypoints), np.nan)
-        return cls(nothing, nothing, np.zeros(hands, bool))
 
-
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A figure with the limits of its confidence interval, NaN where none can be given."""
 
     value: float
@@ -127,15 +115,12 @@ def pose_errors(
 def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
     """Hands (N,) whose valid keypoints, two or more, all lie in one place, so that nothing can be aligned to them.
 
-    Args:
-        points: (N, K, 3).
-        valid: (N, K), which keypoints count; the others may be anything.
+    `points` are (N, K, 3), `valid` (N, K) says which count; the others may be anything.
     """
     counts = np.asarray(valid, bool)
     kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
     shape = np.where(counts[..., None], kept - _centre(kept, counts), 0)
-    found: Bools = (np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1)
-    return found
+    return np.asarray((np.linalg.norm(shape, axis=(1, 2)) < _EPSILON) & (counts.sum(axis=1) > 1))
 
 
 def align(
@@ -223,7 +208,10 @@ def confidence_intervals(
         raise ValueError(f"tables have {rows} rows and groups {len(members)}, expected the same number, at least 1")
     tail = 50 * (1 - confidence)
     drawn: dict[str, list[Floats]] = {name: [] for name in tables}
-    for weights in _resample_weights(members, resamples, seed):
+    rng, poses = np.random.default_rng(seed), int(members.max()) + 1
+    for start in range(0, resamples, 100):  # at a time, to bound the memory
+        times = rng.multinomial(poses, np.full(poses, 1 / poses), size=min(100, resamples - start))
+        weights = times[:, members].astype(np.float64)  # how often each hand is drawn
         for name, table in tables.items():
             drawn[name].append(_weighted_metric(table, weights))
     intervals = {}
@@ -241,9 +229,7 @@ def paired_difference(
     other: Mapping[str, Floats],
     *,
     groups: npt.ArrayLike | None = None,
-    confidence: float = 0.95,
     resamples: int = 1000,
-    seed: int = 0,
 ) -> dict[str, Interval]:
     """Metrics of one run minus those of another on the same hands, with intervals as `confidence_intervals`.
 
@@ -252,7 +238,7 @@ def paired_difference(
     Args:
         tables: (N, K) each, of the one.
         other: the same names, of the other, row by row the same hands.
-        groups: as `confidence_intervals`, and so the rest.
+        groups: as `confidence_intervals`, and so `resamples`.
 
     Raises:
         ValueError: the names or shapes differ.
@@ -261,14 +247,12 @@ def paired_difference(
     if shapes != others:
         raise ValueError(f"tables {shapes} and {others} are not of the same hands")
     differences = {name: tables[name] - other[name] for name in tables}
-    return confidence_intervals(differences, groups=groups, confidence=confidence, resamples=resamples, seed=seed)
+    return confidence_intervals(differences, groups=groups, resamples=resamples)
 
 
 def mean_over_hands(table: Floats) -> Floats:
     """(N, K) -> (K,), NaN left out; NaN for a keypoint without any hand."""
-    counts = (~np.isnan(table)).sum(axis=0)
-    means: Floats = np.full(table.shape[1], np.nan)
-    np.divide(np.nansum(table, axis=0), counts, out=means, where=counts > 0)
+    means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
 
 
@@ -307,13 +291,11 @@ def _checked(
 
 def _centre(points: Floats, counts: Bools) -> Floats:
     """Mean of the keypoints that count: (N, K, 3), zero elsewhere -> (N, 1, 3)."""
-    centre: Floats = points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None]
-    return centre
+    return np.asarray(points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None])
 
 
 def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
-    distances: Floats = np.linalg.norm(predicted - true, axis=2)
-    return np.where(counts, distances, np.nan)
+    return np.where(counts, np.linalg.norm(predicted - true, axis=2), np.nan)
 
 
 def area(errors: Floats, thresholds: Floats) -> Floats:
@@ -333,15 +315,6 @@ def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
         if len(known):
             curves.append(np.searchsorted(known, thresholds, side="right") / len(known))
     return np.mean(curves, axis=0) if curves else np.full(len(thresholds), np.nan)
-
-
-def _resample_weights(members: npt.NDArray[np.intp], resamples: int, seed: int) -> Iterator[Floats]:
-    """How often each hand is drawn in each resample, (up to 100, N) at a time to bound the memory."""
-    rng = np.random.default_rng(seed)
-    count = int(members.max()) + 1
-    for start in range(0, resamples, 100):
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=min(100, resamples - start))
-        yield drawn[:, members].astype(np.float64)
 
 
 def _weighted_metric(table: Floats, weights: Floats) -> Floats:

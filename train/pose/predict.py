@@ -6,10 +6,10 @@ import dataclasses
 import glob
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -17,18 +17,16 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json, regular
-from pipelines.config import each_source
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World, described_world
-from train.pose.inference import Poses, estimate_poses
+from train.pictures import Image
+from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.prediction_picture import Box, Prediction, save_prediction
 from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
-
-Image = npt.NDArray[np.uint8]
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
@@ -42,14 +40,8 @@ SECOND_LOOK_FRAC: Final = 0.25
 trusted."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Predicted:
-    """What came of the pictures.
-
-    Attributes:
-        predictions: of those that could be read, in their order.
-        unreadable: a line for each of the others: which, and why.
-    """
+class Predicted(NamedTuple):
+    """What came of the pictures that could be read, in their order, and why each of the others could not."""
 
     predictions: list[Prediction]
     unreadable: list[str]
@@ -63,7 +55,7 @@ def predict(
     box_px: Box | None = None,
     intrinsics: Path | None = None,
     scale_m: float | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Predicted:
     """Predict the pose in each picture that can be read and write a drawing and a JSON file of it.
 
@@ -78,7 +70,6 @@ def predict(
         intrinsics: JSON file with the camera matrix of the pictures; None assumes a focal length of the picture's
             longer side and its centre as the principal point.
         scale_m: length of the skeleton's reference bone; None leaves the pose in units of that length.
-        progress: called with (pictures done, pictures in all).
 
     Raises:
         UserError: an input that cannot be used, or no picture can be read.
@@ -207,10 +198,8 @@ class _Pictures:
 
     def read(self, sample: int) -> bytes:
         """The sample's picture; upright, eight bits, no alpha."""
-        encoded = cv2.imencode(
-            ".png", read_picture(str(self._files[sample]))[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1]
-        )[1]
-        return encoded.tobytes()
+        bgr = read_picture(str(self._files[sample]))[..., ::-1]
+        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
 
 
 @lru_cache(maxsize=4)
@@ -259,14 +248,10 @@ def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[
 
 
 def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) -> list[str]:
-    """What the results are called, without ending: as the picture, with a number behind where that is taken.
+    """What the results in the folder `out` are called, without ending: as the picture, or with a number behind that.
 
-    Taken is what another picture's result is called, and what is in the folder already and is no result, or is read.
-
-    Args:
-        files: the pictures.
-        out: folder of the results.
-        inputs: all files that are read, which may be in that folder, too.
+    The number is there where the name is taken: by another picture's result, by a file that is no result, or by one of
+    the `inputs`, which are all files that are read.
     """
     stems = [file.stem for file in files]
     alike = Counter(stem.casefold() for stem in stems)
@@ -294,11 +279,6 @@ def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
         return False
 
 
-def _margin(run: PoseRun) -> float:
-    """How much larger than the box the views of training are."""
-    return each_source(run.config.data)[0].box_margin
-
-
 def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun) -> npt.NDArray[np.float32]:
     if box_px is None:
         return np.tile(np.array(WHOLE_IMAGE, np.float32), (len(sizes_px), 1))
@@ -317,7 +297,7 @@ def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun
             f"picture of {width} x {height}, not fractions of it"
         )
     squares = squares_around(np.array([[x0, y0]]), np.array([[x1, y1]]))
-    squares[:, 2] *= _margin(run)
+    squares[:, 2] *= run.box_margin
     return squares
 
 
@@ -326,7 +306,7 @@ def _estimate(
     files: Sequence[Path],
     boxes_px: npt.NDArray[np.float32],
     cameras: Sequence[npt.NDArray[np.float32]],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None = None,
 ) -> Poses:
     index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
     world = World(device=described_world().device)
@@ -339,8 +319,8 @@ def _second_look(
 ) -> Poses:
     """What the network says when it is shown the part of the picture where it saw the hand at first."""
     boxes_px = squares_around(first.keypoints_px.min(axis=1), first.keypoints_px.max(axis=1))
-    boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * _margin(run)
-    return _estimate(run, files, boxes_px, cameras, None)
+    boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * run.box_margin
+    return _estimate(run, files, boxes_px, cameras)
 
 
 def _box_needed(
@@ -353,7 +333,7 @@ def _box_needed(
     keypoints_px = first.keypoints_px[row]
     extent_px = float(np.ptp(keypoints_px, axis=0).max())
     extent_frac = extent_px / max(size_px)
-    least_frac = run.config.geometry.scale[0] / _margin(run)
+    least_frac = run.config.geometry.scale[0] / run.box_margin
     moved_px = float(np.linalg.norm(second.keypoints_px[row] - keypoints_px, axis=1).mean())
     if extent_frac < 0.8 * least_frac:
         return "likely", (

@@ -29,19 +29,15 @@ class Prediction:
     """A pose in a picture.
 
     Attributes:
-        image: of the file.
         picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
             behind where that would be written over another file.
-        skeleton: what was looked for.
         keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
         joints: (K, 3) in the camera's frame (x right, y down, z forward), in `unit`; None of a network that has learnt
             no depths.
         unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
         box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
         intrinsics: (3, 3), as given or assumed.
-        intrinsics_assumed: whether nobody gave them.
         box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
-        note: for people.
     """
 
     image: Path
@@ -58,21 +54,15 @@ class Prediction:
 
 
 def save_prediction(path: Path, image: Image, result: Prediction) -> None:
-    """Draw a prediction.
-
-    Args:
-        path: of the drawing, a .png.
-        image: (H, W, 3) RGB as displayed.
-        result: what was predicted in it.
+    """Draw a prediction in an image (H, W, 3) RGB, as displayed, into a .png.
 
     Raises:
         NotWritten: there is no room, or no right to write.
     """
     height, width, _ = image.shape
     shrink = max(1.0, max(height, width) / _LONGEST_PX)
-    small = cv2.resize(
-        image, (max(1, round(width / shrink)), max(1, round(height / shrink))), interpolation=cv2.INTER_AREA
-    )
+    size = [max(1, round(length / shrink)) for length in (width, height)]
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(13, 4.8), layout="constrained")
         whole, crop = figure.add_subplot(1, 3, 1), figure.add_subplot(1, 3, 2)
@@ -116,12 +106,7 @@ def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str, skeleton:
     for chain, colour in skeleton.limbs:
         rows = list(chain)
         axes.plot(x[rows], y[rows], z[rows], ".-", color=tuple(value / 255 for value in colour), linewidth=2)
-    middle = np.array([(axis.min() + axis.max()) / 2 for axis in (x, y, z)])
-    reach = max(float(max(np.ptp(axis) for axis in (x, y, z))), 1e-3) * 0.55
-    axes.set_xlim(middle[0] - reach, middle[0] + reach)
-    axes.set_ylim(middle[1] - reach, middle[1] + reach)
-    axes.set_zlim(middle[2] - reach, middle[2] + reach)
-    axes.set_box_aspect((1, 1, 1))
+    axes.set_aspect("equal", adjustable="datalim")
     axes.view_init(elev=15, azim=-65)
     axes.set_xlabel("x")
     axes.set_ylabel("depth")

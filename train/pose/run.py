@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from models.encoders import Encoder
 from models.pose import PoseNetwork
+from pipelines.config import each_source
 from train.config.finetuning import FinetuneConfig
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 
@@ -34,6 +34,11 @@ class PoseRun:
     network: PoseNetwork
     depth: bool
 
+    @property
+    def box_margin(self) -> float:
+        """How much larger than the box the views of training were."""
+        return each_source(self.config.data)[0].box_margin
+
 
 def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     """Read a fine-tuned network.
@@ -49,17 +54,6 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
     path = find_checkpoint(source, expected)
     saved = load_checkpoint(path)
-    config = _config_of(path, saved)
-    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
-    try:
-        network.load_state_dict(saved["network"])
-    except RuntimeError as error:
-        raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
-    network = network.float().to(device or torch.device("cpu")).eval()
-    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))
-
-
-def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:
     if "pose" not in saved["config"]:
         raise UserError(
             f"{path} is of pre-training, which knows no poses: fine-tune it first, with "
@@ -69,4 +63,10 @@ def _config_of(path: Path, saved: dict[str, Any]) -> FinetuneConfig:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
-    return config
+    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
+    try:
+        network.load_state_dict(saved["network"])
+    except RuntimeError as error:
+        raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
+    network = network.float().to(device or torch.device("cpu")).eval()
+    return PoseRun(path, saved["step"], config, network, saved.get("depth", True))

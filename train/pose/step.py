@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch
-from train.config.finetuning import PoseLossConfig
+from train.config.finetuning import FinetuneConfig
 from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
 from train.pose.labels import PoseTargets
@@ -19,8 +19,7 @@ from train.steps.batch_statistics import one_momentum_step
 from train.steps.stopwatch import Stopwatch
 
 
-@dataclass(frozen=True)
-class PoseLosses:
+class PoseLosses(NamedTuple):
     """The losses of some views, scalars with graph.
 
     Attributes:
@@ -40,10 +39,7 @@ def pose_losses(output: PoseOutput, targets: PoseTargets, *, refined: bool) -> P
     A target that is not known (NaN) adds nothing, and still counts in the mean: so means over micro-batches and ranks
     of equal size average to the mean over all.
 
-    Args:
-        output: of N views.
-        targets: theirs.
-        refined: whether the network refines the root's depth; else that loss is 0.
+    Without refinement (`refined` is False) the root's loss is 0.
     """
     keypoints_px = _mean_absolute(output.keypoints_px, targets.keypoints_px)
     depth = _mean_absolute(output.relative_depth, targets.relative_depth)
@@ -57,21 +53,20 @@ def _mean_absolute(predicted: Tensor, target: Tensor) -> Tensor:
     return (predicted - target.where(known, predicted.detach())).abs().mean()
 
 
-@dataclass(frozen=True)
-class PoseStepResult:
+class PoseStepResult(NamedTuple):
     """What one step gives besides the gradients, over the global batch; all on the device and without graph.
 
     Attributes:
         loss: scalar, the weighted sum.
-        losses: (3,), the parts before weighting, in the order of `PoseLosses`.
+        losses: its parts before weighting.
     """
 
     loss: Tensor
-    losses: Tensor
+    losses: PoseLosses
 
     def figures(self) -> dict[str, float]:
         """The parts of the loss; waits for the device."""
-        return dict(zip(("keypoints_px", "depth", "root_depth"), self.losses.tolist(), strict=True))
+        return dict(zip(self.losses._fields, torch.stack(self.losses).tolist(), strict=True))
 
 
 class PoseStep:
@@ -84,38 +79,33 @@ class PoseStep:
     Args:
         network: whose parameters get the gradient.
         forward: views (n, 3, S, S) uint8 and intrinsics (n, 3, 3) to poses; may be compiled.
-        refined: whether the network refines the root's depth.
-        weights: of the losses.
-        batch: images of a global batch.
-        micro_batch: images that go through the network together; divides `batch`.
+        config: its `train.batch` images make a global batch, of which `train.micro_batch` go through the network
+            together.
         autocast_dtype: 16-bit type for the network; None for none.
         scaler: scales the gradients, which the caller unscales (fp16).
         world: this rank among all.
 
     Raises:
-        UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
+        UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
     """
 
     def __init__(
         self,
         network: nn.Module,
         forward: Callable[[Tensor, Tensor], PoseOutput],
+        config: FinetuneConfig,
         *,
-        refined: bool,
-        weights: PoseLossConfig,
-        batch: int,
-        micro_batch: int,
         autocast_dtype: torch.dtype | None = None,
         scaler: GradScaler | None = None,
         world: World | None = None,
     ) -> None:
         self.network, self.forward = network, forward
-        self.refined, self.weights = refined, weights
-        self.batch, self.micro_batch = batch, micro_batch
+        self.refined, self.weights = config.pose.refine, config.loss
+        self.batch, self.micro_batch = config.train.batch, config.train.micro_batch
         self.autocast_dtype, self.scaler = autocast_dtype, scaler
         self.world = World() if world is None else world
         self.own_work = Stopwatch()
-        self.share = micro_batch_share(batch, micro_batch, self.world.rank, self.world.world_size)
+        self.share = micro_batch_share(self.batch, self.micro_batch, self.world.rank, self.world.world_size)
 
     def __call__(self, batch: Batch, targets: PoseTargets) -> PoseStepResult:
         """Leaves the gradient of the mean loss over the global batch in `.grad`, in place of what was there.
@@ -142,11 +132,10 @@ class PoseStep:
                     add_statistics()
                     mean = loss / micro_batches
                     (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
-                    parts = [loss, losses.keypoints_px, losses.depth, losses.root_depth]
-                    total += torch.stack([part.detach().to(total.dtype) for part in parts]) / micro_batches
+                    total += torch.stack([part.detach().to(total.dtype) for part in (loss, *losses)]) / micro_batches
             self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
         self.world.sum_(total)
-        return PoseStepResult(total[0], total[1:])
+        return PoseStepResult(total[0], PoseLosses(*total[1:]))
 
     def _losses(self, image: Tensor, targets: PoseTargets) -> tuple[Tensor, PoseLosses]:
         enabled = self.autocast_dtype is not None

@@ -24,12 +24,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out images and what is known about them.
-
-    Attributes:
-        index: the images.
-        labels: theirs.
-    """
+    """Held-out images and what is known about them."""
 
     index: Index
     labels: PoseLabels

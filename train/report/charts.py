@@ -7,15 +7,15 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import PercentFormatter
 
 from skeleton import Skeleton
+from train.pictures import level_line, log_axis
 
 SERIES: Final = 6
 """Colours that a chart may use; the page's style sheet has as many."""
@@ -33,16 +33,8 @@ _STYLE: Final[dict[Any, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a chart.
-
-    Attributes:
-        x: along the axis.
-        y: as many values; None leaves a gap.
-        series: which of the page's colours, from 0.
-        dots: mark every value; the only one is always marked.
-    """
+class Line(NamedTuple):
+    """Values of y over x; None leaves a gap. `series` says which of the page's colours, `dots` marks every value."""
 
     x: Sequence[float]
     y: Sequence[float | None]
@@ -50,14 +42,8 @@ class Line:
     dots: bool = False
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A chart of the page.
-
-    Attributes:
-        title: above it.
-        svg: an element for an HTML page.
-    """
+class Chart(NamedTuple):
+    """A title, and an element for an HTML page below it."""
 
     title: str
     svg: str
@@ -88,33 +74,20 @@ def line_chart(
             dots = line.dots or np.isfinite(y).sum() == 1  # a line of one value has no length
             axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if dots else "", markersize=4)
         if level is not None:
-            axes.axhline(level[0], color=_MUTED, linestyle="--", linewidth=1)
-            axes.annotate(
-                level[1], (1, level[0]), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                ha="right", color=_MUTED, fontsize=9,
-            )  # fmt: skip
+            level_line(axes, *level, _MUTED)
         if log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            few = np.ptp(np.log10(axes.get_ylim())) < 1
-            axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if few else NullFormatter())
-            axes.grid(which="both" if few else "major")
+            log_axis(axes)
+            axes.grid(which="both" if np.ptp(np.log10(axes.get_ylim())) < 1 else "major")
         if percent:
             axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.margins(x=0)
         axes.set_xlabel(x_label)
         return Chart(title, _svg(figure, title))
 
 
 def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], skeleton: Skeleton) -> Chart:
-    """Bars for the keypoints, a gap between its groups.
-
-    Args:
-        title: says what is drawn, with its unit.
-        rows: K values each, in the order of the skeleton's keypoints; a series each.
-        skeleton: whose keypoints these are.
-    """
+    """Bars for the keypoints, a gap between its groups: each row is a series of K values, in the skeleton's order."""
     names, sizes = zip(*skeleton.groups, strict=True)
     group = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
     with _figure() as (figure, axes):

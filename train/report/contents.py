@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,13 +22,11 @@ _CURVES: Final[Mapping[Kind, Sequence[str]]] = {
 """What the rows of metrics.jsonl hold of each kind only."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """A run's folder.
+    """What a run's folder holds.
 
     Attributes:
-        folder: where it is.
-        kind: of the run.
         name: for people: what the weights of fine-tuning started from, or the folder's own name.
         config: its tables, as plain values.
         config_text: the same as TOML.
@@ -47,13 +45,12 @@ class Run:
     evaluation: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Measured:
     """Errors of some fine-tuned runs on the same hands.
 
     Attributes:
-        runs: in the order of their results.
-        results: of each, as `train.evaluation.report.results` gives them.
+        results: of each run, as `train.evaluation.report.results` gives them.
         difference: of the first two, paired by hand: metric to value, low and high; None if nobody compared them.
         elsewhere: runs that were measured on other images, and are left out.
     """
@@ -93,14 +90,22 @@ def read_run(root: Path) -> Run:
         raise UserError(f"{root} has no rows in metrics.jsonl; expected a run that has begun. Let it train first")
     evaluation_file = root / "evaluation" / "metrics.json"
     evaluation = read_json(evaluation_file) if evaluation_file.exists() else None
-    name = _start(config) if kind == "fine-tuning" else root.name
+    name = root.name
+    if kind == "fine-tuning":
+        starts = {"random": "from scratch", "imagenet": "from ImageNet"}
+        name = starts.get(config["encoder"]["weights"], "pre-trained")
     return Run(folder, kind, name, config, text, rows, folder.read_validations(), evaluation)
+
+
+def sources_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tables of the run's datasets."""
+    return config["data"] if isinstance(config["data"], list) else [config["data"]]
 
 
 def _is_of_run(config: Mapping[str, Any]) -> bool:
     """Whether what a report tells of a configuration is there."""
     try:
-        sources = config["data"] if isinstance(config["data"], list) else [config["data"]]
+        sources = sources_of(config)
         words = [config["encoder"]["name"], config["encoder"]["weights"]]
         words += [source[key] for source in sources for key in ("root", "split", "source")]
         numbers = [config["train"]["batch"], config["geometry"]["side_px"]]
@@ -119,14 +124,9 @@ def read_runs(roots: Sequence[Path]) -> list[Run]:
     runs = [read_run(root) for root in roots]
     names = [run.name for run in runs]
     return [
-        Run(**{**vars(run), "name": f"{run.name} ({run.folder.root.name})"}) if names.count(run.name) > 1 else run
+        dataclasses.replace(run, name=f"{run.name} ({run.folder.root.name})") if names.count(run.name) > 1 else run
         for run in runs
     ]
-
-
-def _start(config: Mapping[str, Any]) -> str:
-    weights = config["encoder"]["weights"]
-    return {"random": "from scratch", "imagenet": "from ImageNet"}.get(weights, "pre-trained")
 
 
 def measured(runs: Sequence[Run]) -> Measured | None:
@@ -139,9 +139,7 @@ def measured(runs: Sequence[Run]) -> Measured | None:
     pair = next(((run, other) for run in tuned for other in tuned if _compares(run, other)), None)
     columns: list[tuple[Run, Mapping[str, Any]]] = []
     difference = None
-    if pair is not None:
-        evaluation = pair[0].evaluation
-        assert evaluation is not None
+    if pair is not None and (evaluation := pair[0].evaluation) is not None:
         difference = evaluation["comparison"]["difference"]
         columns = [(pair[0], evaluation), (pair[1], evaluation["comparison"]["other"])]
     elsewhere = []

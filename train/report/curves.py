@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ _PER_KEYPOINT: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Curves:
+class Curves(NamedTuple):
     """Charts with what their colours stand for."""
 
     title: str
@@ -60,6 +58,7 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
     runs = [run for run in runs if run.kind == "pre-training"]
     if not runs:
         return []
+    rows = [run.rows for run in runs]
     text = "The network looks for the other view of an image among all other views of a batch."
     level, batches = None, {run.config["train"]["batch"] for run in runs}
     if len(batches) == 1:
@@ -67,8 +66,8 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
         text = f"Of the {others} other views of a batch, one is of the same image: the network looks for it."
         level = math.log(others), f"chance, ln {others}"
     charts = [
-        line_chart("NT-Xent loss", _lines(runs, "loss"), x_label="step", level=level),
-        line_chart("Mean rank of the other view", _lines(runs, "positive_rank"), x_label="step", log=True),
+        line_chart("NT-Xent loss", _lines(rows, "loss"), x_label="step", level=level),
+        line_chart("Mean rank of the other view", _lines(rows, "positive_rank"), x_label="step", log=True),
     ]
     return [Curves("Pre-training", text, [run.name for run in runs], charts)]
 
@@ -78,26 +77,24 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
     runs = [run for run in runs if run.kind == "fine-tuning"]
     if not runs:
         return []
-    charts = [
-        line_chart("2D keypoints, error [px of the view]", _lines(runs, "keypoints_px"), x_label="step", log=True),
-    ]
-    if any(row["depth"] for run in runs for row in run.rows):
-        charts.append(line_chart("Depths, error [reference bones]", _lines(runs, "depth"), x_label="step", log=True))
+    rows = [run.rows for run in runs]
+    keypoints_px = _lines(rows, "keypoints_px")
+    charts = [line_chart("2D keypoints, error [px of the view]", keypoints_px, x_label="step", log=True)]
+    if any(row["depth"] for of_run in rows for row in of_run):
+        charts.append(line_chart("Depths, error [reference bones]", _lines(rows, "depth"), x_label="step", log=True))
     validations = [row for run in runs for row in run.validations]
     if validations:
         in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
         name, title = ("pa_epe_cm", "Held-out hands, PA-EPE [cm]") if in_3d else ("epe_px", "Held out, 2D EPE [px]")
-        lines = [
-            Line([row["step"] for row in run.validations], [row[name] for row in run.validations], number, True)
-            for number, run in enumerate(runs)
-        ]
+        lines = _lines([run.validations for run in runs], name, dots=True)
         charts.append(line_chart(title, lines, x_label="step", log=True))
     text = "The losses on augmented training images, and the error on images that no step has seen."
     return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
 
 
-def _lines(runs: Sequence[Run], key: str) -> list[Line]:
+def _lines(rows_of_runs: Sequence[Sequence[Mapping[str, Any]]], key: str, *, dots: bool = False) -> list[Line]:
+    """A line for each run: a value of its rows over their steps."""
     return [
-        Line([row["step"] for row in run.rows], [row[key] for row in run.rows], number)
-        for number, run in enumerate(runs)
+        Line([row["step"] for row in rows], [row[key] for row in rows], number, dots)
+        for number, rows in enumerate(rows_of_runs)
     ]

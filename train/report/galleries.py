@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import cv2
 import numpy as np
@@ -24,20 +23,10 @@ from train.report.numbers import as_text
 SHOWN: Final = 12
 """Pictures of a kind, at most."""
 _PREDICTION_PX: Final = 288
-_JPEG_QUALITY: Final = 84
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A picture.
-
-    Attributes:
-        uri: its bytes.
-        width: in pixels.
-        height: likewise.
-        alt: for those who cannot see it.
-        caption: below it.
-    """
+class Tile(NamedTuple):
+    """A picture as a data URI, its size in pixels, what it is for those who cannot see it, and a line below it."""
 
     uri: str
     width: int
@@ -46,8 +35,7 @@ class Tile:
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Gallery:
+class Gallery(NamedTuple):
     """Pictures of a kind: a title, a line that says what is seen, and the pictures."""
 
     title: str
@@ -62,9 +50,8 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
         return []
     side, count = shown_side_px(run.config["geometry"]["side_px"]), 2 if run.kind == "pre-training" else 1
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
-    text = "Two views of each image. The matrices that warped the pixels carried the skeletons."
-    if count == 1:
-        text = "Views of training images. The matrices that warped the pixels carried the skeletons."
+    text = "Two views of each image" if count == 2 else "Views of training images"
+    text += ". The matrices that warped the pixels carried the skeletons."
     return [Gallery("What the network saw", text, [_tile(picture, "views of an image") for picture in pictures])]
 
 
@@ -118,23 +105,21 @@ def _prediction(said: Mapping[str, Any]) -> Image:
 
 def hands(found: Measured | None) -> list[Gallery]:
     """Hands that the first run was not trained on: some, and those where its errors are largest."""
-    galleries = []
-    for run in found.runs[:1] if found is not None else []:
-        if run.folder.predictions_picture.exists():
-            pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
-            tiles = [_tile(picture, "label, prediction and both from the side") for picture in pictures]
-            text = (
-                f"Not chosen, from the validation of “{run.name}”: the label, the prediction, and both from the side "
-            )
-            galleries.append(Gallery("Held-out hands", text + "with the label in grey.", tiles))
-        sheet = run.folder.root / "evaluation" / "worst.png"
-        if run.evaluation is not None and sheet.exists():
-            pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
-            hands = zip(pictures, run.evaluation["worst"], strict=False)
-            tiles = [_tile(picture, "label, prediction and both from the side", _errors_of(hand))
-                     for picture, hand in list(hands)[:SHOWN]]  # fmt: skip
-            text = f"Of all that “{run.name}” was measured on, the hands with the largest errors after alignment."
-            galleries.append(Gallery("Its worst hands", text, tiles))
+    if found is None:
+        return []
+    run, alt, galleries = found.runs[0], "label, prediction and both from the side", []
+    if run.folder.predictions_picture.exists():
+        pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
+        text = f"Not chosen, from the validation of “{run.name}”: the label, the prediction, and both from the side "
+        tiles = [_tile(picture, alt) for picture in pictures]
+        galleries.append(Gallery("Held-out hands", text + "with the label in grey.", tiles))
+    sheet = run.folder.root / "evaluation" / "worst.png"
+    if run.evaluation is not None and sheet.exists():
+        pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
+        hands = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
+        text = f"Of all that “{run.name}” was measured on, the hands with the largest errors after alignment."
+        tiles = [_tile(picture, alt, _errors_of(hand)) for picture, hand in hands]
+        galleries.append(Gallery("Its worst hands", text, tiles))
     return galleries
 
 
@@ -152,6 +137,6 @@ def _sheet(path: Path, height: int, width: int) -> list[Image]:
 
 
 def _tile(picture: Image, alt: str, caption: str = "") -> Tile:
-    encoded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1]
+    encoded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 84])[1]
     uri = f"data:image/jpeg;base64,{base64.b64encode(encoded.tobytes()).decode()}"
     return Tile(uri, picture.shape[1], picture.shape[0], alt, caption)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from train.pose.metrics import METRICS, Metric
 from train.report.contents import Measured
@@ -14,14 +13,11 @@ NO_INTERVAL: Final = "no interval: all hands are of one pose"
 Mark = Literal["", "better", "worse", "open"]
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A figure of the table.
 
     Attributes:
-        value: as it was read.
-        text: as it is shown.
-        interval: the same of its confidence interval, from and to; None where none can be given.
+        interval: the ends of its confidence interval; None where none can be given.
         mark: of a difference: whether it is for the better, for the worse, or open: the interval contains zero, or
             there is none.
     """
@@ -32,8 +28,7 @@ class Cell:
     mark: Mark = ""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A metric of the table, with the cells of all runs and of the difference of the first two."""
 
     metric: Metric
@@ -54,8 +49,7 @@ def _cell(interval: Mapping[str, float | None], metric: Metric, *, signed: bool 
         return Cell(value, text, None, "open" if signed else "")
     mark: Mark = ""
     if signed:
-        above, below = low > 0, high < 0
-        mark = "open" if not (above or below) else "better" if above == metric.higher_is_better else "worse"
+        mark = "open" if low <= 0 <= high else "better" if (low > 0) == metric.higher_is_better else "worse"
     limits = (as_text(end, metric, signed=signed) for end in (low, high))
     return Cell(value, text, " to ".join(limits), mark)
 
@@ -64,13 +58,10 @@ def table(found: Measured) -> list[Row]:
     """The metrics that all runs have."""
     rows = []
     for name, metric in METRICS.items():
-        intervals = [result["metrics"].get(name) for result in found.results]
-        if any(interval is None for interval in intervals):
-            continue
-        difference = None
-        if found.difference is not None and name in found.difference:
-            difference = _cell(found.difference[name], metric, signed=True)
-        rows.append(Row(metric, [_cell(interval, metric) for interval in intervals], difference))
+        if all(name in result["metrics"] for result in found.results):
+            differs = (found.difference or {}).get(name)
+            difference = None if differs is None else _cell(differs, metric, signed=True)
+            rows.append(Row(metric, [_cell(result["metrics"][name], metric) for result in found.results], difference))
     return rows
 
 

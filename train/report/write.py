@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from errors import UserError
 from train.report import curves, galleries, numbers
 from train.report.charts import SERIES
-from train.report.contents import Run, measured, read_runs
+from train.report.contents import Run, measured, read_runs, sources_of
 from writing import write_text
 
 
 def write_report(
     runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "From features to 3D hands"
 ) -> None:
-    """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one file.
+    """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one .html.
 
     Args:
         runs: folders of pre-training and fine-tuning, in any order; `evaluate` may have been run on the latter.
-        out: the page, a .html.
+        out: the page.
         predictions: a folder that `predict` wrote.
         title: of the page.
 
@@ -34,17 +33,18 @@ def write_report(
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
     read = read_runs(runs)
-    with _reading_evaluations(read):
+    try:
         found = measured(read)
-        of_evaluations = {
-            "measured": found,
-            "table": numbers.table(found) if found else [],
-            "verdict": numbers.verdict(found) if found else "",
-            "facts": numbers.facts(found) if found else [],
-        }
+        figures = {"table": [], "verdict": "", "facts": []} if found is None else {
+            "table": numbers.table(found), "verdict": numbers.verdict(found), "facts": numbers.facts(found)
+        }  # fmt: skip
         error_curves, worst = curves.error_curves(found), galleries.hands(found)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # somebody may have edited metrics.json
+        files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
+        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
     content = {
-        **of_evaluations,
+        **figures,
+        "measured": found,
         "title": title,
         "curves": [*error_curves, *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
         "galleries": [*galleries.views(read), *galleries.predictions(predictions), *worst],
@@ -64,22 +64,12 @@ def write_report(
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out") from error
 
 
-@contextmanager
-def _reading_evaluations(runs: Sequence[Run]) -> Iterator[None]:
-    """What stands in metrics.json of an evaluation may have been edited."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        files = [str(run.folder.root / "evaluation" / "metrics.json") for run in runs if run.evaluation is not None]
-        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
-
-
 def _summary(run: Run) -> dict[str, str]:
     """What a run was, in a few words each."""
     config, rows = run.config, run.rows
-    sources = [f"{table['root']}, {table['split']}" for table in _sources(config)]
+    sources = [f"{table['root']}, {table['split']}" for table in sources_of(config)]
     if run.kind == "fine-tuning":
-        shares = [f"{table['label_fraction']:.0%} of the labels" for table in _sources(config)]
+        shares = [f"{table['label_fraction']:.0%} of the labels" for table in sources_of(config)]
         sources = [f"{source}, {share}" for source, share in zip(sources, shares, strict=True)]
     images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
     return {
@@ -93,9 +83,5 @@ def _summary(run: Run) -> dict[str, str]:
 
 def _rendered(config: Mapping[str, Any]) -> bool:
     """Whether a run saw the hands of `make-data`."""
-    sources = (table for table in _sources(config) if table["source"] == "freihand")
+    sources = (table for table in sources_of(config) if table["source"] == "freihand")
     return any((Path(table["root"]) / "dataset.json").exists() for table in sources)
-
-
-def _sources(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return config["data"] if isinstance(config["data"], list) else [config["data"]]

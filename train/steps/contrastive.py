@@ -49,12 +49,7 @@ class StepResult:
 
     def figures(self) -> dict[str, float]:
         """What a row of metrics says besides the loss; waits for the device."""
-        measured = health(self.embeddings)
-        return {
-            "alignment": measured.alignment.item(),
-            "uniformity": measured.uniformity.item(),
-            "positive_rank": measured.positive_rank.item(),
-        }
+        return {name: figure.item() for name, figure in health(self.embeddings)._asdict().items()}
 
 
 class ContrastiveStep:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch, View
-from train.config.finetuning import PoseLossConfig
+from train.config.finetuning import FinetuneConfig, FinetuneTrainConfig, PoseLossConfig
 from train.pose.labels import PoseTargets
 from train.pose.step import PoseStep, pose_losses
 
@@ -81,7 +81,8 @@ def test_micro_batches_give_the_gradient_of_the_whole(micro_batch: int) -> None:
     network = Linear()
     batch, wanted = batch_of(12)
     weights = PoseLossConfig(keypoints=0.5, depth=2, root_depth=3)
-    step = PoseStep(network, network, refined=True, weights=weights, batch=12, micro_batch=micro_batch)
+    config = FinetuneConfig(loss=weights, train=FinetuneTrainConfig(batch=12, micro_batch=micro_batch))
+    step = PoseStep(network, network, config)
     result = step(batch, wanted)
 
     predicted = network(batch.views[0].image, wanted.intrinsics)
@@ -103,6 +104,6 @@ def test_micro_batches_give_the_gradient_of_the_whole(micro_batch: int) -> None:
 def test_a_batch_of_another_size_is_refused() -> None:
     network = Linear()
     batch, wanted = batch_of(6)
-    step = PoseStep(network, network, refined=True, weights=PoseLossConfig(), batch=12, micro_batch=6)
+    step = PoseStep(network, network, FinetuneConfig(train=FinetuneTrainConfig(batch=12, micro_batch=6)))
     with pytest.raises(ValueError, match="a batch of 6 samples, but this rank's share is 12"):
         step(batch, wanted)
