@@ -11,7 +11,6 @@ import platform
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from errors import UserError
@@ -33,8 +32,8 @@ class FolderLock:
 
     The folder is made if it is not there. If nothing was put into it in the end, it is removed again.
 
-    Args:
-        folder: of the run.
+    Raises:
+        UserError: another process has it, which is named; or the folder cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,11 +42,6 @@ class FolderLock:
         self._descriptor = -1
 
     def __enter__(self) -> FolderLock:
-        """Take it.
-
-        Raises:
-            UserError: another process has it, which is named; or the folder cannot be made.
-        """
         self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -59,9 +53,7 @@ class FolderLock:
             raise UserError(f"run.out = {self._folder} cannot be written to: {error.strerror}") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release()
 
     def _take(self) -> None:
