@@ -33,11 +33,9 @@ log = logging.getLogger(__name__)
 
 def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
     """Fine-tune an encoder to 3D hand pose as configured; under torchrun, every rank calls this. See `Trainer.run`."""
-
-    def build(index: Index, world: World, steps_per_epoch: int, fresh: bool) -> Finetuning:
-        return Finetuning(config, world, steps_per_epoch, index, fresh=fresh)
-
-    return Trainer(config, resume, build).run()
+    return Trainer(
+        config, resume, lambda index, world, steps, fresh: Finetuning(config, world, steps, index, fresh=fresh)
+    ).run()
 
 
 class Finetuning(Task[PoseNetwork, PoseStepResult]):
@@ -86,10 +84,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def size_keys(self) -> dict[str, str]:
         """Of encoder and head."""
-        return {
-            "encoder": f"encoder.name = {self.config.encoder.name!r}",
-            "head": f"pose.hidden = {self.config.pose.hidden}",
-        }
+        encoder, head = self.config.encoder, self.config.pose
+        return {"encoder": f"encoder.name = {encoder.name!r}", "head": f"pose.hidden = {head.hidden}"}
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Adam, of what is not frozen."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -106,9 +106,12 @@ class Trainer:
             UserError: the input cannot be used, or the loss stopped being a number.
             Interrupted: SIGTERM or Ctrl-C came; the state is saved.
         """
-        with leaving_with_launcher(), joined(self.world, self.config.run.rank_timeout_s), self._locked_folder():
+        config, world, folder = self.config, self.world, self.folder
+        with leaving_with_launcher(), joined(world, config.run.rank_timeout_s), ExitStack() as held:
+            lock = partial(folder.lock, config, self.resume)
+            together(world, lambda: held.enter_context(lock()) if world.is_main else None)
             self._run()
-        return self.folder
+        return folder
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
@@ -120,7 +123,8 @@ class Trainer:
         epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
-        checkpoint = self._find_checkpoint()
+        found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
+        checkpoint = world.gather_objects(found)[0]
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
         if checkpoint is not None:
             together(world, lambda: restore(task, checkpoint, config, images=index.counts))
@@ -130,15 +134,11 @@ class Trainer:
         # Only now: a run that could not start leaves nothing behind.
         together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
 
+        mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         make_loader = partial(
             Loader,
             index,
-            Schedule(
-                order,
-                RankSlice(config.train.batch, self.share.start, self.share.stop),
-                first_step=task.steps_done,
-                last_step=task.total_steps,
-            ),
+            Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps),
             config.pipelines,
             config.augmentation,
             device=world.device,
@@ -177,7 +177,7 @@ class Trainer:
                 stopping = ranks.stopping
                 save_now = last or stopping or done % config.run.checkpoint_every == 0
                 if log_now or save_now:
-                    together(world, partial(meter.require_finite, result))
+                    together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
                 if task.validates_now():
                     with meter.paused():
@@ -185,7 +185,9 @@ class Trainer:
                 with meter.writing():
                     bad_files.count(batch, agree=log_now or save_now)
                 if save_now or bad_files.too_many:
-                    self._save(task, index, writer)
+                    together(world, meter.require_finite_weights)
+                    if world.is_main:
+                        writer.save(done, {"config": to_dict(config), "images": index.counts, **task.state_dict()})
                 if bad_files.too_many:
                     together(world, writer.finish)
                     together(world, bad_files.require_few)
@@ -193,44 +195,6 @@ class Trainer:
                     together(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
             together(world, writer.finish)
-
-    def _save(self, task: Task[Any, Any], index: Index, writer: BackgroundWriter) -> None:
-        """Have rank 0 write a checkpoint in the background; weights that are no numbers are never saved."""
-
-        def require_finite_weights() -> None:
-            if not task.weights_are_finite():
-                raise UserError(
-                    f"weights stopped being numbers at step {task.steps_done}, learning rate {task.lr:.3g}; the last "
-                    f"good checkpoint is {self.folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise "
-                    f"optim.warmup_epochs"
-                )
-
-        together(self.world, require_finite_weights)
-        if self.world.is_main:
-            saved = {"config": to_dict(self.config), "images": index.counts, **task.state_dict()}
-            writer.save(task.steps_done, saved)
-
-    @contextmanager
-    def _locked_folder(self) -> Iterator[None]:
-        """The run's folder, locked by rank 0 against other runs until the block ends.
-
-        Raises:
-            UserError: on every rank, if another process writes there, or the folder cannot be used.
-        """
-        with ExitStack() as held:
-            lock = partial(self.folder.lock, self.config, self.resume)
-            together(self.world, lambda: held.enter_context(lock()) if self.world.is_main else None)
-            yield
-
-    def _find_checkpoint(self) -> Path | None:
-        """Rank 0 looks into the run's folder; all ranks learn which checkpoint to go on from, if any.
-
-        Raises:
-            UserError: on every rank, if the folder cannot be used.
-        """
-        check = partial(self.folder.check, self.config, self.resume)
-        found = together(self.world, lambda: check() if self.world.is_main else None)
-        return self.world.gather_objects(found)[0]
 
 
 def set_threads(threads: int | None, world: World) -> None:
@@ -248,11 +212,7 @@ def set_threads(threads: int | None, world: World) -> None:
 
 
 def steps_per_epoch(index: Index, batch: int) -> int:
-    """Whole batches that the samples give; what does not fill one sits the epoch out.
-
-    Raises:
-        UserError: there are fewer samples than one batch needs.
-    """
+    """Whole batches that the samples give; what does not fill one sits the epoch out. None is a `UserError`."""
     steps = len(index) // batch
     if steps == 0:
         raise UserError(

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from train.commands.options import (
-    COUNT,
-    FILE,
-    PATH,
-    SEED,
-    WORKERS,
-    IntegerRange,
-    config_options,
-    pretraining_config,
-    say,
-)
+from train.commands import options
+from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_options, pretraining_config, say
 
 
 @click.command("make-data")
@@ -26,7 +18,7 @@ from train.commands.options import (
 @click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal bytes.")
 @click.option("--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds and lights, shared.")
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
-def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None) -> None:
+def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render hands in FreiHAND's layout to OUT, to try everything without the dataset.
 
     Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
@@ -35,7 +27,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
     from train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
-        make_dataset(out, poses=poses, seed=seed, scenes=scenes, workers=workers, progress=progress)
+        make_dataset(out, poses=poses, progress=progress, **options)
     say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
 
 
@@ -87,7 +79,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @config_options
 @click.argument("out", type=PATH)
 @click.option(
-    "--per-shard", default=8192, show_default=True, type=IntegerRange(1, 10**9), help="Images in one tar file."
+    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images in one tar file."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Shards at a time.  [default: one per core]")
 def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:

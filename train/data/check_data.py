@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,25 +85,20 @@ def check_data(
         except OSError as error:
             raise UserError(f"{file}: cannot be written ({error.strerror}). Name a file that can.") from error
     # Everything: neither a list of before nor a share of the labels hides a file.
-    indices = [load_index(dataclasses.replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
+    indices = [load_index(replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []
+
+    def advance(here: int) -> None:
+        progress(done + here, total)
+
     for name, index, file in zip(names, indices, outs, strict=True):
-        graph = _decode_whole(index, pipelines, device)
+        graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
         with DecoderProcess(partial(make_decoder, graph), limit_s=limit_s) as decoder:
-            reasons = _bad_files(index, graph, decoder, partial(_advance, progress, done, total))
+            reasons = _bad_files(index, graph, decoder, advance)
         write_bad_list(file, reasons, checked=len(index))
         checked.append(Checked(name, index, reasons, file))
         done += len(index)
     return checked
-
-
-def _advance(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    progress(before + done, total)
-
-
-def _decode_whole(index: Index, pipelines: PipelinesConfig, device: torch.device) -> GraphConfig:
-    """How the run decodes, whole images."""
-    return replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
 
 
 def _bad_files(
@@ -113,7 +107,7 @@ def _bad_files(
     """Path -> reason of what cannot be used, in the order of the index."""
     reasons: dict[int, str] = {}
     done = 0
-    for found, samples, encoded in _read_ahead(dataclasses.replace(index, store=verified(index.store)), graph):
+    for found, samples, encoded in _read_ahead(replace(index, store=verified(index.store)), graph):
         undecodable = decoder.faults(encoded) if encoded else {}
         reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
         done += len(found) + len(samples)

@@ -60,11 +60,12 @@ class Checkpoints:
         """
         torn: list[Path] = []
         for path in reversed(self.paths()):
-            if _is_whole_and_readable(path):
-                for other in torn:
-                    log.warning("%s is torn or damaged: passed over for %s", other, path.name)
-                self._torn = torn
-                return path
+            with suppress(OSError):
+                if is_whole(path):
+                    for other in torn:
+                        log.warning("%s is torn or damaged: passed over for %s", other, path.name)
+                    self._torn = torn
+                    return path
             torn.append(path)
         if torn:
             raise UserError(
@@ -119,18 +120,12 @@ def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
         file.write(_SEAL + sealed.digest())
 
 
-def step_of(path: Path) -> int:
-    """The step that a checkpoint's name says."""
-    return int(path.stem.removeprefix("step_"))
-
-
 class BackgroundWriter:
     """Saves checkpoints in a thread, so that training waits for a copy of the state only.
 
     At most one is being written: the next one waits for it, and so does the end of the `with` block.
 
     Args:
-        checkpoints: where to.
         finally_do: called in the thread after each checkpoint.
 
     Attributes:
@@ -162,11 +157,7 @@ class BackgroundWriter:
         self.waited_s += time.perf_counter() - start
 
     def finish(self) -> None:
-        """Wait for what is being written.
-
-        Raises:
-            UserError: as `check`.
-        """
+        """Wait for what is being written, and `check`."""
         self._wait()
         self.check()
 
@@ -224,10 +215,7 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
         return value
 
     copied: dict[str, Any] = copy(state)
-    events: list[torch.cuda.Event] = [
-        torch.cuda.current_stream(device).record_event()  # type: ignore[no-untyped-call]
-        for device in streams
-    ]
+    events = [torch.cuda.current_stream(device).record_event() for device in streams]  # type: ignore[no-untyped-call]
 
     def wait() -> None:
         for event in events:
@@ -237,11 +225,7 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file ends in the checksum of what comes before.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Whether the file ends in the checksum of what comes before; OSError if it cannot be read."""
     with path.open("rb") as file:
         left = file.seek(0, os.SEEK_END) - _SEAL_BYTES
         file.seek(0)
@@ -273,34 +257,28 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
     except (UserError, MemoryError):
         raise
     except Exception as error:  # torch has many for a file that is not its own; its advice is to run what is in it
-        raise UserError(_foreign(path, "it is no archive of tensors and plain values")) from error
+        raise _foreign(path, "it is no archive of tensors and plain values") from error
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise UserError(_foreign(path, "it has no format"))
+        raise _foreign(path, "it has no format")
     if state["format"] != FORMAT:
         raise UserError(f"{path} is a checkpoint of format {state['format']}; expected {FORMAT}, this version's")
     for key, kind in _PARTS.items():
         if key in state and not isinstance(state[key], kind):
-            raise UserError(_foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}"))
-    missing = [key for key in _NEEDED if key not in state]
-    if missing:
-        raise UserError(_foreign(path, f"it has no {missing[0]}"))
+            raise _foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}")
+        if key in _NEEDED and key not in state:
+            raise _foreign(path, f"it has no {key}")
     encoder = state["config"].get("encoder")
     if not isinstance(encoder, dict) or not isinstance(encoder.get("name"), str):
-        raise UserError(_foreign(path, "its configuration names no encoder"))
+        raise _foreign(path, "its configuration names no encoder")
     if not all(isinstance(value, Tensor) for value in state["network"].values()):
-        raise UserError(_foreign(path, "its network holds other things than tensors"))
+        raise _foreign(path, "its network holds other things than tensors")
     return state
 
 
-def _foreign(path: Path, found: str) -> str:
-    return f"{path} holds something else than a checkpoint of ours: {found}. Expected a file that training wrote"
-
-
-def _is_whole_and_readable(path: Path) -> bool:
-    try:
-        return is_whole(path)
-    except OSError:
-        return False
+def _foreign(path: Path, found: str) -> UserError:
+    return UserError(
+        f"{path} holds something else than a checkpoint of ours: {found}. Expected a file that training wrote"
+    )
 
 
 class _Hashing(io.RawIOBase):

@@ -6,7 +6,6 @@ import json
 import logging
 import platform
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from errors import UserError
 from parsing import regular
 from train.config.tables import first_difference, to_dict, to_toml
-from train.runs.checkpoint import Checkpoints, step_of
+from train.runs.checkpoint import Checkpoints
 from train.runs.json_lines import cut_rows, read_rows
 from train.runs.lock import LOCK, FolderLock
 from writing import write_text
@@ -30,12 +29,7 @@ _PACKAGES = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-pyt
 
 
 class RunFolder:
-    """One run's folder.
-
-    Args:
-        root: the folder.
-        keep: checkpoints that stay.
-    """
+    """One run's folder; of its checkpoints `keep` stay."""
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self.root = root
@@ -155,17 +149,14 @@ class RunFolder:
             for file in (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
-            if step_of(path) > step:
+            if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
 
 
 def versions() -> dict[str, str]:
     """What a run depends on besides its configuration."""
-    found = {
-        "python": sys.version.split()[0],
-        "system": f"{platform.system()} {platform.machine()}",
-        "commit": _commit(),
-    }
+    system = f"{platform.system()} {platform.machine()}"
+    found = {"python": platform.python_version(), "system": system, "commit": _commit()}
     found |= {name: version(name) for name in _PACKAGES}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}

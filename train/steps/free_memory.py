@@ -27,22 +27,15 @@ def free_bytes(world: World) -> int:
         cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
         return torch.cuda.mem_get_info(world.device)[0] + cached
     shared = min(psutil.virtual_memory().available, free_in_control_groups())
-    return max(0, int(min(shared / world.local_world_size, _free_addresses())))
-
-
-def _free_addresses() -> float:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    addresses = math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    return max(0, int(min(shared / world.local_world_size, addresses)))
 
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
     """What is least free, in bytes, in this process's control group and in those above it, page cache counted as free.
 
-    Args:
-        system: the root of the file system.
-
-    Returns:
-        Infinity if there is no limit, or none that can be read.
+    Infinity if there is no limit, or none that can be read.
     """
     return min((_free_in(group) for group in groups("memory", system)), default=math.inf)
 
@@ -66,7 +59,7 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
         build: makes the network with random weights. It is called on torch's meta device, which takes no memory.
         dtype: of the parameters.
         world: with this rank's device.
-        keys: for each part of the network that a key makes large, the key with its value.
+        keys: as `TrainingState.size_keys` gives them.
 
     Raises:
         UserError: it does not fit.

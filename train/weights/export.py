@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from errors import UserError
 from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
+from models.weights import encoder_state
 from pipelines.config import each_source
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
-
-_PREFIX = "encoder.resnet."
 
 OPSET: Final = 18
 """ONNX operators of this version are used: onnxruntime 1.14 and later have them."""
@@ -57,17 +56,27 @@ def export_encoder(source: Path, out: Path) -> str:
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
-    state: dict[str, Tensor] = {
-        name.removeprefix(_PREFIX): tensor.contiguous().float() if tensor.is_floating_point() else tensor
-        for name, tensor in saved["network"].items()
-        if name.startswith(_PREFIX)
+    name = saved["config"]["encoder"]["name"]
+    state = {
+        key: tensor.contiguous().float() if tensor.is_floating_point() else tensor
+        for key, tensor in encoder_state(saved["network"]).items()
     }
+    save_tensors(state, out, {"encoder": name})
+    return f"{name} of {path}, torchvision's names, without fc"
+
+
+def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:
+    """Write tensors by name as .safetensors, with a note about them, or else as torch.save writes what there is.
+
+    Raises:
+        NotWritten: there is no room, or no right to write.
+    """
     if out.suffix == ".safetensors":
-        write_bytes(out, save(state, metadata={"format": "pt", "encoder": saved["config"]["encoder"]["name"]}))
+        tensors = {key: value.contiguous() for key, value in content.items()}
+        write_bytes(out, save(tensors, metadata={"format": "pt", **note}))
     else:
         with whole_file(out) as file:
-            torch.save(state, file)
-    return f"{saved['config']['encoder']['name']} of {path}, torchvision's names, without fc"
+            torch.save(content, file)
 
 
 class PoseOnnx(nn.Module):
