@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from errors import UserError
 from train.commands import options
 from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_options, pretraining_config, say
 
@@ -92,11 +94,18 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
     """
     config = pretraining_config(files, overrides)
-    from train.data.pack import pack_data
+    from machine.cores import available_cores
+    from pipelines.config import each_source
+    from pipelines.sources import load_index
+    from pipelines.sources.pack import pack as run
     from train.runs.log import progress_bar
 
+    source, *others = each_source(config.data)
+    if others:
+        raise UserError(f"{1 + len(others)} tables [[data]]: shards hold one source. Pack each by itself.")
+    index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads the shards
     with progress_bar("packing") as progress:
-        packed = pack_data(config, out, per_shard=per_shard, workers=workers, progress=progress)
+        packed = run(index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress)
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
     done = "is packed already" if packed.already_there else "written and read back"

@@ -22,8 +22,7 @@ from pipelines.batch import Batch
 from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
 from train.steps.batch_statistics import one_momentum_step
-from train.steps.free_memory import free_bytes
-from train.steps.graph_memory import with_graph_bytes
+from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -51,12 +50,7 @@ class StepResult:
 
     def figures(self) -> dict[str, float]:
         """What a row of metrics says besides the loss; waits for the device."""
-        measured = health(self.embeddings)
-        return {
-            "alignment": measured.alignment.item(),
-            "uniformity": measured.uniformity.item(),
-            "positive_rank": measured.positive_rank.item(),
-        }
+        return {name: value.item() for name, value in vars(health(self.embeddings)).items()}
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from pipelines.batch import Batch
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.distributed.world import World
-from train.steps.free_memory import require_memory
+from train.steps.memory import require_memory
 from train.steps.optim import learning_rate_factor
 from train.steps.stopwatch import Stopwatch
 

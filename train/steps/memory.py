@@ -1,4 +1,4 @@
-"""How much memory is free, and whether a network can be trained in it."""
+"""How much memory is free, whether a network can be trained in it, and how much an autograd graph holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from errors import UserError
 from errors.refused import as_size
@@ -80,3 +80,33 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
 def _bytes_in_training(part: nn.Module, dtype: torch.dtype) -> int:
     weights = sum(parameter.numel() * (4 if parameter.requires_grad else 1) for parameter in part.parameters())
     return (weights + sum(buffer.numel() for buffer in part.buffers())) * dtype.itemsize
+
+
+def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
+    """Runs `forward` and counts what its graph keeps for the backward pass.
+
+    On a GPU that is what the allocator hands out meanwhile and does not get back. On the CPU the saved tensors are
+    counted, each memory block once, without the network's own parameters and buffers.
+
+    Returns:
+        The result of `forward` with its graph, and the bytes.
+    """
+    if device.type == "cuda":
+        allocated = torch.cuda.memory_allocated(device)
+        result = forward()
+        return result, torch.cuda.memory_allocated(device) - allocated
+
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*network.parameters(), *network.buffers()]}
+    blocks: dict[int, int] = {}  # address to bytes; none is reused while the graph lives
+
+    def note(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own:
+            blocks[storage.data_ptr()] = storage.nbytes()
+        return saved.detach()  # else a saved result and its node would keep each other alive
+
+    # A compiled network would compile the hook as well, for every shape.
+    note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        result = forward()
+    return result, sum(blocks.values())
