@@ -41,27 +41,25 @@ def draw_skeleton(
 
     def dot(keypoint: int, colour: Colour) -> None:
         if known[keypoint]:
-            shown = colour if grey is None else (grey, grey, grey)
-            cv2.circle(image, at(keypoint), 2 << shift, shown, cv2.FILLED, cv2.LINE_AA, shift)
+            cv2.circle(image, at(keypoint), 2 << shift, colour, cv2.FILLED, cv2.LINE_AA, shift)
 
-    for chain, colour in skeleton.limbs:
+    for chain, limb in skeleton.limbs:
+        colour = limb if grey is None else (grey, grey, grey)
         for start, end in itertools.pairwise(chain):
             if known[start] and known[end]:
-                shown = colour if grey is None else (grey, grey, grey)
-                cv2.line(image, at(start), at(end), shown, 1, cv2.LINE_AA, shift)
+                cv2.line(image, at(start), at(end), colour, 1, cv2.LINE_AA, shift)
         for keypoint in chain[1:]:
             dot(keypoint, colour)
     for hub in {start for start, _ in skeleton.bones} - {end for _, end in skeleton.bones}:
-        dot(hub, (255, 255, 255))
+        dot(hub, (255, 255, 255) if grey is None else (grey, grey, grey))
 
 
-def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> list[list[Image]]:
-    """Per sample, its views enlarged to `least_side_px` or more, with the keypoints that the matrices carried."""
-    samples = batch.samples.numpy()
+def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
+    """Contact sheet: the views of each sample side by side, enlarged, with the keypoints that the matrices carried."""
     side_px = batch.views[0].image.shape[-1]
-    enlarge = shown_side_px(side_px, least_side_px) // side_px
+    enlarge = shown_side_px(side_px) // side_px
     rows = []
-    for row, sample in enumerate(samples):
+    for row, sample in enumerate(batch.samples[:samples].numpy()):
         pictures = []
         for view in batch.views:
             image = view.image[row].permute(1, 2, 0).cpu().numpy()
@@ -73,27 +71,17 @@ def view_pictures(batch: Batch, index: Index, *, least_side_px: int = 192) -> li
                 if np.isfinite(keypoints).any():  # of several sources, one may have none
                     draw_skeleton(picture, keypoints * enlarge, index.skeleton)
             pictures.append(picture)
-        rows.append(pictures)
-    return rows
+        rows.append(np.concatenate(pictures, axis=1))
+    save_sheet(path, rows, columns=columns)
 
 
-def shown_side_px(side_px: int, least_side_px: int = 192) -> int:
-    """Side of a view of `side_px` in `view_pictures`."""
-    return side_px * -(-least_side_px // side_px)
-
-
-def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
-    """Contact sheet: the views of each sample side by side."""
-    pairs = [np.concatenate(pictures, axis=1) for pictures in view_pictures(batch, index)[:samples]]
-    save_sheet(path, pairs, columns=columns)
+def shown_side_px(side_px: int) -> int:
+    """Side of a view of `side_px` in `save_views`: a multiple of it, 192 or more."""
+    return side_px * -(-192 // side_px)
 
 
 def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
-    """Pictures (H, W, 3) RGB, of one size, in rows.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write pictures (H, W, 3) RGB, of one size, in rows; errors as `writing.whole_file`."""
     height, width, _ = pictures[0].shape
     rows, columns = -(-len(pictures) // columns), min(columns, len(pictures))
     sheet = np.full((rows * (height + _GAP_PX) + _GAP_PX, columns * (width + _GAP_PX) + _GAP_PX, 3), 255, np.uint8)
@@ -103,11 +91,7 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
 
 
 def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
-    """A figure as a .png.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write a figure as a .png; errors as `writing.whole_file`."""
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=dpi)
 
@@ -122,11 +106,7 @@ def log_axis(axis: Axes) -> None:
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
-    """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote.
-
-    Raises:
-        OSError: the file cannot be read, or holds pictures of another size.
-    """
+    """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it holds no such."""
     read = cv2.imread(str(path))
     if read is None:
         raise OSError(f"{path} could not be read")

@@ -61,21 +61,14 @@ class Task(TrainingState[N, R]):
     def draw(self, folder: RunFolder) -> None:
         """Draw the run's curves; called in a thread after each checkpoint."""
 
-    def validates_now(self) -> bool:
-        """Whether to validate after the step that was taken last."""
-        return False
-
-    def validate(self, folder: RunFolder) -> dict[str, float]:
-        """The row of validation.jsonl after the step that was taken last, the same on all ranks."""
-        raise NotImplementedError
+    def validate(self, folder: RunFolder) -> dict[str, float] | None:
+        """If it is time after the step that was taken last: the row of validation.jsonl, the same on all ranks."""
 
 
 class Trainer:
     """One run; under torchrun, every rank makes one.
 
     Args:
-        config: of the run.
-        resume: whether to go on from a checkpoint in the run's folder.
         build_task: the task from the images, this rank, the steps of an epoch, and whether no checkpoint follows.
 
     Raises:
@@ -90,17 +83,13 @@ class Trainer:
     ) -> None:
         self.config, self.resume, self.build_task = config, resume, build_task
         self.world = described_world(config.train.device)
+        train, world = config.train, self.world
         # At once, so that no rank waits for others that this check has sent away.
-        self.share = micro_batch_share(
-            config.train.batch, config.train.micro_batch, self.world.rank, self.world.world_size
-        )
+        self.share = micro_batch_share(train.batch, train.micro_batch, world.rank, world.world_size)
         self.folder = RunFolder(Path(config.run.out), keep=config.run.keep)
 
     def run(self) -> RunFolder:
-        """Take the steps that are left.
-
-        Returns:
-            The run's folder, with metrics, pictures and checkpoints.
+        """Take the steps that are left; the folder then has metrics, pictures and checkpoints.
 
         Raises:
             UserError: the input cannot be used, or the loss stopped being a number.
@@ -179,9 +168,8 @@ class Trainer:
                 if log_now or save_now:
                     together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
-                if task.validates_now():
-                    with meter.paused():
-                        meter.validated(task.validate(folder))
+                with meter.paused():
+                    meter.validated(task.validate(folder))
                 with meter.writing():
                     bad_files.count(batch, agree=log_now or save_now)
                 if save_now or bad_files.too_many:

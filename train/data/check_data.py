@@ -34,9 +34,7 @@ class Checked:
 
     Attributes:
         key: the table of the configuration, "data" or "data.0".
-        index: the source.
         reasons: path -> why the file cannot be used.
-        list_file: the list.
     """
 
     key: str
@@ -61,9 +59,6 @@ def check_data(
 
     Args:
         data: one source, or several, which get a list each: `out` with the number before its ending.
-        pipelines: threads and backend of the decoder.
-        out: the list of bad files.
-        device: of the run.
         progress: called with (images done, images in all).
         make_decoder: makes the decoder, in its process.
         limit_s: time for a batch, and a second more for each of its images.
@@ -72,9 +67,10 @@ def check_data(
         UserError: a list is there already, or the data cannot be used at all.
     """
     sources = each_source(data)
-    names = ["data"] if len(sources) == 1 else [f"data.{number}" for number in range(len(sources))]
-    outs = [out] if len(sources) == 1 else [out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))]
-    for file in outs:
+    lists = {"data": out}  # by table
+    if len(sources) > 1:
+        lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}
+    for file in lists.values():
         try:  # before hours of work
             if file.exists():
                 raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
@@ -91,7 +87,7 @@ def check_data(
     def advance(here: int) -> None:
         progress(done + here, total)
 
-    for name, index, file in zip(names, indices, outs, strict=True):
+    for (name, file), index in zip(lists.items(), indices, strict=True):
         graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
         with DecoderProcess(partial(make_decoder, graph), limit_s=limit_s) as decoder:
             reasons = _bad_files(index, graph, decoder, advance)

@@ -183,11 +183,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
 
 
 def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
-    """Waits until every rank has come to the barrier of this name, which must not have been used in this room.
-
-    Raises:
-        RanksLost: naming the ranks that did not come in time.
-    """
+    """Waits until every rank has come to the barrier of this name, new in this room; errors as `meet`."""
     room.set(f"{name}/{rank}", "1")
     keys = [f"{name}/{other}" for other in range(world_size)]
     try:

@@ -31,7 +31,6 @@ class Together:
     It takes one message of a few bytes between the hosts per step, which waits for no GPU; none with a single process.
 
     Args:
-        world: the ranks.
         stop: this rank's signals; all ranks' afterwards.
         check: what may have gone wrong on this rank since the last step, in another thread.
     """
@@ -46,11 +45,7 @@ class Together:
         return self._agreed or (self._world.world_size == 1 and self._stop.signal_number != 0)
 
     def each(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, for as long as all ranks have one.
-
-        Raises:
-            UserError: as `together`, if taking the batch or the check fails on some rank.
-        """
+        """The batches, for as long as all ranks have one; errors of taking one and of the check as `together`."""
         iterator = iter(batches)
 
         def take() -> T | None:

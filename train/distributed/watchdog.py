@@ -77,8 +77,6 @@ class Watchdog:
 
     Args:
         room: of this attempt's ranks.
-        rank: this one.
-        world_size: number of ranks.
         activity: of this rank; the loop and the collectives move it.
         limit_s: after which a rank that does not get on is named.
     """

@@ -27,11 +27,9 @@ class BadFiles:
     add up theirs at log steps and before checkpoints; rank 0 then writes quarantine.jsonl anew, so no line is torn.
 
     Args:
-        index: of the run.
-        data: its sources, each with its limit.
+        data: the run's sources, each with its limit.
         file: quarantine.jsonl; a row for each bad file, those that were met most often first.
         state: holds the counts of all ranks.
-        world: this rank among all.
         quarantine: why this rank's loader could not use a file.
     """
 
@@ -68,11 +66,7 @@ class BadFiles:
         return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
 
     def require_few(self) -> None:
-        """End the run, on all ranks after the same step, if too much is bad.
-
-        Raises:
-            UserError: with a summary.
-        """
+        """End the run by a `UserError`, on all ranks after the same step, if too much is bad."""
         for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
             if share > limit:
                 of = "" if len(self._limits) == 1 else f"{number}."

@@ -75,11 +75,7 @@ class Checkpoints:
         return None
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after `step` steps; a crash or an error at any moment leaves the older ones untouched.
-
-        Raises:
-            OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
-        """
+        """Write the state after `step` steps; a crash or an OSError at any moment leaves the older ones untouched."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:09d}.pt"
         for left_by_a_crash in self.folder.glob("step_*.part"):
@@ -109,11 +105,7 @@ def find_checkpoint(source: Path, expected: str) -> Path:
 
 
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write one checkpoint, whole and with its checksum, or not at all.
-
-    Raises:
-        OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
-    """
+    """Write one checkpoint, whole and with its checksum, or not at all; errors as `writing.whole_file`."""
     with whole_file(path) as file:
         sealed = _Hashing(file)
         torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
@@ -162,11 +154,7 @@ class BackgroundWriter:
         self.check()
 
     def check(self) -> None:
-        """Hear of a checkpoint that could not be written; waits for nothing.
-
-        Raises:
-            UserError: once, with the reason and the newest checkpoint that is there.
-        """
+        """Hear, once, of a checkpoint that could not be written, as a `UserError`; waits for nothing."""
         error, self._error = self._error, None
         if error is None:
             return
@@ -192,12 +180,9 @@ class BackgroundWriter:
 
 
 def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """A copy on the CPU of a tree of dicts, lists and tensors, which later steps do not change.
+    """A copy on the CPU of a tree of dicts, lists and tensors, and a function that waits until it is complete.
 
     Copies from a GPU are only queued, behind the step that made the state and ahead of the next one.
-
-    Returns:
-        The copy, and a function that waits until it is complete.
     """
     streams: set[torch.device] = set()
 

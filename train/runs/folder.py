@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 Resume = Literal["never", "auto"]
 
-_PACKAGES = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
-
 
 class RunFolder:
     """One run's folder; of its checkpoints `keep` stay."""
@@ -47,8 +45,7 @@ class RunFolder:
     def lock(self, config: object, resume: Resume) -> FolderLock:
         """To be held by the one process that writes here, from before `check` until the run has ended.
 
-        Raises:
-            UserError: the folder cannot be used, whoever holds it; then nothing is put into it.
+        A folder that cannot be used, whoever holds it, is a `UserError`; then nothing is put into it.
         """
         if not (self.root / LOCK).exists():
             self._require_usable(config, resume)
@@ -157,7 +154,8 @@ def versions() -> dict[str, str]:
     """What a run depends on besides its configuration."""
     system = f"{platform.system()} {platform.machine()}"
     found = {"python": platform.python_version(), "system": system, "commit": _commit()}
-    found |= {name: version(name) for name in _PACKAGES}
+    packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
+    found |= {name: version(name) for name in packages}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
     return found

@@ -54,11 +54,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class RunLog:
-    """Rank 0's voice.
+    """What rank 0 tells.
 
     Args:
-        folder: where metrics.jsonl and TensorBoard's files go.
-        title: before the progress bar.
         first_step: steps already taken.
         total_steps: steps of the whole run.
     """

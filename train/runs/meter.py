@@ -27,7 +27,6 @@ from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
-_STANDS_OUT = 0.1  # of a step's time, by which a straggler is behind the median
 _TIMES = 3  # log intervals in a row that it takes to be one
 
 
@@ -77,7 +76,7 @@ class Straggler:
         rank, ratio = slowest_rank(ranks)
         slow = ranks[rank]
         behind_s = (slow.passes_s + slow.waited_s) * (1 - 1 / ratio)
-        if behind_s <= _STANDS_OUT * step_s:
+        if behind_s <= 0.1 * step_s:
             self._rank, self._times = -1, 0
             return None
         self._rank, self._times = rank, self._times + 1 if rank == self._rank else 1
@@ -123,11 +122,7 @@ class Meter:
                     file.close()
 
     def check(self) -> None:
-        """Hear of a checkpoint or a log that could not be written, on this rank; waits for nothing.
-
-        Raises:
-            UserError: once, with the reason and the newest checkpoint that is there.
-        """
+        """Hear, once, of a checkpoint or a log that this rank could not write, as a `UserError`; waits for nothing."""
         self._writer.check()
         error, self._error = self._error, None
         if error is not None:
@@ -215,9 +210,9 @@ class Meter:
         yield
         self._since += time.perf_counter() - start
 
-    def validated(self, row: Mapping[str, float]) -> None:
-        """Write down the figures of a validation."""
-        if self._log is not None:
+    def validated(self, row: Mapping[str, float] | None) -> None:
+        """Write down the figures of a validation, if there was one."""
+        if self._log is not None and row is not None:
             with self.writing():
                 self._log.write_validation(row)
 

@@ -59,10 +59,7 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
         build: makes the network with random weights. It is called on torch's meta device, which takes no memory.
         dtype: of the parameters.
         world: with this rank's device.
-        keys: as `TrainingState.size_keys` gives them.
-
-    Raises:
-        UserError: it does not fit.
+        keys: as `TrainingState.size_keys` gives them, for the `UserError`.
     """
     with torch.device("meta"):
         network = build()
@@ -83,13 +80,10 @@ def _bytes_in_training(part: nn.Module, dtype: torch.dtype) -> int:
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
-    """Runs `forward` and counts what its graph keeps for the backward pass.
+    """The result of `forward` with its graph, and the bytes that the graph keeps for the backward pass.
 
     On a GPU that is what the allocator hands out meanwhile and does not get back. On the CPU the saved tensors are
     counted, each memory block once, without the network's own parameters and buffers.
-
-    Returns:
-        The result of `forward` with its graph, and the bytes.
     """
     if device.type == "cuda":
         allocated = torch.cuda.memory_allocated(device)

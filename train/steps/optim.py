@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -135,13 +135,9 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> floa
     return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps)))
 
 
-# In the authors' encoder, a Sequential, only the norms inside the residual blocks are called "bn".
-_UPSTREAM_EXEMPT = re.compile(r"bias|layer\d\.\d+\.bn")
-
-
 def _is_exempt(config: OptimConfig, name: str, parameter: Parameter) -> bool:
-    if config.decay_exempt == "upstream":
-        return _UPSTREAM_EXEMPT.search(name) is not None
+    if config.decay_exempt == "upstream":  # in their encoder, a Sequential, only norms in residual blocks are "bn"
+        return re.search(r"bias|layer\d\.\d+\.bn", name) is not None
     return parameter.ndim < 2  # in our networks these are the biases and the norms' scales and shifts, and all of them
 
 
@@ -150,8 +146,7 @@ def _build_adam(
 ) -> torch.optim.Optimizer:
     if backend == "apex" or (backend == "auto" and on_gpu):
         try:
-            apex_adam: torch.optim.Optimizer = importlib.import_module("apex.optimizers").FusedAdam(groups, lr=lr)
-            return apex_adam
+            return cast(torch.optim.Optimizer, importlib.import_module("apex.optimizers").FusedAdam(groups, lr=lr))
         except (ImportError, AttributeError, RuntimeError) as error:  # absent, PyPI's namesake, or without its kernels
             if backend == "apex":
                 raise UserError(

@@ -46,10 +46,7 @@ def convert(source: Path, out: Path, to: Target) -> str:
       loading needs and nothing uses; a pose network as their `RN_25D_wMLPref` loads it.
     - "lightning": a pre-training run as a checkpoint of their pre-training code, projection head included.
 
-    Args:
-        source: a file, or the folder of a run.
-        out: .pth, or .safetensors for an encoder of ours.
-        to: whose reading.
+    `source` may be the folder of a run, too. `out` ends in .pth, or .safetensors for an encoder of ours.
 
     Returns:
         What was written, in a line.

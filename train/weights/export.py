@@ -38,12 +38,7 @@ PARITY_PX: Final = 1e-4
 
 
 def export_encoder(source: Path, out: Path) -> str:
-    """Write the encoder of a run's folder or of one checkpoint.
-
-    Args:
-        source: a run's folder, of which the best checkpoint on validation counts, or the newest if none was validated;
-            or a checkpoint.
-        out: ends in .safetensors or .pth.
+    """Write the encoder of a checkpoint, or of a run's folder as `find_checkpoint` takes it, as .safetensors or .pth.
 
     Returns:
         What was written and which checkpoint it is of, in a line.
@@ -66,11 +61,7 @@ def export_encoder(source: Path, out: Path) -> str:
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:
-    """Write tensors by name as .safetensors, with a note about them, or else as torch.save writes what there is.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write tensors by name, with a note, as .safetensors; under another ending what there is, by torch.save."""
     if out.suffix == ".safetensors":
         tensors = {key: value.contiguous() for key, value in content.items()}
         write_bytes(out, save(tensors, metadata={"format": "pt", **note}))
@@ -80,11 +71,7 @@ def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str])
 
 
 class PoseOnnx(nn.Module):
-    """What an exported pose network computes: the two outputs that others need, by position.
-
-    Args:
-        network: in eval mode.
-    """
+    """What an exported pose network computes: the two outputs that others need, by position."""
 
     def __init__(self, network: PoseNetwork) -> None:
         super().__init__()
@@ -104,15 +91,12 @@ def export_onnx(source: Path, out: Path) -> str:
     (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
     say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 
-    Args:
-        source: a fine-tuning run's folder, or a checkpoint.
-        out: ends in .onnx.
-
     Returns:
         What was written and how far it is from torch, in a line.
 
     Raises:
-        UserError: it is no such run, a package is missing, the file cannot be written, or it computes something else.
+        UserError: `source` is no such run, `out` does not end in .onnx or cannot be written, a package is missing, or
+            the file computes something else.
     """
     if out.suffix != ".onnx":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")
