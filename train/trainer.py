@@ -9,10 +9,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from errors import UserError
 from machine.cores import available_cores, warn_of_threads
@@ -34,12 +33,9 @@ from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
 from train.runs.resume import restore
-from train.steps.state import Result, TrainingState
+from train.steps.state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
-
-N = TypeVar("N", bound=nn.Module)
-R = TypeVar("R", bound=Result)
 
 
 class Task(TrainingState[N, R]):
@@ -124,17 +120,9 @@ class Trainer:
         together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
 
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
-        make_loader = partial(
-            Loader,
-            index,
-            Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps),
-            config.pipelines,
-            config.augmentation,
-            device=world.device,
-            views=task.views,
-            processes_here=world.local_world_size,
-        )
-        loader = together(world, make_loader)
+        schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
+        make_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
+        loader = together(world, partial(make_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, index, loader)

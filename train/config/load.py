@@ -34,7 +34,7 @@ def load_config(
 
     Args:
         kind: the dataclass to fill, such as `Config`.
-        files: TOML files.
+        files: in TOML.
         overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string. Of an array of
             tables, "table.0.key=value" changes the first, and "table.key=value" the only one.
         base: tables that stand below the files, as `to_dict` gives them; none by default.
@@ -55,11 +55,7 @@ def load_config(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        UserError: it is no regular file, cannot be read, is too large, or is not TOML.
-    """
+    """The tables of a TOML file; `UserError` if it is no regular file, cannot be read, is too large, or not TOML."""
     try:
         size = regular(file).stat().st_size
         if size > LARGEST_FILE:

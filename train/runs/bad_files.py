@@ -57,8 +57,21 @@ class BadFiles:
         """Count a batch of this rank; with `agree`, which all ranks must give alike, add up over ranks."""
         self._used += self._per_source(batch.samples.numpy())
         self._met.update(batch.bad.tolist())
-        if agree:
-            self._agree()
+        if not agree:
+            return
+        reasons = self._quarantine.reasons
+        mine = self._used.tolist(), {row: (reasons[row], times) for row, times in self._met.items()}
+        total, news = self._state.bad_files, False
+        for used, met in self._world.gather_objects(mine):
+            total["used"] = [before + more for before, more in zip(total["used"], used, strict=True)]
+            for row, (reason, times) in met.items():
+                before = total["met"].get(row, [reason, 0])
+                total["met"][row] = [before[0], before[1] + times]
+                news = True
+        if news and self._world.is_main:
+            self._write()
+        self._used[:] = 0
+        self._met.clear()
 
     @property
     def too_many(self) -> bool:
@@ -77,21 +90,6 @@ class BadFiles:
                     f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
                     f"with --resume auto"
                 )
-
-    def _agree(self) -> None:
-        reasons = self._quarantine.reasons
-        mine = self._used.tolist(), {row: (reasons[row], times) for row, times in self._met.items()}
-        total, news = self._state.bad_files, False
-        for used, met in self._world.gather_objects(mine):
-            total["used"] = [before + more for before, more in zip(total["used"], used, strict=True)]
-            for row, (reason, times) in met.items():
-                before = total["met"].get(row, [reason, 0])
-                total["met"][row] = [before[0], before[1] + times]
-                news = True
-        if news and self._world.is_main:
-            self._write()
-        self._used[:] = 0
-        self._met.clear()
 
     def _per_source(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.bincount(np.searchsorted(self._ends, rows, side="right"), minlength=len(self._ends))

@@ -93,8 +93,7 @@ class Checkpoints:
 def find_checkpoint(source: Path, expected: str) -> Path:
     """The file itself; of a run's folder its best checkpoint on validation, or the newest if none was validated.
 
-    Raises:
-        UserError: the folder holds none; says what was expected.
+    A folder without any is a `UserError`, which says what was expected.
     """
     if not source.is_dir():
         return source
@@ -222,13 +221,9 @@ def is_whole(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of ours; only tensors and plain values are unpickled, and the checksum must agree.
+    """What was saved: at least the step, the configuration of the run, and the network's tensors by name.
 
-    Returns:
-        What was saved: at least its step, the configuration of the run, and the network's tensors by name.
-
-    Raises:
-        UserError: the file is missing, torn, or not one of ours.
+    Only tensors and plain values are unpickled. A file that is missing, torn, or not one of ours is a `UserError`.
     """
     try:
         if not is_whole(path):

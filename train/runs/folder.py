@@ -52,7 +52,7 @@ class RunFolder:
         return FolderLock(self.root)
 
     def check(self, config: object, resume: Resume) -> Path | None:
-        """Whether the folder can be used for a run: the checkpoint to go on from, or None to start.
+        """The checkpoint to go on from, or None to start.
 
         Raises:
             UserError: the folder is in use and is not to be resumed, or belongs to another configuration.
@@ -85,10 +85,8 @@ class RunFolder:
     def claim(self, config: object, step: int) -> None:
         """Take the folder for a run, new or resumed; what it tells of steps after `step` is forgotten.
 
-        The ranks of a run before may have been more than now, so this cuts the files of all of them.
-
-        Raises:
-            UserError: it cannot be written to.
+        The ranks of a run before may have been more than now, so this cuts the files of all of them. A folder that
+        cannot be written to is a `UserError`.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -163,12 +161,10 @@ def versions() -> dict[str, str]:
 
 def _commit() -> str:
     """The checkout's commit, marked if files differ from it."""
-    here = Path(__file__).parent
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here, capture_output=True, text=True, check=True, timeout=10,
-        )  # fmt: skip
+        return subprocess.check_output(
+            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return described.stdout.strip()

@@ -20,9 +20,6 @@ log = logging.getLogger(__name__)
 LOCK: Final = "lock"
 """Name of the file that is locked; it says which process holds it."""
 
-_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-
 
 class FolderLock:
     """Holds a folder for this process, within a `with` block.
@@ -48,7 +45,7 @@ class FolderLock:
             self._take()
         except OSError as error:
             self._release()
-            if error.errno in _NOT_ALLOWED and self._folder.is_dir():
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and self._folder.is_dir():
                 return self  # who may not write here needs no lock, and is told when something is to be written
             raise UserError(f"run.out = {self._folder} cannot be written to: {error.strerror}") from error
         return self
@@ -80,7 +77,7 @@ class FolderLock:
                 f"name another folder with --set run.out=..."
             ) from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
             log.warning(
                 "the file system of %s has no locks: nothing keeps a second run from writing there", self._folder

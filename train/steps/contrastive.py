@@ -104,8 +104,7 @@ class ContrastiveStep:
     def __call__(self, batch: Batch) -> StepResult:
         """Leaves the gradient of the mean loss, summed over ranks, in `.grad`, in place of what was there.
 
-        Args:
-            batch: this rank's share of the global batch, on its device; the first two views are used.
+        Of this rank's share of the global batch, on its device, the first two views are used.
 
         Raises:
             ValueError: the batch is of another size than this rank's share.
@@ -168,13 +167,8 @@ class ContrastiveStep:
         free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
         lacks = torch.tensor(float(count * graph_bytes > _SHARE_OF_FREE_MEMORY * free), device=self.world.device)
         decision: Recompute = "always" if self.world.max_(lacks).item() else "never"
-        log.info(
-            "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free",
-            decision,
-            count * graph_bytes / 2**30,
-            count,
-            free / 2**30,
-        )
+        told = "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free"
+        log.info(told, decision, count * graph_bytes / 2**30, count, free / 2**30)
         return decision
 
     def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:

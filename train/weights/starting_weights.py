@@ -19,9 +19,7 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
     """The network of a configuration with its starting weights; those of the head are random.
 
     `encoder.weights` may also be the folder of a run, of which the newest checkpoint counts, or one of its checkpoints.
-
-    Raises:
-        UserError: weights that cannot be read or do not fit.
+    Weights that cannot be read or do not fit are a `UserError`.
     """
     state = _state_of_run(encoder)
     if state is None:
