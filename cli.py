@@ -19,16 +19,16 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 
 import click
 
-from bench.commands import bench_docs, bench_gpu, bench_loader, bench_scale, bench_train
+import bench.commands
+import experiments.commands
+import train.commands.data
+import train.commands.networks
+import train.commands.training
 from errors import RanksLost, ToldByAnother, UserError
 from errors.refused import of_machine
 from errors.terminal import OneLine
-from experiments.commands import experiment
 from machine.compiled import choose_cache_folder
-from train.commands.data import check_data, make_data, pack, views
-from train.commands.networks import convert, evaluate, export, predict, report
 from train.commands.options import is_first_on_host, is_main_rank, say
-from train.commands.training import finetune, pretrain
 from train.distributed import restarts
 from train.distributed.interrupt import Interrupted
 
@@ -135,26 +135,11 @@ def main() -> None:
     """
 
 
-for command in (
-    bench_docs,
-    bench_gpu,
-    bench_loader,
-    bench_scale,
-    bench_train,
-    check_data,
-    convert,
-    evaluate,
-    experiment,
-    export,
-    finetune,
-    make_data,
-    pack,
-    predict,
-    pretrain,
-    report,
-    views,
-):
-    main.add_command(command)
+commands = (bench.commands, experiments.commands, train.commands.data, train.commands.networks, train.commands.training)
+for module in commands:
+    for command in vars(module).values():
+        if isinstance(command, click.Command):
+            main.add_command(command)
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:

@@ -17,11 +17,7 @@ from errors import UserError
 
 
 def regular(file: Path) -> Path:
-    """The path itself, for a file to read: a pipe or a device might never end.
-
-    Raises:
-        OSError: there is no such file, or it is a pipe, a socket or a device.
-    """
+    """The path itself, for a file to read; OSError for a pipe or a device, which might never end, or no file."""
     mode = file.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises by itself
         raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
@@ -29,15 +25,11 @@ def regular(file: Path) -> Path:
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
-    """The value of a JSON document.
-
-    Args:
-        text: the document.
-        unique_keys: whether a key that stands twice in an object is wrong; else the last one counts.
+    """The value of a JSON document; of a key that stands twice in an object the last one counts, or it is wrong.
 
     Raises:
-        ValueError: it is no JSON, is not UTF-8, is nested too deeply, or holds a number of too many digits or a key
-            twice.
+        ValueError: it is no JSON, is not UTF-8, is nested too deeply, or holds a number of too many digits or, with
+            `unique_keys`, a key twice.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique if unique_keys else None)
@@ -64,11 +56,7 @@ def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
 
 @contextmanager
 def paths_in_one_line(path: Path) -> Iterator[None]:
-    """Turn an error of the file system, whichever call met it, into a `UserError` that names the file.
-
-    Args:
-        path: what to name where the system names nothing.
-    """
+    """Turn an error of the file system into a `UserError` that names the file, or `path` if the system names none."""
     try:
         yield
     except OSError as error:

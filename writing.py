@@ -28,10 +28,6 @@ class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
     """A file cannot be written: nothing of the attempt stays, and what was there before is as it was.
 
     It is an OSError too, so that a run can tell it from wrong input, and all its ranks can stop first.
-
-    Attributes:
-        filename: of the file that was asked for.
-        strerror: the reason.
     """
 
     def __str__(self) -> str:
@@ -85,30 +81,18 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write a file, whole or not at all; errors as `whole_file`."""
     with whole_file(path, durable=durable) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8, whole or not at all; names of files that are not UTF-8 keep their bytes.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write a file in UTF-8 as `write_bytes` does; names of files that are not UTF-8 keep their bytes."""
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
-    """Nothing is written over what a command reads.
-
-    Raises:
-        UserError: `out` is one of the inputs, under this name or another.
-    """
+    """Nothing is written over what a command reads, under this name or another: that is a `UserError`."""
     if is_among(out, inputs):
         raise UserError(f"{out} is what this command reads, and is not written over: name another file")
 

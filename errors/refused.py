@@ -33,14 +33,13 @@ def of_machine(error: BaseException) -> str | None:
 
     Errors of NumPy, torch, OpenCV, DALI and of loading libraries are known by their words, so that nothing is imported.
     """
-    if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
-        if error.filename is None or error.strerror is None:
-            return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
-        return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
+    told = isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM)
     may_lack = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error).__module__ == "cv2"
-    if isinstance(error, MemoryError) or (may_lack and _LACKS_MEMORY.search(str(error))):
+    if isinstance(error, MemoryError) or (may_lack and not told and _LACKS_MEMORY.search(str(error))):
         return _out_of_memory(error)
     if isinstance(error, OSError):
+        if told and error.filename is not None and error.strerror is not None:
+            return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
         return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,9 @@ log = logging.getLogger(__name__)
 
 def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
     """Fine-tune an encoder to 3D hand pose as configured; under torchrun, every rank calls this. See `Trainer.run`."""
-
-    def build(index: Index, world: World, steps_per_epoch: int, fresh: bool) -> Finetuning:
-        return Finetuning(config, world, steps_per_epoch, index, fresh=fresh)
-
-    return Trainer(config, resume, build).run()
+    return Trainer(
+        config, resume, lambda index, world, steps, fresh: Finetuning(config, world, steps, index, fresh=fresh)
+    ).run()
 
 
 class Finetuning(Task[PoseNetwork, PoseStepResult]):
@@ -83,10 +81,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def size_keys(self) -> dict[str, str]:
         """Of encoder and head."""
-        return {
-            "encoder": f"encoder.name = {self.config.encoder.name!r}",
-            "head": f"pose.hidden = {self.config.pose.hidden}",
-        }
+        encoder, head = self.config.encoder, self.config.pose
+        return {"encoder": f"encoder.name = {encoder.name!r}", "head": f"pose.hidden = {head.hidden}"}
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Adam, of what is not frozen."""
@@ -120,20 +116,20 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         if rows := folder.read_metrics():  # none yet if the run is stopped before its first
             save_curves(folder.loss_picture, rows, folder.read_validations())
 
-    def validates_now(self) -> bool:
-        """Every so many epochs, and after the last step."""
-        due = self.steps_done == self.total_steps or self.steps_done % self._validate_every == 0
-        return self._validation is not None and due
+    def validate(self, folder: RunFolder) -> dict[str, float] | None:
+        """Measure on held-out images every so many epochs, and after the last step.
 
-    def validate(self, folder: RunFolder) -> dict[str, float]:
-        """Measure on held-out images; the best network so far is kept in a checkpoint and a picture of its own."""
-        assert self._validation is not None
-        figures, poses = validate(self.network, self._validation, self.config, self.world)
+        The best network so far is kept in a checkpoint and a picture of its own.
+        """
+        validation = self._validation
+        due = self.steps_done == self.total_steps or self.steps_done % self._validate_every == 0
+        if validation is None or not due:
+            return None
+        figures, poses = validate(self.network, validation, self.config, self.world)
         self._train_mode()
         row = {"step": self.steps_done, **figures}
         if not self.best or best_of([self.best, row]) is row:
             self.best = row
-            validation = self._validation
             together(self.world, lambda: self._keep_best(folder, validation, poses) if self.world.is_main else None)
         return row
 
@@ -159,8 +155,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def _forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
         if not self.config.train.frozen:
-            output: PoseOutput = self._whole(image, intrinsics)
-            return output
+            return cast(PoseOutput, self._whole(image, intrinsics))
         with torch.no_grad():
             features = self._encoder(self.network.normalize(image))
         return self.network.from_features(features, intrinsics, side_px=image.shape[-1])

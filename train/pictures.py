@@ -77,11 +77,7 @@ def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, col
 
 
 def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
-    """Pictures (H, W, 3) RGB, of one size, in rows.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write pictures (H, W, 3) RGB, of one size, in rows; errors as `writing.whole_file`."""
     height, width, _ = pictures[0].shape
     rows, columns = -(-len(pictures) // columns), min(columns, len(pictures))
     sheet = np.full((rows * (height + _GAP_PX) + _GAP_PX, columns * (width + _GAP_PX) + _GAP_PX, 3), 255, np.uint8)
@@ -91,11 +87,7 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
 
 
 def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
-    """A figure as a .png.
-
-    Raises:
-        NotWritten: there is no room, or no right to write.
-    """
+    """Write a figure as a .png; errors as `writing.whole_file`."""
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=dpi)
 
@@ -119,11 +111,7 @@ def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
-    """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote.
-
-    Raises:
-        OSError: the file cannot be read, or holds pictures of another size.
-    """
+    """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it holds no such."""
     read = cv2.imread(str(path))
     if read is None:
         raise OSError(f"{path} could not be read")

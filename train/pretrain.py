@@ -31,11 +31,7 @@ log = logging.getLogger(__name__)
 
 def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
     """Pre-train an encoder as configured; under torchrun, every rank calls this. See `Trainer.run`."""
-
-    def build(index: Index, world: World, steps_per_epoch: int, fresh: bool) -> Pretraining:
-        return Pretraining(config, world, steps_per_epoch, fresh=fresh)
-
-    return Trainer(config, resume, build).run()
+    return Trainer(config, resume, lambda _, world, steps, fresh: Pretraining(config, world, steps, fresh=fresh)).run()
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
@@ -72,11 +68,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     def size_keys(self) -> dict[str, str]:
         """Of the head, the wider of its layers."""
         projector = self.config.projector
-        widest, width = max({"hidden": projector.hidden, "dim": projector.dim}.items(), key=lambda item: item[1])
-        return {
-            "encoder": f"encoder.name = {self.config.encoder.name!r}",
-            "projector": f"projector.{widest} = {width}",
-        }
+        widest = "dim" if projector.dim > projector.hidden else "hidden"
+        width = f"projector.{widest} = {getattr(projector, widest)}"
+        return {"encoder": f"encoder.name = {self.config.encoder.name!r}", "projector": width}
 
     def build_optimizer(self) -> Lars:
         """LARS around Adam."""

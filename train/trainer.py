@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from errors import UserError
 from machine.cores import available_cores, warn_of_threads
@@ -34,12 +33,9 @@ from train.runs.checkpoint import BackgroundWriter
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
 from train.runs.resume import restore
-from train.steps.state import Result, TrainingState
+from train.steps.state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
-
-N = TypeVar("N", bound=nn.Module)
-R = TypeVar("R", bound=Result)
 
 
 class Task(TrainingState[N, R]):
@@ -61,21 +57,14 @@ class Task(TrainingState[N, R]):
     def draw(self, folder: RunFolder) -> None:
         """Draw the run's curves; called in a thread after each checkpoint."""
 
-    def validates_now(self) -> bool:
-        """Whether to validate after the step that was taken last."""
-        return False
-
-    def validate(self, folder: RunFolder) -> dict[str, float]:
-        """The row of validation.jsonl after the step that was taken last, the same on all ranks."""
-        raise NotImplementedError
+    def validate(self, folder: RunFolder) -> dict[str, float] | None:
+        """If it is time after the step that was taken last: the row of validation.jsonl, the same on all ranks."""
 
 
 class Trainer:
     """One run; under torchrun, every rank makes one.
 
     Args:
-        config: of the run.
-        resume: whether to go on from a checkpoint in the run's folder.
         build_task: the task from the images, this rank, the steps of an epoch, and whether no checkpoint follows.
 
     Raises:
@@ -90,25 +79,24 @@ class Trainer:
     ) -> None:
         self.config, self.resume, self.build_task = config, resume, build_task
         self.world = described_world(config.train.device)
+        train, world = config.train, self.world
         # At once, so that no rank waits for others that this check has sent away.
-        self.share = micro_batch_share(
-            config.train.batch, config.train.micro_batch, self.world.rank, self.world.world_size
-        )
+        self.share = micro_batch_share(train.batch, train.micro_batch, world.rank, world.world_size)
         self.folder = RunFolder(Path(config.run.out), keep=config.run.keep)
 
     def run(self) -> RunFolder:
-        """Take the steps that are left.
-
-        Returns:
-            The run's folder, with metrics, pictures and checkpoints.
+        """Take the steps that are left; the folder then has metrics, pictures and checkpoints.
 
         Raises:
             UserError: the input cannot be used, or the loss stopped being a number.
             Interrupted: SIGTERM or Ctrl-C came; the state is saved.
         """
-        with leaving_with_launcher(), joined(self.world, self.config.run.rank_timeout_s), self._locked_folder():
+        config, world, folder = self.config, self.world, self.folder
+        with leaving_with_launcher(), joined(world, config.run.rank_timeout_s), ExitStack() as held:
+            lock = partial(folder.lock, config, self.resume)
+            together(world, lambda: held.enter_context(lock()) if world.is_main else None)
             self._run()
-        return self.folder
+        return folder
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
@@ -120,7 +108,8 @@ class Trainer:
         epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
-        checkpoint = self._find_checkpoint()
+        found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
+        checkpoint = world.gather_objects(found)[0]
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
         if checkpoint is not None:
             together(world, lambda: restore(task, checkpoint, config, images=index.counts))
@@ -130,22 +119,10 @@ class Trainer:
         # Only now: a run that could not start leaves nothing behind.
         together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
 
-        make_loader = partial(
-            Loader,
-            index,
-            Schedule(
-                order,
-                RankSlice(config.train.batch, self.share.start, self.share.stop),
-                first_step=task.steps_done,
-                last_step=task.total_steps,
-            ),
-            config.pipelines,
-            config.augmentation,
-            device=world.device,
-            views=task.views,
-            processes_here=world.local_world_size,
-        )
-        loader = together(world, make_loader)
+        mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
+        schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
+        make_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
+        loader = together(world, partial(make_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, index, loader)
@@ -177,15 +154,16 @@ class Trainer:
                 stopping = ranks.stopping
                 save_now = last or stopping or done % config.run.checkpoint_every == 0
                 if log_now or save_now:
-                    together(world, partial(meter.require_finite, result))
+                    together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
-                if task.validates_now():
-                    with meter.paused():
-                        meter.validated(task.validate(folder))
+                with meter.paused():
+                    meter.validated(task.validate(folder))
                 with meter.writing():
                     bad_files.count(batch, agree=log_now or save_now)
                 if save_now or bad_files.too_many:
-                    self._save(task, index, writer)
+                    together(world, meter.require_finite_weights)
+                    if world.is_main:
+                        writer.save(done, {"config": to_dict(config), "images": index.counts, **task.state_dict()})
                 if bad_files.too_many:
                     together(world, writer.finish)
                     together(world, bad_files.require_few)
@@ -193,44 +171,6 @@ class Trainer:
                     together(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
             together(world, writer.finish)
-
-    def _save(self, task: Task[Any, Any], index: Index, writer: BackgroundWriter) -> None:
-        """Have rank 0 write a checkpoint in the background; weights that are no numbers are never saved."""
-
-        def require_finite_weights() -> None:
-            if not task.weights_are_finite():
-                raise UserError(
-                    f"weights stopped being numbers at step {task.steps_done}, learning rate {task.lr:.3g}; the last "
-                    f"good checkpoint is {self.folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise "
-                    f"optim.warmup_epochs"
-                )
-
-        together(self.world, require_finite_weights)
-        if self.world.is_main:
-            saved = {"config": to_dict(self.config), "images": index.counts, **task.state_dict()}
-            writer.save(task.steps_done, saved)
-
-    @contextmanager
-    def _locked_folder(self) -> Iterator[None]:
-        """The run's folder, locked by rank 0 against other runs until the block ends.
-
-        Raises:
-            UserError: on every rank, if another process writes there, or the folder cannot be used.
-        """
-        with ExitStack() as held:
-            lock = partial(self.folder.lock, self.config, self.resume)
-            together(self.world, lambda: held.enter_context(lock()) if self.world.is_main else None)
-            yield
-
-    def _find_checkpoint(self) -> Path | None:
-        """Rank 0 looks into the run's folder; all ranks learn which checkpoint to go on from, if any.
-
-        Raises:
-            UserError: on every rank, if the folder cannot be used.
-        """
-        check = partial(self.folder.check, self.config, self.resume)
-        found = together(self.world, lambda: check() if self.world.is_main else None)
-        return self.world.gather_objects(found)[0]
 
 
 def set_threads(threads: int | None, world: World) -> None:
@@ -248,11 +188,7 @@ def set_threads(threads: int | None, world: World) -> None:
 
 
 def steps_per_epoch(index: Index, batch: int) -> int:
-    """Whole batches that the samples give; what does not fill one sits the epoch out.
-
-    Raises:
-        UserError: there are fewer samples than one batch needs.
-    """
+    """Whole batches that the samples give; what does not fill one sits the epoch out. None is a `UserError`."""
     steps = len(index) // batch
     if steps == 0:
         raise UserError(

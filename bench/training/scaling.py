@@ -25,7 +25,6 @@ from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
 from train.config.pretraining import Config
-from train.distributed.collective_timing import time_sums
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.pretrain import Pretraining
 from train.trainer import set_threads
@@ -322,3 +321,26 @@ def _noise(count: int, side_px: int) -> Batch:
         View(torch.randint(0, 256, (count, 3, side_px, side_px), dtype=torch.uint8), matrix, matrix) for _ in range(2)
     )
     return Batch(views, torch.arange(count), torch.arange(count))
+
+
+def time_sums(world: World, sizes_bytes: Sequence[int], *, repeats: int = 9) -> list[float]:
+    """Seconds of a sum over all ranks of so many bytes of float32, the median of some repeats, of the slowest rank.
+
+    Args:
+        world: at least two ranks.
+        sizes_bytes: multiples of 4.
+        repeats: of each size, after one that does not count.
+    """
+    medians = []
+    for size in sizes_bytes:
+        tensor = torch.zeros(size // 4, device=world.device)
+        times = []
+        for _ in range(repeats + 1):
+            world.barrier()
+            start = time.perf_counter()
+            world.sum_(tensor)
+            if world.device.type == "cuda":
+                torch.cuda.synchronize(world.device)
+            times.append(time.perf_counter() - start)
+        medians.append(statistics.median(times[1:]))
+    return world.max_(torch.tensor(medians, dtype=torch.float64)).tolist()

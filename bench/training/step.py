@@ -27,8 +27,7 @@ from train.config.pretraining import Config
 from train.distributed.world import World, described_world
 from train.pretrain import Pretraining
 from train.steps.contrastive import ContrastiveStep
-from train.steps.free_memory import free_bytes
-from train.steps.graph_memory import with_graph_bytes
+from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.state import PRECISIONS
 from train.steps.stopwatch import Stopwatch
 

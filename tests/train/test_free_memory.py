@@ -12,7 +12,7 @@ import pytest
 from tests.command_line import run_cli
 from tests.train import ranks, tiny_hands, tiny_run
 from train.distributed.world import World
-from train.steps import free_memory
+from train.steps import memory
 
 GIB = 2**30
 V2 = "0::/kubepods/pod7\n"
@@ -45,13 +45,13 @@ def test_the_least_free_control_group_counts(
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert free_memory.free_in_control_groups(tmp_path) == expected
+    assert memory.free_in_control_groups(tmp_path) == expected
 
 
 def test_ranks_share_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "free_in_control_groups", lambda: 2**20)
-    assert free_memory.free_bytes(World()) == 2**20
-    assert free_memory.free_bytes(World(local_world_size=4)) == 2**18
+    monkeypatch.setattr(memory, "free_in_control_groups", lambda: 2**20)
+    assert memory.free_bytes(World()) == 2**20
+    assert memory.free_bytes(World(local_world_size=4)) == 2**18
 
 
 def test_a_limit_on_addresses_counts() -> None:
@@ -59,7 +59,7 @@ def test_a_limit_on_addresses_counts() -> None:
     taken = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (taken + GIB // 4, before[1]))
     try:
-        assert 0 < free_memory.free_bytes(World()) <= GIB // 4
+        assert 0 < memory.free_bytes(World()) <= GIB // 4
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

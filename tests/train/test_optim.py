@@ -190,16 +190,6 @@ def test_grad_scaler_unscales_before_the_norms_and_skips_overflow() -> None:
         assert all(torch.equal(entries[key], after["state"][index][key]) for key in entries)
 
 
-def test_closure() -> None:
-    (weight,) = with_gradients([torch.ones(2)], [torch.ones(2)])
-
-    def closure() -> float:
-        assert torch.is_grad_enabled()
-        return 3.5
-
-    assert Lars(torch.optim.Adam([weight])).step(closure) == 3.5
-
-
 def network() -> nn.Module:
     encoder = build_encoder(EncoderConfig("resnet18", "random"))
     return nn.Sequential(encoder, build_projector(ProjectorConfig(), encoder.feature_dim))

@@ -81,7 +81,7 @@ def run(
         batch=samples,
         micro_batch=micro_batch,
         recompute=recompute,
-        world=world,
+        world=world or World(),
         preprocess=preprocess,
         **settings,
     )

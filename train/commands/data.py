@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from train.commands.options import (
-    COUNT,
-    FILE,
-    PATH,
-    SEED,
-    WORKERS,
-    IntegerRange,
-    config_options,
-    pretraining_config,
-    say,
-)
+from errors import UserError
+from train.commands import options
+from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_options, pretraining_config, say
 
 
 @click.command("make-data")
@@ -26,7 +20,7 @@ from train.commands.options import (
 @click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal bytes.")
 @click.option("--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds and lights, shared.")
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
-def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None) -> None:
+def make_data(out: Path, poses: int, **options: Any) -> None:
     """Render hands in FreiHAND's layout to OUT, to try everything without the dataset.
 
     Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
@@ -35,7 +29,7 @@ def make_data(out: Path, poses: int, seed: int, scenes: int, workers: int | None
     from train.runs.log import progress_bar
 
     with progress_bar("rendering") as progress:
-        make_dataset(out, poses=poses, seed=seed, scenes=scenes, workers=workers, progress=progress)
+        make_dataset(out, poses=poses, progress=progress, **options)
     say(f"{out}: {4 * poses} training images of {poses} poses, and the evaluation part")
 
 
@@ -87,7 +81,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @config_options
 @click.argument("out", type=PATH)
 @click.option(
-    "--per-shard", default=8192, show_default=True, type=IntegerRange(1, 10**9), help="Images in one tar file."
+    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images in one tar file."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Shards at a time.  [default: one per core]")
 def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
@@ -100,11 +94,18 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
     """
     config = pretraining_config(files, overrides)
-    from train.data.pack import pack_data
+    from machine.cores import available_cores
+    from pipelines.config import each_source
+    from pipelines.sources import load_index
+    from pipelines.sources.pack import pack as run
     from train.runs.log import progress_bar
 
+    source, *others = each_source(config.data)
+    if others:
+        raise UserError(f"{1 + len(others)} tables [[data]]: shards hold one source. Pack each by itself.")
+    index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads the shards
     with progress_bar("packing") as progress:
-        packed = pack_data(config, out, per_shard=per_shard, workers=workers, progress=progress)
+        packed = run(index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress)
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
     done = "is packed already" if packed.already_there else "written and read back"

@@ -18,11 +18,7 @@ from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_option
 @click.option("--data", default=None, metavar="FOLDER", help="The dataset's folder; short for --set data.root=FOLDER.")
 @click.option("--out", default=None, type=PATH, help="Folder for results.  [default: RUN/evaluation]")
 @click.option(
-    "--compare",
-    default=None,
-    type=PATH,
-    metavar="RUN2",
-    help="Also measure RUN2, and the paired difference.",
+    "--compare", default=None, type=PATH, metavar="RUN2", help="Also measure RUN2, and the paired difference."
 )
 @click.option(
     "--crop",
@@ -40,12 +36,9 @@ def evaluate(
     files: Sequence[Path],
     overrides: Sequence[str],
     data: str | None,
-    out: Path | None,
-    compare: Path | None,
     crop: Any,
     submission: bool,
-    proper_rotation: bool,
-    worst: int,
+    **options: Any,
 ) -> None:
     """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled hands: EPE, AUC, PA-EPE, PA-AUC, 2D EPE.
 
@@ -56,9 +49,8 @@ def evaluate(
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
     By default on the images that the run held out, or on all of a part that is not split, as data.part=evaluation.
-    -c and --set change its configuration. Writes metrics.json, a row
-    per hand, PCK curves and the worst hands. Intervals are bootstrapped over hands; they do not know the luck of a
-    training run.
+    -c and --set change its configuration. Writes metrics.json, a row per hand, PCK curves and the worst hands.
+    Intervals are bootstrapped over hands; they do not know the luck of a training run.
     --freihand-submission takes the evaluation part, in two passes.
     """
     from rich.console import Console
@@ -75,18 +67,9 @@ def evaluate(
         settings += ["data.part=evaluation", "data.split=all", "data.box=center"]
         crop = crop or "two-pass"
     with progress_bar("poses") as progress:
-        done = measure(
-            run,
-            files,
-            [*settings, *overrides],
-            out=out,
-            compare=compare,
-            crop=crop or "boxes",
-            worst=worst,
-            submission=submission,
-            proper_rotation=proper_rotation,
-            progress=progress,
-        )
+        settings += overrides
+        crop = crop or "boxes"
+        done = measure(run, files, settings, crop=crop, submission=submission, progress=progress, **options)
     for table in done.tables:
         Console().print(table)
     for file in done.files:
@@ -99,10 +82,7 @@ def evaluate(
 @click.option("--out", default="predictions", show_default=True, type=PATH, help="Folder.")
 @click.option("--box", default=None, metavar="X0,Y0,X1,Y1", help="Around the hand, in pixels.  [default: all of it]")
 @click.option(
-    "--intrinsics",
-    default=None,
-    type=PATH,
-    help="JSON file with the camera matrix, one of 3 x 3 for all pictures.",
+    "--intrinsics", default=None, type=PATH, help="JSON file with the camera matrix, one of 3 x 3 for all pictures."
 )
 @click.option(
     "--scale-m",
@@ -145,12 +125,9 @@ def predict(
         say(f"left out: {line}", err=True)
 
 
-EDGE_PX = FiniteRange(-1e6, 1e6)
-
-
 def _box_px(text: str) -> tuple[float, float, float, float]:
     try:
-        x0, y0, x1, y1 = (EDGE_PX(edge) for edge in text.split(","))
+        x0, y0, x1, y1 = (FiniteRange(-1e6, 1e6)(edge) for edge in text.split(","))
     except (ValueError, click.BadParameter):
         raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
     return x0, y0, x1, y1
@@ -206,12 +183,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("out", required=False, type=FILE)
-@click.option(
-    "--onnx",
-    type=FILE,
-    metavar="OUT.onnx",
-    help="The whole pose network, as ONNX.",
-)
+@click.option("--onnx", type=FILE, metavar="OUT.onnx", help="The whole pose network, as ONNX.")
 def export(source: Path, out: Path | None, onnx: Path | None) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT as a torchvision ResNet.
 

@@ -66,39 +66,20 @@ FOLDER = PathOfUser(path_type=Path, file_okay=False)
 
 def config_options(command: F) -> F:
     """`-c` and `--set`, as every command with a configuration takes them."""
-    command = click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Change one key, such as optim.lr=3e-4; repeatable.",
-    )(command)
-    return click.option(
-        "-c",
-        "--config",
-        "files",
-        multiple=True,
-        type=PATH,
-        metavar="FILE.toml",
-        help="Configuration; repeatable, later files win. Without it: the paper's values.",
-    )(command)
+    later = "Configuration; repeatable, later files win. Without it: the paper's values."
+    files = click.option("-c", "--config", "files", multiple=True, type=PATH, metavar="FILE.toml", help=later)
+    change = "Change one key, such as optim.lr=3e-4; repeatable."
+    return files(click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=change)(command))
 
 
 def run_options(command: F) -> F:
     """`--out`, `--resume` and `--print-config`, as every command that trains takes them."""
-    command = click.option("--print-config", is_flag=True, help="Print the resolved configuration as TOML and leave.")(
-        command
-    )
-    command = click.option(
-        "--resume",
-        type=click.Choice(["never", "auto"]),
-        default="never",
-        show_default=True,
-        help="auto: go on from the newest checkpoint in the run's folder, if there is one.",
-    )(command)
-    return click.option(
-        "--out", default=None, metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER."
-    )(command)
+    out = click.option("--out", metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER.")
+    newest = "auto: go on from the newest checkpoint in the run's folder, if there is one."
+    choice = click.Choice(["never", "auto"])
+    resume = click.option("--resume", type=choice, default="never", show_default=True, help=newest)
+    printing = click.option("--print-config", is_flag=True, help="Print the resolved configuration as TOML and leave.")
+    return out(resume(printing(command)))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,9 +22,7 @@ C = TypeVar("C", bound="Config | FinetuneConfig")
 @click.command()
 @config_options
 @run_options
-def pretrain(
-    files: Sequence[Path], overrides: Sequence[str], out: str | None, resume: Resume, print_config: bool
-) -> None:
+def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
     """Pre-train an encoder on unlabelled images.
 
     \b
@@ -36,7 +34,7 @@ def pretrain(
     """
     from train.config.pretraining import Config
 
-    config = _resolve(Config, files, overrides, {"run.out": out}, print_config=print_config)
+    config = _resolve(Config, {"run.out": out}, **options)
     from train.pretrain import pretrain as run
     from train.runs.log import configure_logging
 
@@ -54,14 +52,7 @@ def pretrain(
     "--from", "start", default=None, metavar="RUN", help="Start from this run, checkpoint or file of weights."
 )
 @run_options
-def finetune(
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    start: str | None,
-    out: str | None,
-    resume: Resume,
-    print_config: bool,
-) -> None:
+def finetune(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
     """Fine-tune an encoder to 3D hand pose on labelled images.
 
     \b
@@ -75,8 +66,7 @@ def finetune(
     """
     from train.config.finetuning import FinetuneConfig
 
-    short = {"encoder.weights": start, "run.out": out}
-    config = _resolve(FinetuneConfig, files, overrides, short, print_config=print_config)
+    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
     from train.finetune import finetune as run
     from train.pose.validation import best_of
     from train.runs.log import configure_logging
@@ -98,10 +88,9 @@ def finetune(
 
 def _resolve(
     kind: type[C],
+    short: Mapping[str, str | None],
     files: Sequence[Path],
     overrides: Sequence[str],
-    short: Mapping[str, str | None],
-    *,
     print_config: bool,
 ) -> C:
     """The configuration of a run, with the options that are short for a key; --print-config prints it and leaves."""

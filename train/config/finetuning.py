@@ -16,11 +16,7 @@ from train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneRunConfig(RunConfig):
-    """Where a run lives and what it writes, as in pre-training.
-
-    Attributes:
-        out: the run folder.
-    """
+    """Where a run lives and what it writes, attributes as `RunConfig`."""
 
     out: str = "runs/finetune"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,6 @@ T = TypeVar("T")
 LARGEST_FILE = 2**20
 """Bytes of a configuration."""
 
-DEEPEST = 6
-"""Levels of tables and arrays in a configuration; three are in use."""
-
 TOO_DEEP = "is nested too deeply; expected tables of keys, as --print-config shows them"
 
 
@@ -36,7 +34,7 @@ def load_config(
 
     Args:
         kind: the dataclass to fill, such as `Config`.
-        files: TOML files.
+        files: in TOML.
         overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string. Of an array of
             tables, "table.0.key=value" changes the first, and "table.key=value" the only one.
         base: tables that stand below the files, as `to_dict` gives them; none by default.
@@ -57,11 +55,7 @@ def load_config(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        UserError: it is no regular file, cannot be read, is too large, or is not TOML.
-    """
+    """The tables of a TOML file; `UserError` if it is no regular file, cannot be read, is too large, or not TOML."""
     try:
         size = regular(file).stat().st_size
         if size > LARGEST_FILE:
@@ -103,21 +97,21 @@ def _parse_override(override: str) -> dict[str, Any]:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except (ValueError, RecursionError):
         value = text.strip()
+    layer: dict[str, Any] = {tables.pop(): value}
     for table in reversed(tables):
-        value = {table: value}
-    layer: dict[str, Any] = value
+        layer = {table: layer}
     return layer
 
 
 def _check_values(layer: Mapping[str, Any], origin: str) -> None:
     """Refuse what no key can have: numbers beyond 64 bits, strings that are no path, deep nests."""
-    for key, value in _leaves("", layer, origin, DEEPEST):
+    for key, value in _leaves("", layer, origin, levels=6):
         problem = None
         if isinstance(value, float) and not math.isfinite(value):
             problem = f" = {value!r}: expected finite numbers, so give others"
         elif isinstance(value, int) and abs(value) > LARGEST_SEED:
             problem = f" has {value.bit_length()} bits: expected a number of 64 bits at most"
-        elif isinstance(value, str) and ("\0" in value or _has_surrogates(value)):
+        elif isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):  # as of bytes that are not UTF-8
             problem = f" = {value!r}: expected UTF-8 without NUL; rename the file or folder"
         elif isinstance(value, str) and not value.strip():
             problem = " is empty: give a value, or leave the key out. Is a variable not set?"
@@ -128,7 +122,7 @@ def _check_values(layer: Mapping[str, Any], origin: str) -> None:
 
 
 def _leaves(key: str, value: Any, origin: str, levels: int) -> Iterator[tuple[str, Any]]:
-    """All values that are no table and no array, each with its dotted key."""
+    """All values that are no table and no array, each with its dotted key; `levels` may nest, three are in use."""
     if levels == 0:
         raise UserError(f"{origin}: {TOO_DEEP}")
     if isinstance(value, Mapping):
@@ -139,11 +133,6 @@ def _leaves(key: str, value: Any, origin: str, levels: int) -> Iterator[tuple[st
             yield from _leaves(key, one, origin, levels - 1)
     else:
         yield key, value
-
-
-def _has_surrogates(text: str) -> bool:
-    """Whether it comes from bytes that are not UTF-8."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _merge(into: dict[str, Any], layer: Mapping[str, Any], origin: str) -> None:

@@ -48,7 +48,7 @@ class RunConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class StepsConfig:
-    """What pre-training and fine-tuning have in common in how they step.
+    """How pre-training and fine-tuning step.
 
     Attributes:
         epochs: passes over the data.
@@ -144,11 +144,7 @@ class Config:
 
 
 def require_whole_micro_batches(batch: int, micro_batch: int) -> None:
-    """A batch is made of whole micro-batches.
-
-    Raises:
-        UserError: it is not.
-    """
+    """A batch that is not made of whole micro-batches is a `UserError`."""
     if batch % micro_batch:
         raise UserError(
             f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "

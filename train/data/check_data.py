@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +34,7 @@ class Checked:
 
     Attributes:
         key: the table of the configuration, "data" or "data.0".
-        index: the source.
         reasons: path -> why the file cannot be used.
-        list_file: the list.
     """
 
     key: str
@@ -62,9 +59,6 @@ def check_data(
 
     Args:
         data: one source, or several, which get a list each: `out` with the number before its ending.
-        pipelines: threads and backend of the decoder.
-        out: the list of bad files.
-        device: of the run.
         progress: called with (images done, images in all).
         make_decoder: makes the decoder, in its process.
         limit_s: time for a batch, and a second more for each of its images.
@@ -73,9 +67,10 @@ def check_data(
         UserError: a list is there already, or the data cannot be used at all.
     """
     sources = each_source(data)
-    names = ["data"] if len(sources) == 1 else [f"data.{number}" for number in range(len(sources))]
-    outs = [out] if len(sources) == 1 else [out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))]
-    for file in outs:
+    lists = {"data": out}  # by table
+    if len(sources) > 1:
+        lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}
+    for file in lists.values():
         try:  # before hours of work
             if file.exists():
                 raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
@@ -86,25 +81,20 @@ def check_data(
         except OSError as error:
             raise UserError(f"{file}: cannot be written ({error.strerror}). Name a file that can.") from error
     # Everything: neither a list of before nor a share of the labels hides a file.
-    indices = [load_index(dataclasses.replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
+    indices = [load_index(replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []
-    for name, index, file in zip(names, indices, outs, strict=True):
-        graph = _decode_whole(index, pipelines, device)
+
+    def advance(here: int) -> None:
+        progress(done + here, total)
+
+    for (name, file), index in zip(lists.items(), indices, strict=True):
+        graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
         with DecoderProcess(partial(make_decoder, graph), limit_s=limit_s) as decoder:
-            reasons = _bad_files(index, graph, decoder, partial(_advance, progress, done, total))
+            reasons = _bad_files(index, graph, decoder, advance)
         write_bad_list(file, reasons, checked=len(index))
         checked.append(Checked(name, index, reasons, file))
         done += len(index)
     return checked
-
-
-def _advance(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    progress(before + done, total)
-
-
-def _decode_whole(index: Index, pipelines: PipelinesConfig, device: torch.device) -> GraphConfig:
-    """How the run decodes, whole images."""
-    return replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
 
 
 def _bad_files(
@@ -113,7 +103,7 @@ def _bad_files(
     """Path -> reason of what cannot be used, in the order of the index."""
     reasons: dict[int, str] = {}
     done = 0
-    for found, samples, encoded in _read_ahead(dataclasses.replace(index, store=verified(index.store)), graph):
+    for found, samples, encoded in _read_ahead(replace(index, store=verified(index.store)), graph):
         undecodable = decoder.faults(encoded) if encoded else {}
         reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
         done += len(found) + len(samples)

@@ -17,11 +17,7 @@ from writing import refuse_inputs
 
 
 def preview(config: Config, out: Path, *, samples: int) -> None:
-    """Draw the views of the first samples that a run would see, on the CPU.
-
-    Raises:
-        UserError: the data or `out` cannot be used.
-    """
+    """Draw the views of the first samples that a run would see, on the CPU."""
     if out.suffix.lower() not in (".png", ".jpg"):
         raise UserError(f"{out} is no picture's name; expected one that ends in .png or .jpg")
     if not out.parent.is_dir():
@@ -33,12 +29,8 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     count = min(samples, len(index))
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)
-    prepare_process(config.pipelines, torch.device("cpu"))
-    with Loader(
-        index,
-        Schedule(order, RankSlice(batch, 0, count), last_step=1),
-        config.pipelines,
-        config.augmentation,
-        device=torch.device("cpu"),
-    ) as loader:
+    cpu = torch.device("cpu")
+    prepare_process(config.pipelines, cpu)
+    schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
+    with Loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
         save_views(out, next(iter(loader)), index, samples=count)

@@ -15,7 +15,7 @@ class Activity:
     Attributes:
         messages: collectives begun.
         exchanging: whether this rank is in the last of them.
-        moves: anything done, so that long work between two messages is no hanging.
+        moves: counts anything done, so that long work between two messages is no hanging.
         doing: in words, for people.
         patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
         verdict: set when the watchdog speaks, which ends the process.

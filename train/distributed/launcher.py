@@ -15,7 +15,6 @@ from train.distributed.watchdog import EXIT_CODE
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
 _GRACE_S = 15.0
 """For the step at hand and a checkpoint, once the launcher is gone."""
 
@@ -41,7 +40,7 @@ def leaving_with_launcher() -> Iterator[None]:
 
 def _watch(launcher: int, left: threading.Event) -> None:
     while os.getppid() == launcher:
-        if left.wait(_LOOK_S):
+        if left.wait(1.0):
             return
     if os.environ.get("RANK") == "0":
         log.warning("torchrun (process %d), which started this run, is gone: saving and leaving", launcher)

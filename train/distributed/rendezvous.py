@@ -24,8 +24,6 @@ from errors import RanksLost, UserError
 
 T = TypeVar("T")
 
-_POLL_S = 0.05
-_PROBE_S = 2.0
 _FOREVER = timedelta(days=1)
 """For a call inside `within`, so that it never returns while the process leaves: torch would abort it."""
 
@@ -72,13 +70,10 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
 
 
 def within(timeout_s: float, action: Callable[[], T]) -> T:
-    """What `action()` returns or raises.
+    """What `action()` returns or raises, or TimeoutError if it takes longer.
 
     It runs on a thread of its own, which is left behind when the time is over: torch's store waits without limit for
     some answers, and is deaf to Ctrl-C meanwhile.
-
-    Raises:
-        TimeoutError: it took longer.
     """
     outcome: Future[T] = Future()
 
@@ -114,7 +109,7 @@ def _silent_torch() -> Iterator[None]:
 
 def _why_no_contact(host: str, port: int) -> str:
     try:
-        socket.create_connection((host, port), timeout=_PROBE_S).close()
+        socket.create_connection((host, port), timeout=2.0).close()
     except socket.gaierror:
         return f"this host ({platform.node()}) knows no address of {host}; look at MASTER_ADDR"
     except ConnectionResetError:
@@ -130,12 +125,9 @@ def _why_no_contact(host: str, port: int) -> str:
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface whose address this machine uses towards a host, which may be itself.
+    """The network interface that this machine uses towards a host; None for the loopback or an unknown host.
 
     Gloo would take the address that this machine's own name stands for, which on many is 127.0.1.1 (/etc/hosts).
-
-    Returns:
-        Its name; None if that is the loopback, or the host is unknown.
     """
     try:
         family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
@@ -154,10 +146,8 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
     """Waits until every rank is here, on a store that may still hold what ranks of an earlier attempt left.
 
     Each rank says hello with a word of its own; rank 0 answers each word with the name of a room, its own word, in
-    which nobody has been before. So nobody takes a dead rank's word for a living one's.
-
-    Returns:
-        The room, a part of the store of this attempt's ranks alone.
+    which nobody has been before. So nobody takes a dead rank's word for a living one's. The room, a part of the store,
+    is returned.
 
     Raises:
         RanksLost: naming the ranks that did not come in time.
@@ -166,20 +156,15 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
     deadline = time.monotonic() + timeout_s
     if rank == 0:
         room = PrefixStore(mine, store)
-        answered: dict[int, str] = {}
-        here: set[int] = {0}
-        while len(here) < world_size:
-            for other in range(1, world_size):
-                if other not in here and store.check([f"hello/{other}"]):
-                    word = store.get(f"hello/{other}").decode()
-                    if answered.get(other) != word:
-                        answered[other] = word
-                        store.set(f"welcome/{word}", mine)
-                    if room.check([f"here/{other}"]):
-                        here.add(other)
-            if time.monotonic() > deadline:
-                raise RanksLost(_missing([r for r in range(world_size) if r not in here], world_size, timeout_s))
-            time.sleep(_POLL_S)
+        missing = list(range(1, world_size))
+        while missing:
+            for other in missing:
+                if store.check([f"hello/{other}"]):
+                    store.set(f"welcome/{store.get(f'hello/{other}').decode()}", mine)
+            missing = [other for other in missing if not room.check([f"here/{other}"])]
+            if missing and time.monotonic() > deadline:
+                raise _lost(missing, world_size, timeout_s)
+            time.sleep(0.05)
         room.set("begin", "1")
         return room
     store.set(f"hello/{rank}", mine)
@@ -198,23 +183,19 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
 
 
 def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
-    """Waits until every rank has come to the barrier of this name, which must not have been used in this room.
-
-    Raises:
-        RanksLost: naming the ranks that did not come in time.
-    """
+    """Waits until every rank has come to the barrier of this name, new in this room; errors as `meet`."""
     room.set(f"{name}/{rank}", "1")
     keys = [f"{name}/{other}" for other in range(world_size)]
     try:
         room.wait(keys, timedelta(seconds=timeout_s))
     except dist.DistStoreError as error:
         missing = [other for other, key in enumerate(keys) if not room.check([key])]
-        raise RanksLost(_missing(missing, world_size, timeout_s)) from error
+        raise _lost(missing, world_size, timeout_s) from error
 
 
-def _missing(ranks: Sequence[int], world_size: int, timeout_s: float) -> str:
+def _lost(ranks: Sequence[int], world_size: int, timeout_s: float) -> RanksLost:
     names = ", ".join(map(str, ranks))
-    return (
+    return RanksLost(
         f"rank {names} of {world_size} did not come within {timeout_s:g} s (run.rank_timeout_s): look at the output "
         f"of that rank and at its host, or allow more time"
     )

@@ -22,11 +22,7 @@ def together(world: World, action: Callable[[], T]) -> T:
         UserError: of the lowest rank that failed, on this rank if it is the one, else as `ToldByAnother`. What the
             machine refuses, such as a file or memory, is one, too.
     """
-    result, error = _attempt(action)
-    _, failed = _agree(world, 0, error)
-    if failed:
-        _raise_together(world, error)
-    return result[0]
+    return _together(world, None, action)[0]
 
 
 class Together:
@@ -35,10 +31,8 @@ class Together:
     It takes one message of a few bytes between the hosts per step, which waits for no GPU; none with a single process.
 
     Args:
-        world: the ranks.
         stop: this rank's signals; all ranks' afterwards.
         check: what may have gone wrong on this rank since the last step, in another thread.
-
     """
 
     def __init__(self, world: World, stop: StopSignals, check: Callable[[], None]) -> None:
@@ -51,11 +45,7 @@ class Together:
         return self._agreed or (self._world.world_size == 1 and self._stop.signal_number != 0)
 
     def each(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, for as long as all ranks have one.
-
-        Raises:
-            UserError: as `together`, if taking the batch or the check fails on some rank.
-        """
+        """The batches, for as long as all ranks have one; errors of taking one and of the check as `together`."""
         iterator = iter(batches)
 
         def take() -> T | None:
@@ -63,43 +53,34 @@ class Together:
             return next(iterator, None)
 
         while True:
-            batch, error = _attempt(take)
-            signal_number, failed = _agree(self._world, self._stop.signal_number, error)
-            if failed:
-                _raise_together(self._world, error)
-            if batch[0] is None:
+            batch, signal_number = _together(self._world, self._stop, take)
+            if batch is None:
                 return
-            if signal_number:  # one that came to this rank during the exchange counts for the next
+            if signal_number:
                 self._stop.signal_number = signal_number
                 self._agreed = True
-            yield batch[0]
+            yield batch
 
 
-def _attempt(action: Callable[[], T]) -> tuple[list[T], UserError | None]:
+def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -> tuple[T, int]:
+    """What the action gives on this rank, unless it fails on any, and the highest signal of all ranks."""
+    error: UserError | None = None
     try:
-        return [action()], None
-    except UserError as error:
-        return [], error
-    except Exception as error:
-        message = of_machine(error)
+        result = action()
+    except UserError as wrong:
+        error = wrong
+    except Exception as refused:
+        message = of_machine(refused)
         if message is None:
             raise
-        refused = UserError(message)
-        refused.__cause__ = error
-        return [], refused
-
-
-def _agree(world: World, signal_number: int, error: UserError | None) -> tuple[int, bool]:
-    """The highest signal of all ranks, and whether any has an error."""
-    if world.world_size == 1:
-        return signal_number, error is not None
-    signal_number, failed = world.max_(torch.tensor([signal_number, int(error is not None)])).tolist()
-    return signal_number, bool(failed)
-
-
-def _raise_together(world: World, error: UserError | None) -> None:
+        error = UserError(message)
+        error.__cause__ = refused
+    mine = 0 if stop is None else stop.signal_number  # one that comes during the exchange counts for the next
+    signal_number, failed = world.max_(torch.tensor([mine, int(error is not None)])).tolist()
+    if not failed:
+        return result, signal_number
     messages = world.gather_objects(None if error is None else str(error))
-    first = next(rank for rank, message in enumerate(messages) if message is not None)
+    first = next(rank for rank, said in enumerate(messages) if said is not None)
     if error is not None and world.rank == first:
         raise error
     raise ToldByAnother(f"rank {first}: {messages[first]}")

@@ -9,9 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch.distributed import Store
 
@@ -21,39 +19,24 @@ EXIT_CODE = 75
 """Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""
 
 
-_NOT_YET: dict[str, Any] = {
-    "host": "an unknown host",
-    "messages": 0,
-    "exchanging": False,
-    "moves": 0,
-    "doing": "has not begun",
-    "beat": 0,
-}
-
-
 @dataclass(frozen=True)
 class Sighting:
-    """What a rank last said of itself, and when it was last seen to do anything.
+    """What a rank last said of itself, and when it was last seen to do anything; the others as in `Activity`.
 
     Attributes:
-        host: its machine.
-        messages: collectives begun.
-        exchanging: whether it is in the last of them.
-        moves: see `Activity`.
-        doing: in words.
         beat: grows while the process lives, whether or not it gets on.
         heard_s: since the beat last grew.
         still_s: since `moves` last grew.
     """
 
-    host: str
-    messages: int
-    exchanging: bool
-    moves: int
-    doing: str
-    beat: int
-    heard_s: float
-    still_s: float
+    host: str = "an unknown host"
+    messages: int = 0
+    exchanging: bool = False
+    moves: int = 0
+    doing: str = "has not begun"
+    beat: int = 0
+    heard_s: float = 0.0
+    still_s: float = 0.0
 
 
 def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
@@ -94,8 +77,6 @@ class Watchdog:
 
     Args:
         room: of this attempt's ranks.
-        rank: this one.
-        world_size: of all.
         activity: of this rank; the loop and the collectives move it.
         limit_s: after which a rank that does not get on is named.
     """
@@ -106,7 +87,7 @@ class Watchdog:
         self._activity, self._limit_s = activity, limit_s
         self._every_s = min(limit_s / 5, 2.0)
         activity.patience_s = 2 * self._every_s
-        self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # what, when heard, when moved
+        self._seen: dict[int, Sighting] = {}
         self._left = threading.Event()
         self._beat = 0
         self._threads = [
@@ -120,9 +101,7 @@ class Watchdog:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         for thread in self._threads:
             thread.join(timeout=1.0)  # a thread that waits for a lost host is left behind: it is a daemon
@@ -135,7 +114,7 @@ class Watchdog:
                 self._show(beat)
                 if self._room.check(["verdict"]):
                     self._leave(None)  # rank 0 has said why
-                verdict = self._judge(now_s=beat * self._every_s)
+                verdict = self._judge()
                 if verdict is not None:
                     self._activity.verdict.set()
                     self._room.set("verdict", verdict)
@@ -155,21 +134,21 @@ class Watchdog:
         }
         self._room.set(f"progress/{self._rank}", json.dumps(mine))
 
-    def _judge(self, now_s: float) -> str | None:
+    def _judge(self) -> str | None:
         """Rank 0 looks at all ranks, every other one at rank 0, which cannot tell of itself when it is stopped."""
-        sightings = {}
         for rank in range(self._world_size) if self._rank == 0 else (0,):
             key = f"progress/{rank}"
-            said = _NOT_YET if not self._room.check([key]) else json.loads(self._room.get(key))
-            before, heard, moved = self._seen.get(rank, (_NOT_YET, now_s, now_s))
-            heard = now_s if said["beat"] != before["beat"] else heard
-            moved = now_s if said["moves"] != before["moves"] else moved
-            self._seen[rank] = (said, heard, moved)
-            sightings[rank] = Sighting(**said, heard_s=now_s - heard, still_s=now_s - moved)
+            said = Sighting(**json.loads(self._room.get(key))) if self._room.check([key]) else Sighting()
+            before = self._seen.get(rank)
+            self._seen[rank] = replace(
+                said,
+                heard_s=before.heard_s + self._every_s if before is not None and said.beat == before.beat else 0.0,
+                still_s=before.still_s + self._every_s if before is not None and said.moves == before.moves else 0.0,
+            )
         if self._rank == 0:
-            return diagnose(sightings, self._limit_s)
+            return diagnose(self._seen, self._limit_s)
         silent_s = self._limit_s + 2 * self._every_s  # later than rank 0 would be
-        return diagnose(sightings, silent_s) if sightings[0].heard_s >= silent_s else None
+        return diagnose(self._seen, silent_s) if self._seen[0].heard_s >= silent_s else None
 
     def _keep_contact(self) -> None:
         beat, silent_s = 0, 0.0

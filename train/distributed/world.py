@@ -50,11 +50,7 @@ class World:
 
     @contextmanager
     def _message(self) -> Iterator[None]:
-        """One exchange between all ranks.
-
-        Raises:
-            RanksLost: another rank has left.
-        """
+        """One exchange between all ranks; `RanksLost` if one has left."""
         try:
             with activity.message():
                 yield
@@ -97,16 +93,9 @@ class World:
         return everybody
 
     def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
-        """Joins the ranks' shares, which may differ in size, in global order.
+        """Joins the ranks' rows along `dim`, which may differ in number, in global order; without gradient.
 
-        Args:
-            local: this rank's rows, len(share) of them along `dim`.
-            share: their places; those of all ranks partition range(total).
-            total: rows of all ranks.
-            dim: the dimension of the rows.
-
-        Returns:
-            `local` with `total` rows along `dim`, the same on all ranks; without gradient.
+        `local` are this rank's rows and `share` their places; the shares of all ranks partition range(total).
         """
         if self.world_size == 1:
             return local.detach()
@@ -124,11 +113,9 @@ class World:
         if self.world_size == 1:
             return
         bucket: list[Tensor] = []
-        for index, tensor in enumerate(tensors):
+        for tensor, following in zip(tensors, [*tensors[1:], None], strict=True):
             bucket.append(tensor)
-            following = tensors[index + 1] if index + 1 < len(tensors) else None
-            size = sum(t.numel() * t.element_size() for t in bucket)
-            if following is None or following.dtype != tensor.dtype or size >= bucket_bytes:
+            if following is None or following.dtype != tensor.dtype or sum(t.nbytes for t in bucket) >= bucket_bytes:
                 flat = self.sum_(torch.cat([t.reshape(-1) for t in bucket]))
                 parts = torch.split(flat, [t.numel() for t in bucket])
                 torch._foreach_copy_(bucket, [part.view(t.shape) for part, t in zip(parts, bucket, strict=True)])
@@ -137,9 +124,6 @@ class World:
 
 def described_world(device: str = "auto") -> World:
     """The run that `torchrun` described in the environment, or a run of one process without it; nobody waits yet.
-
-    Args:
-        device: "cpu", "cuda", or "auto" for a GPU if there is one.
 
     Raises:
         UserError: no GPU although asked for, more processes than GPUs on this machine, or an odd environment.
@@ -171,11 +155,9 @@ def described_world(device: str = "auto") -> World:
 
 @contextmanager
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
-    """Meets the other ranks and stays with them: NCCL carries what lies on GPUs, one per process, Gloo the rest.
+    """Meets the other ranks, if any, and stays with them: NCCL carries what lies on GPUs, Gloo the rest.
 
-    Args:
-        world: this process and how many there are; nothing happens if it is alone.
-        rank_timeout_s: how long to wait for a rank that does not come, or that does not get on later.
+    Waits `rank_timeout_s` for a rank that does not come, or that does not get on later.
 
     Raises:
         UserError: the environment does not say where to meet.
@@ -221,16 +203,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) 
 
     Whole micro-batches of consecutive positions, as evenly spread as possible: the first ranks hold one more where the
     number does not divide. What one micro-batch holds depends on neither rank nor world size, and neither
-    does what batch norm sees.
-
-    Args:
-        batch: source images per optimiser step, over all ranks.
-        micro_batch: source images that go through the network together, both views of each.
-        rank: 0 <= rank < world_size.
-        world_size: number of ranks.
-
-    Returns:
-        A range of positions within 0..batch-1, never empty.
+    does what batch norm sees. Batches are counted in source images.
 
     Raises:
         UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.

@@ -27,11 +27,9 @@ class BadFiles:
     add up theirs at log steps and before checkpoints; rank 0 then writes quarantine.jsonl anew, so no line is torn.
 
     Args:
-        index: of the run.
-        data: its sources, each with its limit.
+        data: the run's sources, each with its limit.
         file: quarantine.jsonl; a row for each bad file, those that were met most often first.
         state: holds the counts of all ranks.
-        world: this rank among all.
         quarantine: why this rank's loader could not use a file.
     """
 
@@ -59,33 +57,8 @@ class BadFiles:
         """Count a batch of this rank; with `agree`, which all ranks must give alike, add up over ranks."""
         self._used += self._per_source(batch.samples.numpy())
         self._met.update(batch.bad.tolist())
-        if agree:
-            self._agree()
-
-    @property
-    def too_many(self) -> bool:
-        """Whether a limit was passed when the ranks last met; the same on all of them."""
-        return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
-
-    def require_few(self) -> None:
-        """End the run, on all ranks after the same step, if too much is bad.
-
-        Raises:
-            UserError: with a summary.
-        """
-        for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
-            if share > limit:
-                files = len(self._rows_of(number))
-                of = "" if len(self._limits) == 1 else f"{number}."
-                raise UserError(
-                    f"{share:.2%} of what was drawn from {self._names[number]} up to step {self._state.steps_done} "
-                    f"cannot be used, more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}. "
-                    f"{files} in all, listed in {self._file}; the run is saved. Mend the data; or list the bad with "
-                    f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
-                    f"with --resume auto"
-                )
-
-    def _agree(self) -> None:
+        if not agree:
+            return
         reasons = self._quarantine.reasons
         mine = self._used.tolist(), {row: (reasons[row], times) for row, times in self._met.items()}
         total, news = self._state.bad_files, False
@@ -100,32 +73,41 @@ class BadFiles:
         self._used[:] = 0
         self._met.clear()
 
+    @property
+    def too_many(self) -> bool:
+        """Whether a limit was passed when the ranks last met; the same on all of them."""
+        return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
+
+    def require_few(self) -> None:
+        """End the run by a `UserError`, on all ranks after the same step, if too much is bad."""
+        for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
+            if share > limit:
+                of = "" if len(self._limits) == 1 else f"{number}."
+                raise UserError(
+                    f"{share:.2%} of what was drawn from {self._names[number]} up to step {self._state.steps_done} "
+                    f"cannot be used, more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}, "
+                    f"listed in {self._file}; the run is saved. Mend the data; or list the bad with "
+                    f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
+                    f"with --resume auto"
+                )
+
     def _per_source(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.bincount(np.searchsorted(self._ends, rows, side="right"), minlength=len(self._ends))
 
-    def _bad(self) -> list[int]:
-        """How often bad files of each source were met."""
-        met = self._state.bad_files["met"]
-        rows = np.repeat(np.array(list(met), np.int64), [times for _, times in met.values()])
-        return [int(count) for count in self._per_source(rows)]
-
     def _shares(self) -> list[float]:
-        used = self._state.bad_files["used"]
-        return [bad / max(1, bad + good) for bad, good in zip(self._bad(), used, strict=True)]
-
-    def _rows_of(self, source: int) -> list[int]:
-        """The bad rows of a source, ascending."""
-        met = self._state.bad_files["met"]
-        return [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
+        """Of what was drawn from each source, how much was bad."""
+        met, used = self._state.bad_files["met"], self._state.bad_files["used"]
+        rows = np.repeat(np.array(list(met), np.int64), [times for _, times in met.values()])
+        return [bad / max(1, bad + good) for bad, good in zip(self._per_source(rows).tolist(), used, strict=True)]
 
     def _summary(self, source: int) -> str:
-        """The commonest reasons, with a file for each."""
+        """The commonest reasons, with a file for each, and the number of all files."""
         met = self._state.bad_files["met"]
-        here = self._rows_of(source)
+        here = [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
         files = Counter(met[row][0] for row in here)
         example = {met[row][0]: self._index.path(row) for row in reversed(here)}
         shown = [f"{count} x {reason} ({example[reason]})" for reason, count in files.most_common(3)]
-        return "; ".join([*shown, *(["..."] if len(files) > 3 else [])])
+        return f"{'; '.join([*shown, *(['...'] if len(files) > 3 else [])])}. {len(here)} in all"
 
     def _write(self) -> None:
         met = sorted(self._state.bad_files["met"].items(), key=lambda item: (-item[1][1], item[0]))

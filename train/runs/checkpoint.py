@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 import torch
@@ -61,11 +60,12 @@ class Checkpoints:
         """
         torn: list[Path] = []
         for path in reversed(self.paths()):
-            if _is_whole_and_readable(path):
-                for other in torn:
-                    log.warning("%s is torn or damaged: passed over for %s", other, path.name)
-                self._torn = torn
-                return path
+            with suppress(OSError):
+                if is_whole(path):
+                    for other in torn:
+                        log.warning("%s is torn or damaged: passed over for %s", other, path.name)
+                    self._torn = torn
+                    return path
             torn.append(path)
         if torn:
             raise UserError(
@@ -75,11 +75,7 @@ class Checkpoints:
         return None
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after `step` steps; a crash or an error at any moment leaves the older ones untouched.
-
-        Raises:
-            OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
-        """
+        """Write the state after `step` steps; a crash or an OSError at any moment leaves the older ones untouched."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:09d}.pt"
         for left_by_a_crash in self.folder.glob("step_*.part"):
@@ -97,8 +93,7 @@ class Checkpoints:
 def find_checkpoint(source: Path, expected: str) -> Path:
     """The file itself; of a run's folder its best checkpoint on validation, or the newest if none was validated.
 
-    Raises:
-        UserError: the folder holds none; says what was expected.
+    A folder without any is a `UserError`, which says what was expected.
     """
     if not source.is_dir():
         return source
@@ -109,20 +104,11 @@ def find_checkpoint(source: Path, expected: str) -> Path:
 
 
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write one checkpoint, whole and with its checksum, or not at all.
-
-    Raises:
-        OSError: there is no room, or the folder cannot be written to; nothing of the attempt stays.
-    """
+    """Write one checkpoint, whole and with its checksum, or not at all; errors as `writing.whole_file`."""
     with whole_file(path) as file:
         sealed = _Hashing(file)
         torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
         file.write(_SEAL + sealed.digest())
-
-
-def step_of(path: Path) -> int:
-    """The step that a checkpoint's name says."""
-    return int(path.stem.removeprefix("step_"))
 
 
 class BackgroundWriter:
@@ -131,7 +117,6 @@ class BackgroundWriter:
     At most one is being written: the next one waits for it, and so does the end of the `with` block.
 
     Args:
-        checkpoints: where to.
         finally_do: called in the thread after each checkpoint.
 
     Attributes:
@@ -148,9 +133,7 @@ class BackgroundWriter:
     def __enter__(self) -> BackgroundWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._wait()
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
@@ -165,20 +148,12 @@ class BackgroundWriter:
         self.waited_s += time.perf_counter() - start
 
     def finish(self) -> None:
-        """Wait for what is being written.
-
-        Raises:
-            UserError: as `check`.
-        """
+        """Wait for what is being written, and `check`."""
         self._wait()
         self.check()
 
     def check(self) -> None:
-        """Hear of a checkpoint that could not be written; waits for nothing.
-
-        Raises:
-            UserError: once, with the reason and the newest checkpoint that is there.
-        """
+        """Hear, once, of a checkpoint that could not be written, as a `UserError`; waits for nothing."""
         error, self._error = self._error, None
         if error is None:
             return
@@ -204,12 +179,9 @@ class BackgroundWriter:
 
 
 def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """A copy on the CPU of a tree of dicts, lists and tensors, which later steps do not change.
+    """A copy on the CPU of a tree of dicts, lists and tensors, and a function that waits until it is complete.
 
     Copies from a GPU are only queued, behind the step that made the state and ahead of the next one.
-
-    Returns:
-        The copy, and a function that waits until it is complete.
     """
     streams: set[torch.device] = set()
 
@@ -227,10 +199,7 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
         return value
 
     copied: dict[str, Any] = copy(state)
-    events: list[torch.cuda.Event] = [
-        torch.cuda.current_stream(device).record_event()  # type: ignore[no-untyped-call]
-        for device in streams
-    ]
+    events = [torch.cuda.current_stream(device).record_event() for device in streams]  # type: ignore[no-untyped-call]
 
     def wait() -> None:
         for event in events:
@@ -240,11 +209,7 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file ends in the checksum of what comes before.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Whether the file ends in the checksum of what comes before; OSError if it cannot be read."""
     with path.open("rb") as file:
         left = file.seek(0, os.SEEK_END) - _SEAL_BYTES
         file.seek(0)
@@ -256,13 +221,9 @@ def is_whole(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of ours; only tensors and plain values are unpickled, and the checksum must agree.
+    """What was saved: at least the step, the configuration of the run, and the network's tensors by name.
 
-    Returns:
-        What was saved: at least its step, the configuration of the run, and the network's tensors by name.
-
-    Raises:
-        UserError: the file is missing, torn, or not one of ours.
+    Only tensors and plain values are unpickled. A file that is missing, torn, or not one of ours is a `UserError`.
     """
     try:
         if not is_whole(path):
@@ -276,34 +237,28 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
     except (UserError, MemoryError):
         raise
     except Exception as error:  # torch has many for a file that is not its own; its advice is to run what is in it
-        raise UserError(_foreign(path, "it is no archive of tensors and plain values")) from error
+        raise _foreign(path, "it is no archive of tensors and plain values") from error
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise UserError(_foreign(path, "it has no format"))
+        raise _foreign(path, "it has no format")
     if state["format"] != FORMAT:
         raise UserError(f"{path} is a checkpoint of format {state['format']}; expected {FORMAT}, this version's")
     for key, kind in _PARTS.items():
         if key in state and not isinstance(state[key], kind):
-            raise UserError(_foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}"))
-    missing = [key for key in _NEEDED if key not in state]
-    if missing:
-        raise UserError(_foreign(path, f"it has no {missing[0]}"))
+            raise _foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}")
+        if key in _NEEDED and key not in state:
+            raise _foreign(path, f"it has no {key}")
     encoder = state["config"].get("encoder")
     if not isinstance(encoder, dict) or not isinstance(encoder.get("name"), str):
-        raise UserError(_foreign(path, "its configuration names no encoder"))
+        raise _foreign(path, "its configuration names no encoder")
     if not all(isinstance(value, Tensor) for value in state["network"].values()):
-        raise UserError(_foreign(path, "its network holds other things than tensors"))
+        raise _foreign(path, "its network holds other things than tensors")
     return state
 
 
-def _foreign(path: Path, found: str) -> str:
-    return f"{path} holds something else than a checkpoint of ours: {found}. Expected a file that training wrote"
-
-
-def _is_whole_and_readable(path: Path) -> bool:
-    try:
-        return is_whole(path)
-    except OSError:
-        return False
+def _foreign(path: Path, found: str) -> UserError:
+    return UserError(
+        f"{path} holds something else than a checkpoint of ours: {found}. Expected a file that training wrote"
+    )
 
 
 class _Hashing(io.RawIOBase):

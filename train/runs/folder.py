@@ -6,7 +6,6 @@ import json
 import logging
 import platform
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from errors import UserError
 from parsing import regular
 from train.config.tables import first_difference, to_dict, to_toml
-from train.runs.checkpoint import Checkpoints, step_of
+from train.runs.checkpoint import Checkpoints
 from train.runs.json_lines import cut_rows, read_rows
 from train.runs.lock import LOCK, FolderLock
 from writing import write_text
@@ -26,16 +25,9 @@ log = logging.getLogger(__name__)
 
 Resume = Literal["never", "auto"]
 
-_PACKAGES = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
-
 
 class RunFolder:
-    """One run's folder.
-
-    Args:
-        root: the folder.
-        keep: checkpoints that stay.
-    """
+    """One run's folder; of its checkpoints `keep` stay."""
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self.root = root
@@ -53,15 +45,14 @@ class RunFolder:
     def lock(self, config: object, resume: Resume) -> FolderLock:
         """To be held by the one process that writes here, from before `check` until the run has ended.
 
-        Raises:
-            UserError: the folder cannot be used, whoever holds it; then nothing is put into it.
+        A folder that cannot be used, whoever holds it, is a `UserError`; then nothing is put into it.
         """
         if not (self.root / LOCK).exists():
             self._require_usable(config, resume)
         return FolderLock(self.root)
 
     def check(self, config: object, resume: Resume) -> Path | None:
-        """Whether the folder can be used for a run: the checkpoint to go on from, or None to start.
+        """The checkpoint to go on from, or None to start.
 
         Raises:
             UserError: the folder is in use and is not to be resumed, or belongs to another configuration.
@@ -94,10 +85,8 @@ class RunFolder:
     def claim(self, config: object, step: int) -> None:
         """Take the folder for a run, new or resumed; what it tells of steps after `step` is forgotten.
 
-        The ranks of a run before may have been more than now, so this cuts the files of all of them.
-
-        Raises:
-            UserError: it cannot be written to.
+        The ranks of a run before may have been more than now, so this cuts the files of all of them. A folder that
+        cannot be written to is a `UserError`.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -155,18 +144,16 @@ class RunFolder:
             for file in (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
-            if step_of(path) > step:
+            if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
 
 
 def versions() -> dict[str, str]:
     """What a run depends on besides its configuration."""
-    found = {
-        "python": sys.version.split()[0],
-        "system": f"{platform.system()} {platform.machine()}",
-        "commit": _commit(),
-    }
-    found |= {name: version(name) for name in _PACKAGES}
+    system = f"{platform.system()} {platform.machine()}"
+    found = {"python": platform.python_version(), "system": system, "commit": _commit()}
+    packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
+    found |= {name: version(name) for name in packages}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "device": torch.cuda.get_device_name()}
     return found
@@ -174,12 +161,10 @@ def versions() -> dict[str, str]:
 
 def _commit() -> str:
     """The checkout's commit, marked if files differ from it."""
-    here = Path(__file__).parent
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here, capture_output=True, text=True, check=True, timeout=10,
-        )  # fmt: skip
+        return subprocess.check_output(
+            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return described.stdout.strip()

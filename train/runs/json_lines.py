@@ -17,19 +17,13 @@ log = logging.getLogger(__name__)
 def read_rows(file: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The rows of a file, without those that are damaged, which a warning counts; none if there is no file.
 
-    Args:
-        file: of JSON Lines.
-        numbers: what a row must hold besides its step.
+    Besides its step a row must hold `numbers`.
     """
     return [row for _, row in _whole(file, numbers)]
 
 
 def cut_rows(file: Path, step: int) -> None:
-    """Keep the rows of a file up to a step, byte for byte; those that are damaged go.
-
-    Raises:
-        OSError: it cannot be read or written; it is as it was.
-    """
+    """Keep the rows of a file up to a step, byte for byte, but for damaged ones; an OSError leaves it as it was."""
     if file.exists():
         write_bytes(file, b"".join(line for line, row in _whole(file, ()) if row["step"] <= step))
 

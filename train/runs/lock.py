@@ -11,7 +11,6 @@ import platform
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from errors import UserError
@@ -20,9 +19,6 @@ log = logging.getLogger(__name__)
 
 LOCK: Final = "lock"
 """Name of the file that is locked; it says which process holds it."""
-
-_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderLock:
@@ -33,8 +29,8 @@ class FolderLock:
 
     The folder is made if it is not there. If nothing was put into it in the end, it is removed again.
 
-    Args:
-        folder: of the run.
+    Raises:
+        UserError: another process has it, which is named; or the folder cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,25 +39,18 @@ class FolderLock:
         self._descriptor = -1
 
     def __enter__(self) -> FolderLock:
-        """Take it.
-
-        Raises:
-            UserError: another process has it, which is named; or the folder cannot be made.
-        """
         self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._take()
         except OSError as error:
             self._release()
-            if error.errno in _NOT_ALLOWED and self._folder.is_dir():
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and self._folder.is_dir():
                 return self  # who may not write here needs no lock, and is told when something is to be written
             raise UserError(f"run.out = {self._folder} cannot be written to: {error.strerror}") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release()
 
     def _take(self) -> None:
@@ -88,7 +77,7 @@ class FolderLock:
                 f"name another folder with --set run.out=..."
             ) from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
             log.warning(
                 "the file system of %s has no locks: nothing keeps a second run from writing there", self._folder

@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -55,11 +54,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class RunLog:
-    """Rank 0's voice.
+    """What rank 0 tells.
 
     Args:
-        folder: where metrics.jsonl and TensorBoard's files go.
-        title: before the progress bar.
         first_step: steps already taken.
         total_steps: steps of the whole run.
     """
@@ -82,13 +79,10 @@ class RunLog:
         )
         self._task = self._progress.add_task("steps", total=total_steps, completed=first_step, status="")
 
-    def __enter__(self) -> RunLog:
         self._progress.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the progress line and both logs."""
         self._progress.stop()
         self._board.close()
         self._file.close()

@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from errors import UserError
 from pipelines.batch import Batch
@@ -28,7 +27,6 @@ from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
-_STANDS_OUT = 0.1  # of a step's time, by which a straggler is behind the median
 _TIMES = 3  # log intervals in a row that it takes to be one
 
 
@@ -71,19 +69,14 @@ class Straggler:
         self._rank, self._times = -1, 0
 
     def seen(self, ranks: Sequence[RankTime], step_s: float) -> str | None:
-        """Look at one log interval.
+        """Look at the means of one log interval's steps, by rank, and the mean time of a step.
 
-        Args:
-            ranks: means over the interval's steps, by rank.
-            step_s: the mean time of a step.
-
-        Returns:
-            One line when it has been the same rank for `_TIMES` intervals; then nothing until it has caught up.
+        One line when it has been the same rank for `_TIMES` intervals; then nothing until it has caught up.
         """
         rank, ratio = slowest_rank(ranks)
         slow = ranks[rank]
         behind_s = (slow.passes_s + slow.waited_s) * (1 - 1 / ratio)
-        if behind_s <= _STANDS_OUT * step_s:
+        if behind_s <= 0.1 * step_s:
             self._rank, self._times = -1, 0
             return None
         self._rank, self._times = rank, self._times + 1 if rank == self._rank else 1
@@ -109,10 +102,10 @@ class Meter:
         title: str,
     ) -> None:
         self._config, self._folder, self._state, self._world = config, folder, state, world
-        self._log = (
-            RunLog(folder, title, first_step=state.steps_done, total_steps=state.total_steps) if world.is_main else None
-        )
-        self._samples = self._open_samples() if config.run.log_samples else None
+        file = folder.root / f"samples-rank{world.rank}.jsonl"
+        self._samples = file.open("a", buffering=1) if config.run.log_samples else None
+        first, total = state.steps_done, state.total_steps
+        self._log = RunLog(folder, title, first_step=first, total_steps=total) if world.is_main else None
         self._writer, self._saved_s = writer, writer.waited_s
         self._waiting, self._steps, self._since = Stopwatch(), 0, time.perf_counter()
         self._straggler = Straggler()
@@ -120,26 +113,16 @@ class Meter:
         self._lr = state.lr
 
     def __enter__(self) -> Meter:
-        if self._log is not None:
-            self._log.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):  # what a full disk refused is in the files' buffers still, and was told
-            if self._log is not None:
-                self._log.__exit__(kind, error, trace)
-        with suppress(OSError):
-            if self._samples is not None:
-                self._samples.close()
+    def __exit__(self, *_: object) -> None:
+        for file in (self._log, self._samples):
+            if file is not None:
+                with suppress(OSError):  # what a full disk refused is in the files' buffers still, and was told
+                    file.close()
 
     def check(self) -> None:
-        """Hear of a checkpoint or a log that could not be written, on this rank; waits for nothing.
-
-        Raises:
-            UserError: once, with the reason and the newest checkpoint that is there.
-        """
+        """Hear, once, of a checkpoint or a log that this rank could not write, as a `UserError`; waits for nothing."""
         self._writer.check()
         error, self._error = self._error, None
         if error is not None:
@@ -227,27 +210,25 @@ class Meter:
         yield
         self._since += time.perf_counter() - start
 
-    def validated(self, row: Mapping[str, float]) -> None:
-        """Write down the figures of a validation."""
-        if self._log is not None:
+    def validated(self, row: Mapping[str, float] | None) -> None:
+        """Write down the figures of a validation, if there was one."""
+        if self._log is not None and row is not None:
             with self.writing():
                 self._log.write_validation(row)
 
-    def require_finite(self, result: Result) -> None:
-        """Stop a run whose loss is no number any more; all ranks see the same loss.
-
-        Raises:
-            UserError: with the step, the learning rate and where to go back to.
-        """
+    def require_finite_loss(self, result: Result) -> None:
+        """Stop a run whose loss is no number any more, with a `UserError`; all ranks see the same loss."""
         loss = result.loss.item()
-        if math.isfinite(loss):
-            return
-        last = self._folder.checkpoints.latest()
-        raise UserError(
-            f"the loss is {loss} at step {self._state.steps_done}, learning rate {self._lr:.3g}; the last good "
-            f"checkpoint is {last or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
-        )
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss}", self._lr)
 
-    def _open_samples(self) -> TextIO:
-        path = self._folder.root / f"samples-rank{self._world.rank}.jsonl"
-        return path.open("a", buffering=1)
+    def require_finite_weights(self) -> None:
+        """Stop a run whose weights are no numbers any more, with a `UserError`: such are never saved."""
+        if not self._state.weights_are_finite():
+            raise self._diverged("weights stopped being numbers", self._state.lr)
+
+    def _diverged(self, what: str, lr: float) -> UserError:
+        return UserError(
+            f"{what} at step {self._state.steps_done}, learning rate {lr:.3g}; the last good checkpoint is "
+            f"{self._folder.checkpoints.latest() or 'none'}. Lower optim.lr or raise optim.warmup_epochs"
+        )

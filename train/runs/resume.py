@@ -15,11 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def restore(state: TrainingState[Any, Any], path: Path, config: object, *, images: list[int]) -> None:
-    """Put a checkpoint into a state.
+    """Put a checkpoint into a fresh state.
 
     Args:
-        state: fresh, of the same configuration.
-        path: of the checkpoint.
         config: of the run, which must be the checkpoint's but for what is free to change.
         images: of each source, which must be as many as they were: the order depends on their numbers.
 

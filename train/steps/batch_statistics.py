@@ -47,20 +47,15 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     Momentum is 1 meanwhile, so that after a pass the buffers hold the statistics of that pass alone: nothing hooks into
     the forward pass, which may be compiled, and nothing waits for the GPU.
 
-    Args:
-        network: its batch norms must not have momentum None, a cumulative mean.
-        world: the ranks to average over.
-        micro_batches: passes that count, over all ranks.
+    `micro_batches` is the number of passes that count, over all ranks.
 
     Raises:
-        ValueError: a module has momentum None.
+        ValueError: a module has momentum None, a cumulative mean.
     """
     modules = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
-    momenta: list[float] = []
-    for module in modules:
-        if module.momentum is None:
-            raise ValueError(f"{module} has momentum None, expected a number")
-        momenta.append(module.momentum)
+    momenta = [module.momentum for module in modules if module.momentum is not None]
+    if len(momenta) < len(modules):
+        raise ValueError("a batch norm has momentum None, expected a number")
     means = [m.running_mean for m in modules if m.running_mean is not None]
     variances = [m.running_var for m in modules if m.running_var is not None]
     counters = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 import torch
@@ -22,11 +22,12 @@ from pipelines.batch import Batch
 from train.distributed.activity import activity
 from train.distributed.world import World, micro_batch_share
 from train.steps.batch_statistics import one_momentum_step
-from train.steps.free_memory import free_bytes
-from train.steps.graph_memory import with_graph_bytes
+from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
+
+Recompute = Literal["auto", "always", "never"]
 
 # The rest is for the temporary tensors of the backward pass and for whatever else lives on the device.
 _SHARE_OF_FREE_MEMORY = 0.8
@@ -52,6 +53,7 @@ class StepResult:
         return {name: figure.item() for name, figure in health(self.embeddings)._asdict().items()}
 
 
+@dataclass(eq=False)
 class ContrastiveStep:
     """Loss and gradient of one global batch; the optimiser is the caller's.
 
@@ -60,7 +62,7 @@ class ContrastiveStep:
     `micro_batch`, but not on the number of ranks, up to the order of sums, nor on `recompute`. The network must be a
     function of its input, parameters and batch statistics; dropout would draw other masks when recomputing.
 
-    Args:
+    Attributes:
         network: (n, 3, S, S) image to (n, D) projection; may be compiled.
         undo: projections (n, D), matrices (n, 2, 3) and source_to_view_px (n, 2, 3) to embeddings (n, D), as
             `models.equivariance.build_undo` makes it.
@@ -69,54 +71,40 @@ class ContrastiveStep:
         preprocess: the pictures of a batch (n, 3, S, S) uint8 to the network's input; None hands them over as they are.
         temperature: of the loss.
         recompute: "never" keeps the graphs of all micro-batches, "always" of one at a time, "auto" measures the first
-            micro-batch of the first call and keeps all if they fit into free memory.
+            micro-batch of the first call, keeps all if they fit into free memory, and is no longer "auto" then.
         autocast_dtype: 16-bit type for the network; None for none. Inverse and loss have at least 32 bits.
         scaler: scales the gradients, which the caller unscales (fp16).
         world: this rank among all.
-
-    Attributes:
         share: the positions within the global batch that this rank's batches hold.
-        recompute: as given, but no longer "auto" after the first call.
         own_work: times what this rank does without the others.
 
     Raises:
         UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        undo: Callable[[Tensor, Tensor, Tensor], Tensor],
-        *,
-        batch: int,
-        micro_batch: int,
-        preprocess: Callable[[Tensor], Tensor] | None = None,
-        temperature: float = 0.5,
-        recompute: Literal["auto", "always", "never"] = "auto",
-        autocast_dtype: torch.dtype | None = None,
-        scaler: GradScaler | None = None,
-        world: World | None = None,
-    ) -> None:
-        self.network = network
-        self.undo = undo
-        self.batch = batch
-        self.micro_batch = micro_batch
-        self.preprocess = preprocess
-        self.temperature = temperature
-        self.autocast_dtype = autocast_dtype
-        self.scaler = scaler
-        self.world = World() if world is None else world
-        self.own_work = Stopwatch()
-        self.share = micro_batch_share(batch, micro_batch, self.world.rank, self.world.world_size)
-        self.recompute: Literal["auto", "always", "never"] = recompute
-        if recompute == "auto" and batch // micro_batch == self.world.world_size:  # one micro-batch everywhere
-            self.recompute = "never"
+    network: nn.Module
+    undo: Callable[[Tensor, Tensor, Tensor], Tensor]
+    _: KW_ONLY
+    batch: int
+    micro_batch: int
+    preprocess: Callable[[Tensor], Tensor] | None = None
+    temperature: float = 0.5
+    recompute: Recompute = "auto"
+    autocast_dtype: torch.dtype | None = None
+    scaler: GradScaler | None = None
+    world: World = field(default_factory=World)
+    share: range = field(init=False)
+    own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
+
+    def __post_init__(self) -> None:
+        self.share = micro_batch_share(self.batch, self.micro_batch, self.world.rank, self.world.world_size)
+        if self.recompute == "auto" and self.batch // self.micro_batch == self.world.world_size:
+            self.recompute = "never"  # one micro-batch everywhere
 
     def __call__(self, batch: Batch) -> StepResult:
         """Leaves the gradient of the mean loss, summed over ranks, in `.grad`, in place of what was there.
 
-        Args:
-            batch: this rank's share of the global batch, on its device; the first two views are used.
+        Of this rank's share of the global batch, on its device, the first two views are used.
 
         Raises:
             ValueError: the batch is of another size than this rank's share.
@@ -174,18 +162,13 @@ class ContrastiveStep:
             embedding = self._embed(batch, rows)
         return embedding.detach() if self.recompute == "always" else embedding
 
-    def _decide(self, graph_bytes: int) -> Literal["always", "never"]:
+    def _decide(self, graph_bytes: int) -> Recompute:
         count = len(self.share) // self.micro_batch
         free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
         lacks = torch.tensor(float(count * graph_bytes > _SHARE_OF_FREE_MEMORY * free), device=self.world.device)
-        decision: Literal["always", "never"] = "always" if self.world.max_(lacks).item() else "never"
-        log.info(
-            "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free",
-            decision,
-            count * graph_bytes / 2**30,
-            count,
-            free / 2**30,
-        )
+        decision: Recompute = "always" if self.world.max_(lacks).item() else "never"
+        told = "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free"
+        log.info(told, decision, count * graph_bytes / 2**30, count, free / 2**30)
         return decision
 
     def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,8 +6,8 @@ import importlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -36,25 +36,13 @@ class Lars(torch.optim.Optimizer):
     Args:
         inner: the optimiser that makes the step.
         trust_coefficient: c.
-        clip: see above.
-        eps: see above.
-
-    Attributes:
-        inner: as given.
     """
 
     def __init__(
-        self,
-        inner: torch.optim.Optimizer,
-        trust_coefficient: float = 0.02,
-        clip: bool = True,
-        eps: float = 1e-8,
+        self, inner: torch.optim.Optimizer, trust_coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8
     ) -> None:
         super().__init__(inner.param_groups, inner.defaults)
-        self.inner = inner
-        self.trust_coefficient = trust_coefficient
-        self.clip = clip
-        self.eps = eps
+        self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
         self._share_with_inner()
 
     def _share_with_inner(self) -> None:
@@ -67,12 +55,8 @@ class Lars(torch.optim.Optimizer):
         self._share_with_inner()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Scales the gradients and lets the inner optimiser step; returns the closure's loss if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Scales the gradients and lets the inner optimiser step."""
         for group in self.param_groups:
             self._scale_gradients(group)
         decays = [group["weight_decay"] for group in self.param_groups]
@@ -83,7 +67,6 @@ class Lars(torch.optim.Optimizer):
         finally:
             for group, decay in zip(self.param_groups, decays, strict=True):
                 group["weight_decay"] = decay
-        return loss
 
     def _scale_gradients(self, group: dict[str, Any]) -> None:
         lr, decay = group["lr"], group["weight_decay"]
@@ -128,10 +111,10 @@ def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, P
         if parameter.requires_grad:
             (exempt if _is_exempt(config, name, parameter) else decayed).append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": exempt, "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in ((decayed, config.weight_decay), (exempt, 0.0))
+        if parameters
     ]
-    groups = [group for group in groups if group["params"]]
     lr = config.lr if config.lr is not None else config.lr_per_sqrt_image * math.sqrt(batch)
     on_gpu = all(parameter.is_cuda for parameter in decayed + exempt)
     return Lars(_build_adam(config.backend, groups, lr, on_gpu), config.trust_coefficient, config.clip, config.eps)
@@ -152,13 +135,9 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> floa
     return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / (total_steps - warmup_steps)))
 
 
-# In the authors' encoder, a Sequential, only the norms inside the residual blocks are called "bn".
-_UPSTREAM_EXEMPT = re.compile(r"bias|layer\d\.\d+\.bn")
-
-
 def _is_exempt(config: OptimConfig, name: str, parameter: Parameter) -> bool:
-    if config.decay_exempt == "upstream":
-        return _UPSTREAM_EXEMPT.search(name) is not None
+    if config.decay_exempt == "upstream":  # in their encoder, a Sequential, only norms in residual blocks are "bn"
+        return re.search(r"bias|layer\d\.\d+\.bn", name) is not None
     return parameter.ndim < 2  # in our networks these are the biases and the norms' scales and shifts, and all of them
 
 
@@ -167,8 +146,7 @@ def _build_adam(
 ) -> torch.optim.Optimizer:
     if backend == "apex" or (backend == "auto" and on_gpu):
         try:
-            apex_adam: torch.optim.Optimizer = importlib.import_module("apex.optimizers").FusedAdam(groups, lr=lr)
-            return apex_adam
+            return cast(torch.optim.Optimizer, importlib.import_module("apex.optimizers").FusedAdam(groups, lr=lr))
         except (ImportError, AttributeError, RuntimeError) as error:  # absent, PyPI's namesake, or without its kernels
             if backend == "apex":
                 raise UserError(

@@ -18,12 +18,11 @@ from pipelines.batch import Batch
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.distributed.world import World
-from train.steps.free_memory import require_memory
+from train.steps.memory import require_memory
 from train.steps.optim import learning_rate_factor
 from train.steps.stopwatch import Stopwatch
 
-Precision = tuple[torch.dtype, torch.dtype | None]
-PRECISIONS: dict[str, Precision] = {
+PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "fp64": (torch.float64, None),
     "fp32": (torch.float32, None),
     "bf16": (torch.float32, torch.bfloat16),
@@ -51,13 +50,10 @@ class TrainingState(ABC, Generic[N, R]):
     """A network in training: everything that a checkpoint holds, and the step that changes it.
 
     Args:
-        config: of the run.
-        world: this rank among all.
-        steps_per_epoch: optimiser steps in an epoch.
         fresh: False if a checkpoint will be restored, so that no starting weights need to be read.
 
     Attributes:
-        total_steps: of the whole run.
+        total_steps: optimiser steps of the whole run.
         steps_done: optimiser steps so far.
         bad_files: what `train.runs.bad_files` has counted.
         own_work: times what this rank does of a step without the others.
@@ -134,11 +130,7 @@ class TrainingState(ABC, Generic[N, R]):
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: from its `state_dict` and its step.
-
-        Raises:
-            Exception: of any kind, if it does not fit.
-        """
+        """Go on from a checkpoint: from its `state_dict` and its step. An error of any kind if it does not fit."""
         self.network.load_state_dict(saved["network"])
         self.optimizer.load_state_dict(saved["optimizer"])
         for group in self.optimizer.param_groups:

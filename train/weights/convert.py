@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter
-from safetensors.torch import save
-from torch import Tensor
 
 from errors import UserError
 from models.config import PoseConfig
@@ -28,7 +25,8 @@ from models.weights import (
     to_lightning,
 )
 from train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
-from writing import refuse_inputs, whole_file, write_bytes
+from train.weights.export import save_tensors
+from writing import refuse_inputs
 
 Target = Literal["ours", "published", "lightning"]
 
@@ -48,10 +46,7 @@ def convert(source: Path, out: Path, to: Target) -> str:
       loading needs and nothing uses; a pose network as their `RN_25D_wMLPref` loads it.
     - "lightning": a pre-training run as a checkpoint of their pre-training code, projection head included.
 
-    Args:
-        source: a file, or the folder of a run.
-        out: .pth, or .safetensors for an encoder of ours.
-        to: whose reading.
+    `source` may be the folder of a run, too. `out` ends in .pth, or .safetensors for an encoder of ours.
 
     Returns:
         What was written, in a line.
@@ -85,7 +80,7 @@ def _to_ours(state: State, path: Path, out: Path) -> str:
         write_checkpoint(out, 0, {"config": config, "network": network})
         return f"{out}: pose network on a {config['encoder']['name']}, its keypoints in FreiHAND's order"
     encoder, name = _checked_encoder(state, path)
-    _save({key: tensor for key, tensor in encoder.items() if not key.startswith("fc.")}, out)
+    save_tensors({key: tensor for key, tensor in encoder.items() if not key.startswith("fc.")}, out, {})
     return f"{out}: {name}, torchvision's names, without fc; for encoder.weights"
 
 
@@ -100,12 +95,7 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
         outputs = 3 * len(built.skeleton) + 1  # nothing reads the last one
         wanted["backend_model.fc.weight"] = torch.empty(outputs, built.encoder.feature_dim)
         wanted["backend_model.fc.bias"] = torch.empty(outputs)
-    prefix = "refinement."
-    wanted |= {
-        "zroot_ref." + key.removeprefix(prefix): value
-        for key, value in built.state_dict().items()
-        if key.startswith(prefix)
-    }
+    wanted |= {f"zroot_ref.{key}": value for key, value in built.get_submodule("refinement").state_dict().items()}
     check_state(
         state, wanted, origin=str(path), model=f"the authors' pose network on a {encoder}",
         remedy="expected their published file as it is; download it again.",
@@ -125,7 +115,7 @@ def _to_published(state: State, path: Path, out: Path) -> str:
     encoder, name = _checked_encoder(state, path)
     features = Encoder(name).feature_dim
     fc = {"fc.weight": torch.zeros(1000, features), "fc.bias": torch.zeros(1000)}
-    _save({"state_dict": {**fc, **encoder}}, out)
+    save_tensors({"state_dict": {**fc, **encoder}}, out, {})
     return f'{out}: {name} in torchvision\'s names under "state_dict", fc without meaning'
 
 
@@ -139,7 +129,7 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
                 f"{path}: pose.{key} = {pose[key]!r}; the authors' pose network has {value!r} only, so it cannot be "
                 "written as one"
             )
-    _save({"state_dict": pose_to_published(state, side_px=side_px)}, out)
+    save_tensors({"state_dict": pose_to_published(state, side_px=side_px)}, out, {})
     notes = []
     if pose["first_keypoint"] != "palm":
         notes.append("keypoint 0 is the wrist, so leave out their step from palm to wrist")
@@ -153,7 +143,7 @@ def _to_lightning(state: State, path: Path, out: Path) -> str:
         raise UserError(
             f"{path} is no pre-training run of ours, and only such become the authors' Lightning checkpoints"
         )
-    _save({"state_dict": to_lightning(state)}, out)
+    save_tensors({"state_dict": to_lightning(state)}, out, {})
     return f"{out}: encoder and projection head in the names of the authors' pre-training code"
 
 
@@ -170,12 +160,3 @@ def _checked_encoder(state: State, path: Path) -> tuple[State, str]:
         remedy=f"expected {_EXPECTED}.", ignored=lambda key: key.startswith("fc."),
     )  # fmt: skip
     return encoder, name
-
-
-def _save(content: Mapping[str, Any], out: Path) -> None:
-    if out.suffix == ".safetensors":
-        tensors: dict[str, Tensor] = {key: value.contiguous() for key, value in content.items()}
-        write_bytes(out, save(tensors, metadata={"format": "pt"}))
-    else:
-        with whole_file(out) as file:
-            torch.save(content, file)

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from errors import UserError
 from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
+from models.weights import encoder_state
 from pipelines.config import each_source
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
-
-_PREFIX = "encoder.resnet."
 
 OPSET: Final = 18
 """ONNX operators of this version are used: onnxruntime 1.14 and later have them."""
@@ -39,12 +38,7 @@ PARITY_PX: Final = 1e-4
 
 
 def export_encoder(source: Path, out: Path) -> str:
-    """Write the encoder of a run's folder or of one checkpoint.
-
-    Args:
-        source: a run's folder, of which the best checkpoint on validation counts, or the newest if none was validated;
-            or a checkpoint.
-        out: ends in .safetensors or .pth.
+    """Write the encoder of a checkpoint, or of a run's folder as `find_checkpoint` takes it, as .safetensors or .pth.
 
     Returns:
         What was written and which checkpoint it is of, in a line.
@@ -57,25 +51,27 @@ def export_encoder(source: Path, out: Path) -> str:
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
-    state: dict[str, Tensor] = {
-        name.removeprefix(_PREFIX): tensor.contiguous().float() if tensor.is_floating_point() else tensor
-        for name, tensor in saved["network"].items()
-        if name.startswith(_PREFIX)
+    name = saved["config"]["encoder"]["name"]
+    state = {
+        key: tensor.contiguous().float() if tensor.is_floating_point() else tensor
+        for key, tensor in encoder_state(saved["network"]).items()
     }
+    save_tensors(state, out, {"encoder": name})
+    return f"{name} of {path}, torchvision's names, without fc"
+
+
+def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:
+    """Write tensors by name, with a note, as .safetensors; under another ending what there is, by torch.save."""
     if out.suffix == ".safetensors":
-        write_bytes(out, save(state, metadata={"format": "pt", "encoder": saved["config"]["encoder"]["name"]}))
+        tensors = {key: value.contiguous() for key, value in content.items()}
+        write_bytes(out, save(tensors, metadata={"format": "pt", **note}))
     else:
         with whole_file(out) as file:
-            torch.save(state, file)
-    return f"{saved['config']['encoder']['name']} of {path}, torchvision's names, without fc"
+            torch.save(content, file)
 
 
 class PoseOnnx(nn.Module):
-    """What an exported pose network computes: the two outputs that others need, by position.
-
-    Args:
-        network: in eval mode.
-    """
+    """What an exported pose network computes: the two outputs that others need, by position."""
 
     def __init__(self, network: PoseNetwork) -> None:
         super().__init__()
@@ -95,15 +91,12 @@ def export_onnx(source: Path, out: Path) -> str:
     (N, K, 3) in the camera's frame, in reference bones. N is free, S is the run's. The file's metadata
     say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 
-    Args:
-        source: a fine-tuning run's folder, or a checkpoint.
-        out: ends in .onnx.
-
     Returns:
         What was written and how far it is from torch, in a line.
 
     Raises:
-        UserError: it is no such run, a package is missing, the file cannot be written, or it computes something else.
+        UserError: `source` is no such run, `out` does not end in .onnx or cannot be written, a package is missing, or
+            the file computes something else.
     """
     if out.suffix != ".onnx":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")

@@ -11,18 +11,15 @@ from errors import UserError
 from models.config import EncoderConfig, PoseConfig
 from models.encoders import Encoder, build_encoder
 from models.pose import PoseNetwork
+from models.weights import encoder_state
 from train.runs.checkpoint import Checkpoints, load_checkpoint
-
-ENCODER_PREFIX = "encoder.resnet."
 
 
 def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
     """The network of a configuration with its starting weights; those of the head are random.
 
     `encoder.weights` may also be the folder of a run, of which the newest checkpoint counts, or one of its checkpoints.
-
-    Raises:
-        UserError: weights that cannot be read or do not fit.
+    Weights that cannot be read or do not fit are a `UserError`.
     """
     state = _state_of_run(encoder)
     if state is None:
@@ -34,22 +31,22 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
 
 def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
     """The encoder of a run of ours, under torchvision's names; None if `encoder.weights` is something else."""
-    path: Path | None = Path(encoder.weights)
-    assert path is not None
+    path = Path(encoder.weights)
     if encoder.weights in ("random", "imagenet"):
         return None
     if path.is_dir():
-        path = Checkpoints(path / "checkpoints", keep=1).latest()
-        if path is None:
+        newest = Checkpoints(path / "checkpoints", keep=1).latest()
+        if newest is None:
             raise UserError(
                 f"encoder.weights = {encoder.weights!r} is a folder without checkpoints; expected the folder of a run"
             )
+        path = newest
     elif not path.exists():
         raise UserError(
             f"encoder.weights = {encoder.weights!r} does not exist: expected a run's folder, a checkpoint, the weights "
             'of a torchvision ResNet (.pth or .safetensors), "imagenet" or "random"'
         )
-    elif not is_checkpoint(path):
+    elif not _is_checkpoint(path):
         return None
     saved = load_checkpoint(path)
     name = saved["config"]["encoder"]["name"]
@@ -58,14 +55,10 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
             f"encoder.weights: {path} holds a {name}, and encoder.name = {encoder.name!r}: "
             f"set encoder.name = {name!r}, or start from another run"
         )
-    return {
-        key.removeprefix(ENCODER_PREFIX): value
-        for key, value in saved["network"].items()
-        if key.startswith(ENCODER_PREFIX)
-    }
+    return encoder_state(saved["network"])
 
 
-def is_checkpoint(path: Path) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     """Whether a file looks like a checkpoint of ours rather than a bare state dict; unreadable files do not."""
     try:
         content = torch.load(path, map_location="meta", weights_only=True, mmap=True)

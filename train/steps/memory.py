@@ -1,4 +1,4 @@
-"""How much memory is free, and whether a network can be trained in it."""
+"""How much memory is free, whether a network can be trained in it, and how much an autograd graph holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from errors import UserError
 from errors.refused import as_size
@@ -27,22 +27,15 @@ def free_bytes(world: World) -> int:
         cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
         return torch.cuda.mem_get_info(world.device)[0] + cached
     shared = min(psutil.virtual_memory().available, free_in_control_groups())
-    return max(0, int(min(shared / world.local_world_size, _free_addresses())))
-
-
-def _free_addresses() -> float:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    addresses = math.inf if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    return max(0, int(min(shared / world.local_world_size, addresses)))
 
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
     """What is least free, in bytes, in this process's control group and in those above it, page cache counted as free.
 
-    Args:
-        system: the root of the file system.
-
-    Returns:
-        Infinity if there is no limit, or none that can be read.
+    Infinity if there is no limit, or none that can be read.
     """
     return min((_free_in(group) for group in groups("memory", system)), default=math.inf)
 
@@ -66,10 +59,7 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
         build: makes the network with random weights. It is called on torch's meta device, which takes no memory.
         dtype: of the parameters.
         world: with this rank's device.
-        keys: for each part of the network that a key makes large, the key with its value.
-
-    Raises:
-        UserError: it does not fit.
+        keys: as `TrainingState.size_keys` gives them, for the `UserError`.
     """
     with torch.device("meta"):
         network = build()
@@ -87,3 +77,30 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
 def _bytes_in_training(part: nn.Module, dtype: torch.dtype) -> int:
     weights = sum(parameter.numel() * (4 if parameter.requires_grad else 1) for parameter in part.parameters())
     return (weights + sum(buffer.numel() for buffer in part.buffers())) * dtype.itemsize
+
+
+def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
+    """The result of `forward` with its graph, and the bytes that the graph keeps for the backward pass.
+
+    On a GPU that is what the allocator hands out meanwhile and does not get back. On the CPU the saved tensors are
+    counted, each memory block once, without the network's own parameters and buffers.
+    """
+    if device.type == "cuda":
+        allocated = torch.cuda.memory_allocated(device)
+        result = forward()
+        return result, torch.cuda.memory_allocated(device) - allocated
+
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*network.parameters(), *network.buffers()]}
+    blocks: dict[int, int] = {}  # address to bytes; none is reused while the graph lives
+
+    def note(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own:
+            blocks[storage.data_ptr()] = storage.nbytes()
+        return saved.detach()  # else a saved result and its node would keep each other alive
+
+    # A compiled network would compile the hook as well, for every shape.
+    note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        result = forward()
+    return result, sum(blocks.values())
