@@ -8,7 +8,7 @@ A pixel in the interior of a surface has one sample, through its centre. Pixels 
 four: that is where aliasing would show.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ HIT_M = 0.0003
 _OUTLINE_M = 0.004
 
 
-@dataclass(frozen=True)
-class Rendering:
+class Rendering(NamedTuple):
     """Surface samples of one pose, before light.
 
     Attributes:
@@ -48,11 +47,10 @@ class Rendering:
 def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_px: int) -> Rendering:
     """Trace a square picture of `side_px` pixels through `intrinsics` (3, 3)."""
     lens = np.array([intrinsics[0, 0], intrinsics[1, 1], intrinsics[0, 2], intrinsics[1, 2]])
-    shapes = solids.parts, solids.frames, solids.bounds, solids.sleeve, solids.prop
     ends_z = solids.parts[:, 2] + np.maximum(solids.parts[:, 5], 0.0)
     far = float(max(ends_z.max(), solids.prop[3])) + 0.1
-    starts = _approach(*shapes, lens, side_px, far)
-    distance = _trace_centres(*shapes, lens, side_px, far, starts)
+    starts = _approach(solids, lens, side_px, far)
+    distance = _trace_centres(solids, lens, side_px, far, starts)
     outline = _outlines(distance)
     capacity = int((distance > 0).sum()) + 4 * int(outline.sum())
     pixels = np.empty(capacity, np.int64)
@@ -60,7 +58,7 @@ def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_p
     depth = np.zeros((side_px, side_px), np.float32)
     material = np.zeros((side_px, side_px), np.uint8)
     used = _collect(
-        *shapes, lens, far, starts, distance, outline, paint.skin, paint.cloth, paint.thing, bulk,
+        solids, lens, far, starts, distance, outline, paint, bulk,
         pixels, samples, depth, material,
     )  # fmt: skip
     return Rendering(pixels[:used], samples[:used], depth, material)
@@ -73,16 +71,12 @@ def _march(
     dz: float,
     start: float,
     far: float,
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
+    solids: Solids,
 ) -> float:
     """Distance along a unit ray from the camera to the surface, metres; -1 for a miss."""
     t = start
     for _ in range(72):
-        gap = scene_distance(dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop)
+        gap = scene_distance(dx * t, dy * t, dz * t, solids)
         if gap < HIT_M:
             return t
         t += 0.95 * gap
@@ -94,11 +88,7 @@ def _march(
 
 @kernel
 def _approach(
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
+    solids: Solids,
     lens: Floats,
     side_px: int,
     far: float,
@@ -116,7 +106,7 @@ def _approach(
             t = _NEAR_M
             found = -1.0
             while t < far * norm:
-                gap = scene_distance(dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop)
+                gap = scene_distance(dx * t, dy * t, dz * t, solids)
                 if gap < spread * t + 0.001:
                     found = t
                     break
@@ -127,11 +117,7 @@ def _approach(
 
 @kernel
 def _trace_centres(
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
+    solids: Solids,
     lens: Floats,
     side_px: int,
     far: float,
@@ -146,9 +132,7 @@ def _trace_centres(
                 dx = (column + 0.5 - lens[2]) / lens[0]
                 dy = (row + 0.5 - lens[3]) / lens[1]
                 norm = np.sqrt(dx * dx + dy * dy + 1.0)
-                distance[row, column] = _march(
-                    dx / norm, dy / norm, 1.0 / norm, start, far * norm, parts, frames, bounds, sleeve, prop
-                )
+                distance[row, column] = _march(dx / norm, dy / norm, 1.0 / norm, start, far * norm, solids)
     return distance
 
 
@@ -172,33 +156,27 @@ def _describe(
     x: float,
     y: float,
     z: float,
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
-    skin: Floats,
-    cloth: Floats,
-    thing: Floats,
+    solids: Solids,
+    paint: Paint,
     bulk: float,
     colour: Floats,
     sample: Pixels,
 ) -> int:
     """Fill all but the weight of a sample at a surface point; returns the material."""
-    hand = hand_distance(x, y, z, parts, frames, bounds)
-    covered = sleeve_distance(x, y, z, sleeve)
-    held = prop_distance(x, y, z, prop)
+    hand = hand_distance(x, y, z, solids)
+    covered = sleeve_distance(x, y, z, solids.sleeve)
+    held = prop_distance(x, y, z, solids.prop)
     material = 1 if hand <= min(covered, held) else (2 if covered <= held else 3)
     # Forward differences share the value at the point; their step is wider than the hit tolerance, or its noise shows.
     nx, ny, nz, h = 0.0, 0.0, 0.0, 0.0005
     for axis in range(3):
         px, py, pz = x + h * (axis == 0), y + h * (axis == 1), z + h * (axis == 2)
         if material == 1:
-            slope = hand_distance(px, py, pz, parts, frames, bounds) - hand
+            slope = hand_distance(px, py, pz, solids) - hand
         elif material == 2:
-            slope = sleeve_distance(px, py, pz, sleeve) - covered
+            slope = sleeve_distance(px, py, pz, solids.sleeve) - covered
         else:
-            slope = prop_distance(px, py, pz, prop) - held
+            slope = prop_distance(px, py, pz, solids.prop) - held
         nx, ny, nz = nx + slope * (axis == 0), ny + slope * (axis == 1), nz + slope * (axis == 2)
     norm = np.sqrt(nx * nx + ny * ny + nz * nz) + 1e-12
     nx, ny, nz = nx / norm, ny / norm, nz / norm
@@ -206,19 +184,19 @@ def _describe(
     closed = 0.0
     reach, weight = 0.0035, 0.55
     for _ in range(3):
-        gap = scene_distance(x + nx * reach, y + ny * reach, z + nz * reach, parts, frames, bounds, sleeve, prop)
+        gap = scene_distance(x + nx * reach, y + ny * reach, z + nz * reach, solids)
         closed += weight * (1.0 - min(max(gap / reach, 0.0), 1.0))
         reach, weight = reach * 2.9, weight * 0.8
     thin = 0.0
     if material == 1:
         inside = 0.008
-        gap = hand_distance(x - nx * inside, y - ny * inside, z - nz * inside, parts, frames, bounds)
+        gap = hand_distance(x - nx * inside, y - ny * inside, z - nz * inside, solids)
         thin = min(max(1.0 + gap / inside, 0.0), 1.0)
-        skin_at(x, y, z, nx, ny, nz, parts, frames, skin, bulk, colour)
+        skin_at(x, y, z, nx, ny, nz, solids, paint.skin, bulk, colour)
     elif material == 2:
-        cloth_at(x, y, z, sleeve, cloth, colour)
+        cloth_at(x, y, z, solids.sleeve, paint.cloth, colour)
     else:
-        thing_at(x, y, z, prop, thing, colour)
+        thing_at(x, y, z, solids.prop, paint.thing, colour)
     sample[1], sample[2], sample[3] = x, y, z
     sample[4], sample[5], sample[6] = nx, ny, nz
     sample[7], sample[8], sample[9], sample[10] = colour[0], colour[1], colour[2], colour[3]
@@ -240,19 +218,13 @@ def _nearest_around(distance: Floats, row: int, column: int) -> float:
 
 @kernel
 def _collect(
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
+    solids: Solids,
     lens: Floats,
     far: float,
     starts: Floats,
     distance: Floats,
     outline: NDArray[np.bool_],
-    skin: Floats,
-    cloth: Floats,
-    thing: Floats,
+    paint: Paint,
     bulk: float,
     pixels: NDArray[np.int64],
     samples: Pixels,
@@ -290,21 +262,21 @@ def _collect(
                 dx, dy, dz = dx / norm, dy / norm, 1.0 / norm
                 t = distance[row, column]
                 if ray >= 0:
-                    t = _march(dx, dy, dz, max(start, near - 0.006), far * norm, parts, frames, bounds, sleeve, prop)
+                    t = _march(dx, dy, dz, max(start, near - 0.006), far * norm, solids)
                 if t <= 0.0:
                     continue
                 if ray < 0 and outline[row, column]:
                     # Its colour does not count, only what stands at the centre.
                     x, y, z = dx * t, dy * t, dz * t
-                    hand = hand_distance(x, y, z, parts, frames, bounds)
-                    covered, held = sleeve_distance(x, y, z, sleeve), prop_distance(x, y, z, prop)
+                    hand = hand_distance(x, y, z, solids)
+                    covered, held = sleeve_distance(x, y, z, solids.sleeve), prop_distance(x, y, z, solids.prop)
                     depth_m[row, column] = z
                     material[row, column] = 1 if hand <= min(covered, held) else (2 if covered <= held else 3)
                     continue
                 sample = samples[used]
                 kind = _describe(
-                    dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop,
-                    skin, cloth, thing, bulk, colour, sample,
+                    dx * t, dy * t, dz * t, solids,
+                    paint, bulk, colour, sample,
                 )  # fmt: skip
                 sample[0] = 0.25 if ray >= 0 else 1.0
                 pixels[used] = row * side + column
