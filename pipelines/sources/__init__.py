@@ -11,7 +11,7 @@ import numpy as np
 
 from errors import UserError
 from parsing import paths_in_one_line
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, each_source
 from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
 from pipelines.samples.index import Index, join
@@ -25,20 +25,23 @@ from pipelines.sources.subsets import held_out, in_fraction
 from pipelines.sources.youtube3d import load_youtube3d
 
 
-def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
+def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = False) -> Index:
     """Read the table of samples, boxes with their margin; several sources become one table, one after the other.
+
+    Args:
+        config: of one source, or of several.
+        verify: of shards, compare the checksum of each sample when it is read.
 
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
-    if isinstance(config, DataConfig):
-        return _load(config)
-    return join([_load(one) for one in config], [one.weight for one in config])
+    sources = each_source(config)
+    return join([_load(one, verify) for one in sources], [one.weight for one in sources])
 
 
-def _load(config: DataConfig) -> Index:
+def _load(config: DataConfig, verify: bool) -> Index:
     with paths_in_one_line(Path(config.root)):
-        index = _load_source(config, Path(config.root))
+        index = _load_source(config, Path(config.root), verify)
         check_boxes(index)
         left = None if config.bad_list is None else rows_not_listed(index, Path(config.bad_list))
     if config.label_fraction < 1:
@@ -52,9 +55,9 @@ def _load(config: DataConfig) -> Index:
     return dataclasses.replace(index, box_px=box_px)
 
 
-def _load_source(config: DataConfig, root: Path) -> Index:
+def _load_source(config: DataConfig, root: Path, verify: bool) -> Index:
     if config.source == "shards":
-        return _load_shards(config, root)
+        return _load_shards(config, root, verify)
     if config.shuffle_shards is not None:
         raise UserError(
             f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
@@ -85,7 +88,7 @@ def _load_source(config: DataConfig, root: Path) -> Index:
     )
 
 
-def _load_shards(config: DataConfig, root: Path) -> Index:
+def _load_shards(config: DataConfig, root: Path, verify: bool) -> Index:
     """Packed data; what was chosen in packing it cannot be chosen again."""
     if config.box not in ("center", "joints"):
         raise UserError(f"data.box = {config.box!r}: shards hold the boxes that they were packed with. Leave it out.")
@@ -93,7 +96,7 @@ def _load_shards(config: DataConfig, root: Path) -> Index:
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
             raise UserError(f"data.{key} = {chosen!r}: shards hold what was packed. Leave it out.")
-    index = load_shards(root, window=config.shuffle_shards)
+    index = load_shards(root, window=config.shuffle_shards, verify=verify)
     if config.split == "all":
         return index
     if index.group is None:
