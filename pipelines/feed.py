@@ -30,14 +30,9 @@ SUBSTITUTE_ATTEMPTS = 64
 
 
 class Quarantine:
-    """Samples that cannot be used, each logged once; safe to use from several threads.
+    """Samples that cannot be used, each logged once; safe to use from several threads."""
 
-    Args:
-        quiet: do not log each file.
-    """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(self) -> None:
         self._reasons: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -53,8 +48,7 @@ class Quarantine:
             if sample in self._reasons:
                 return
             self._reasons[sample] = reason
-        if not self._quiet:
-            log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
 
     @property
     def reasons(self) -> dict[int, str]:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import regular
 from pipelines.samples.index import Index
+from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
 from skeleton import FINGERS, HAND
 
@@ -105,8 +106,7 @@ def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
     names = [paths[row] for row in kept.tolist()]
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
-    homogeneous = xyz_m @ COLOUR_K.T
-    keypoints_px = homogeneous[..., :2] / homogeneous[..., 2:]
+    keypoints_px = project_px(COLOUR_K, xyz_m)
     return Index(
         name="dexter_object",
         root=root,
