@@ -168,10 +168,9 @@ class Feed:
             return None
         try:
             return check_image(self.index.read(sample))
-        except OSError as error:
-            self.quarantine.add(sample, self.index.path(sample), error.strerror or str(error))
-        except BadImage as error:
-            self.quarantine.add(sample, self.index.path(sample), str(error))
+        except (OSError, BadImage) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self.quarantine.add(sample, self.index.path(sample), reason)
         return None
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ def make_dataset(
 
     Args:
         out: folder to fill; absent, empty, or holding this very dataset, finished or not.
-        poses: training poses; four times as many training images.
+        poses: of the training part; four times as many images.
         seed: of everything random.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.

@@ -221,8 +221,7 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
 
 def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """(..., 21, 3) of HO-3D in the axes and the order of `Index`."""
-    reordered: npt.NDArray[np.float64] = joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA
-    return reordered
+    return np.asarray(joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA)
 
 
 def _numbers(
