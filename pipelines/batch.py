@@ -24,6 +24,10 @@ class View:
     matrix: Tensor
     source_to_view_px: Tensor
 
+    def rows(self, start: int, stop: int) -> View:
+        """Some of the samples; the tensors share their memory."""
+        return View(self.image[start:stop], self.matrix[start:stop], self.source_to_view_px[start:stop])
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -18,7 +18,7 @@ from pipelines.arrays import IntArray
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
 from pipelines.feed import Chunk, Feed, Quarantine
-from pipelines.render.backends import configure_graph, make_backend, resolve_backend
+from pipelines.render.backends import configure_graph, make_renderer, resolve_backend
 from pipelines.render.buffers import PixelBuffers
 from pipelines.render.request import Request
 from pipelines.render.runner import DecodeError, Outputs, Runner, decodes
@@ -42,6 +42,13 @@ class Loader:
         views: views per sample.
         processes_here: processes that share this machine's cores.
         quarantine: what is known to be bad, and grows.
+
+    Attributes:
+        backend: what "auto" has come to.
+        graph: what is decoded where.
+        feed: reads and plans chunks.
+        renderer: makes their views.
+        quarantine: what is known to be bad.
     """
 
     def __init__(
@@ -60,21 +67,21 @@ class Loader:
         self.backend = resolve_backend(config.backend, device)
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._schedule, self._device, self._views = schedule, device, views
-        self._graph = configure_graph(index, config, device, rows=len(rows), views=views, processes_here=processes_here)
+        self.graph = configure_graph(index, config, device, rows=len(rows), views=views, processes_here=processes_here)
         if config.threads and rows.start == 0:  # rank 0's
             warn_of_threads("pipelines.threads", config.threads, processes_here)
         self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
-        self._feed = Feed(
+        self.feed = Feed(
             index,
             schedule.order,
             augmentation,
             views=views,
             quarantine=self.quarantine,
-            readers=self._graph.threads,
-            regions=self._graph.regions,
+            readers=self.graph.threads,
+            regions=self.graph.regions,
         )
-        self._maker = make_backend(self.backend, self._graph, augmentation)
-        self._stream = _side_stream(device) if self._graph.device == "gpu" else None
+        self.renderer = make_renderer(self.backend, self.graph, augmentation)
+        self._stream = _side_stream(device) if self.graph.device == "gpu" else None
         self._stop = threading.Event()
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
@@ -117,8 +124,8 @@ class Loader:
                     continue
             if self._batches.empty():  # for whoever waits for a batch
                 self._batches.put_nowait(RuntimeError(_CLOSED))
-        self._feed.close()
-        self._maker.close()
+        self.feed.close()
+        self.renderer.close()
 
     def _work_ahead(self) -> None:
         try:
@@ -146,20 +153,20 @@ class Loader:
             return
 
     def _make_batches(self) -> Iterator[Batch]:
-        pieces = self._pieces()
-        reading = deque(self._feed.start(piece) for piece in itertools.islice(pieces, self._graph.threads))
+        pieces = self.pieces()
+        reading = deque(self.feed.start(piece) for piece in itertools.islice(pieces, self.graph.threads))
         under_way: deque[Chunk] = deque()
 
         def next_request() -> Request:
             if self._stop.is_set() or not reading:
                 raise StopIteration
             under_way.append(reading.popleft().result())
-            reading.extend(self._feed.start(piece) for piece in itertools.islice(pieces, 1))
+            reading.extend(self.feed.start(piece) for piece in itertools.islice(pieces, 1))
             return under_way[-1].request
 
-        runner = Runner(self._maker.build, next_request)
+        runner = Runner(self.renderer.build, next_request)
         for step in self._schedule.steps():
-            batch, row = self._empty_batch(step), 0
+            batch, row = self.empty_batch(step), 0
             finish: Callable[[], None] | None = None
             bad = [batch.bad]
             while row < len(batch):
@@ -171,8 +178,8 @@ class Loader:
                 except StopIteration:
                     raise _Stopped from None
                 stop = row + len(chunk.positions)
-                views = [_rows(view, row, stop) for view in batch.views]
-                finish_this = self._maker.write(outputs, chunk.request.plan, views)
+                views = [view.rows(row, stop) for view in batch.views]
+                finish_this = self.renderer.write(outputs, chunk.request.plan, views)
                 if finish is not None:
                     finish()  # the chunk before, only now, so that the threads have the next when it is done
                 finish = finish_this
@@ -183,27 +190,28 @@ class Loader:
                 finish()
             yield replace(batch, bad=torch.cat(bad))
 
-    def _pieces(self) -> Iterator[IntArray]:
+    def pieces(self) -> Iterator[IntArray]:
         """Positions of one DALI batch after another; none crosses from one step to the next."""
         for step in self._schedule.steps():
             positions = self._schedule.rows.positions(step)
-            yield from np.array_split(positions, -(-len(positions) // self._graph.batch))
+            yield from np.array_split(positions, -(-len(positions) // self.graph.batch))
 
     def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
         """Make a chunk again without what does not decode; the pipeline's other chunks go on undisturbed."""
         while True:
-            failing = [row for row in range(len(chunk.samples)) if not decodes(chunk.request.only(row), self._graph)]
+            failing = [row for row in range(len(chunk.samples)) if not decodes(chunk.request.only(row), self.graph)]
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in chunk.samples[failing].tolist():
-                self.quarantine.add(sample, self._feed.index.path(sample), "its compressed data does not decode")
-            chunk = self._feed.chunk(chunk.positions)
+                self.quarantine.add(sample, self.feed.index.path(sample), "its compressed data does not decode")
+            chunk = self.feed.chunk(chunk.positions)
             try:
-                return next(Runner(self._maker.build, iter([chunk.request]).__next__)), chunk
+                return next(Runner(self.renderer.build, iter([chunk.request]).__next__)), chunk
             except DecodeError:
                 continue
 
-    def _empty_batch(self, step: int) -> Batch:
+    def empty_batch(self, step: int) -> Batch:
+        """What the views and samples of a step are written into."""
         count, pin = len(self._schedule.rows), self._device.type == "cuda"
         views = tuple(
             View(
@@ -219,7 +227,7 @@ class Loader:
     def _empty_pixels(self) -> Tensor:
         if self._device.type == "cpu":
             return self._buffers.tensor()
-        if self._graph.device == "gpu":
+        if self.graph.device == "gpu":
             return torch.empty(self._buffers.shape, dtype=torch.uint8, device=self._device)
         return torch.empty(self._buffers.shape, dtype=torch.uint8, pin_memory=True)
 
@@ -229,10 +237,6 @@ _CLOSED = "the loader is closed; make another one"
 
 class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
     """The loader was closed."""
-
-
-def _rows(view: View, start: int, stop: int) -> View:
-    return View(view.image[start:stop], view.matrix[start:stop], view.source_to_view_px[start:stop])
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:

@@ -6,7 +6,7 @@ Each is taken from a loader as configured, and runs on what the part before it w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -15,7 +15,6 @@ from typing import Final
 import torch
 
 from bench.loaders.ours import make_loader
-from pipelines.batch import View
 from pipelines.feed import Chunk
 from pipelines.loader import Loader
 from pipelines.render.graph import decode_pipeline
@@ -60,7 +59,7 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
         return Part(name, description, start)
 
     with make_loader(index, config, batch, device) as loader:
-        backend, graph = loader.backend, loader._graph
+        backend, graph = loader.backend, loader.graph
     plain = replace(config, colour=ColourConfig(jitter="none"), appearance=AppearanceConfig())
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
@@ -89,9 +88,9 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
 def encoded_chunks(loader: Loader) -> list[Chunk]:
     """Files in memory, of so many images that they stand for the others."""
     chunks: list[Chunk] = []
-    wanted = min(len(loader._feed.index), _FILES_KEPT)
-    for positions in loader._pieces():
-        chunks.append(loader._feed.chunk(positions))
+    wanted = min(len(loader.feed.index), _FILES_KEPT)
+    for positions in loader.pieces():
+        chunks.append(loader.feed.chunk(positions))
         if len(chunks) >= _CHUNKS_KEPT and sum(len(chunk.positions) for chunk in chunks) >= wanted:
             break
     return chunks
@@ -99,52 +98,49 @@ def encoded_chunks(loader: Loader) -> list[Chunk]:
 
 def _read(loader: Loader) -> Generator[int]:
     """Requests, as many at once as there are readers."""
-    pieces = loader._pieces()
-    waiting = deque(loader._feed.start(positions) for positions in islice(pieces, loader._graph.threads))
+    pieces = loader.pieces()
+    waiting = deque(loader.feed.start(positions) for positions in islice(pieces, loader.graph.threads))
     while True:
         chunk = waiting.popleft().result()
-        waiting.extend(loader._feed.start(positions) for positions in islice(pieces, 1))
+        waiting.extend(loader.feed.start(positions) for positions in islice(pieces, 1))
         yield len(chunk.positions)
 
 
 def _decode(loader: Loader) -> Generator[int]:
     """The decoder's pipeline, fed with bytes in memory."""
     requests = cycle([chunk.request for chunk in encoded_chunks(loader)])
-    runner = Runner(lambda source: decode_pipeline(loader._graph, source), requests.__next__)
+    runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
     while True:
         yield len(next(runner)[0])
 
 
 def _graph(loader: Loader) -> Generator[int]:
     """The whole graph, fed with bytes in memory."""
-    chunks, views = encoded_chunks(loader), loader._empty_batch(0).views
-    runner = Runner(loader._maker.build, cycle([chunk.request for chunk in chunks]).__next__)
+    chunks, views = encoded_chunks(loader), loader.empty_batch(0).views
+    runner = Runner(loader.renderer.build, cycle([chunk.request for chunk in chunks]).__next__)
     for chunk in cycle(chunks):
-        loader._maker.write(next(runner), chunk.request.plan, _first_rows(views, chunk))()
+        loader.renderer.write(
+            next(runner), chunk.request.plan, [view.rows(0, len(chunk.positions)) for view in views]
+        )()
         yield len(chunk.positions)
 
 
 def _views(loader: Loader) -> Generator[int]:
     """The fast path's kernel, on decoded images in memory."""
-    chunks = [loader._feed.chunk(positions) for positions in islice(loader._pieces(), _CHUNKS_KEPT)]
+    chunks = [loader.feed.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
     requests = iter([chunk.request for chunk in chunks])
-    runner = Runner(lambda source: decode_pipeline(loader._graph, source), requests.__next__)
+    runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
     decoded = [(next(runner), chunk) for chunk in chunks]
-    views = loader._empty_batch(0).views
+    views = loader.empty_batch(0).views
     for outputs, chunk in cycle(decoded):
-        loader._maker.write(outputs, chunk.request.plan, _first_rows(views, chunk))()
+        loader.renderer.write(outputs, chunk.request.plan, [view.rows(0, len(chunk.positions)) for view in views])()
         yield len(chunk.positions)
 
 
 def _hand_over(loader: Loader, device: torch.device) -> Generator[int]:
     """A batch that is copied and taken on the device."""
-    ready = loader._empty_batch(0)
+    ready = loader.empty_batch(0)
     while True:
         for view in ready.views:
             view.image.clone().to(device)
         yield len(ready)
-
-
-def _first_rows(views: Sequence[View], chunk: Chunk) -> list[View]:
-    rows = slice(len(chunk.positions))
-    return [View(view.image[rows], view.matrix[rows], view.source_to_view_px[rows]) for view in views]

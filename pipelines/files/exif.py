@@ -1,8 +1,8 @@
 """Reads how an image is to be turned, from its Exif data.
 
-No decoder turns anything (`pipelines.views.decode`): readers behind DALI 2.4 disagree about damaged Exif data, and one
-then writes a 72 x 56 image into 56 x 72, over the memory behind. The orientation read here is part of the map from
-stored pixels to the view instead.
+No decoder turns anything (`pipelines.render.graph.decode`): readers behind DALI 2.4 disagree about damaged Exif data,
+and one then writes a 72 x 56 image into 56 x 72, over the memory behind. The orientation read here is part of the map
+from stored pixels to the view instead.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _USUAL_BYTES = 2**15
 
 
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
-    """Those files that are sound JPEGs, as `pipelines.files.check_image` judges.
+    """Those files that are sound JPEGs, as `pipelines.files.check.check_image` judges.
 
     Args:
         paths: N files.

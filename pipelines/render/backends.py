@@ -1,4 +1,4 @@
-"""The two ways from a request to pixels, chosen here, behind one interface."""
+"""The two backends, ways from a request to pixels: which is taken, what it decodes where, and what it does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipelines.views.plan import Plan
 from pipelines.views.regions import LEAST_PIXELS
 
 
-class Backend(Protocol):
+class Renderer(Protocol):
     """Builds the pipeline and turns its outputs into views."""
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
@@ -89,7 +89,7 @@ def configure_graph(
     )
 
 
-def make_backend(backend: Literal["dali", "opencv"], graph: GraphConfig, augmentation: Augmentation) -> Backend:
+def make_renderer(backend: Literal["dali", "opencv"], graph: GraphConfig, augmentation: Augmentation) -> Renderer:
     """The backend of that name."""
     return (DaliViews if backend == "dali" else FastViews)(graph, augmentation)
 

@@ -13,7 +13,7 @@ import torch
 from pipelines.arrays import BoolArray, FloatArray
 from pipelines.batch import View
 from pipelines.files.check import check_image
-from pipelines.render.backends import make_backend
+from pipelines.render.backends import make_renderer
 from pipelines.render.graph import GraphConfig
 from pipelines.render.request import Request
 from pipelines.render.runner import Runner
@@ -81,7 +81,7 @@ def make_views(
         device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws),
         regions=regions,
     )  # fmt: skip
-    made = make_backend(backend, graph, Augmentation(geometry, colour, appearance))
+    made = make_renderer(backend, graph, Augmentation(geometry, colour, appearance))
     request = plan_request([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
     count, side = len(images), geometry.side_px
     pixels = "cuda:0" if device == "gpu" else "cpu"
