@@ -30,14 +30,9 @@ SUBSTITUTE_ATTEMPTS = 64
 
 
 class Quarantine:
-    """Samples that cannot be used, each logged once; safe to use from several threads.
+    """Samples that cannot be used, each logged once; safe to use from several threads."""
 
-    Args:
-        quiet: do not log each file.
-    """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(self) -> None:
         self._reasons: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -53,8 +48,7 @@ class Quarantine:
             if sample in self._reasons:
                 return
             self._reasons[sample] = reason
-        if not self._quiet:
-            log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
 
     @property
     def reasons(self) -> dict[int, str]:
@@ -174,10 +168,9 @@ class Feed:
             return None
         try:
             return check_image(self.index.read(sample))
-        except OSError as error:
-            self.quarantine.add(sample, self.index.path(sample), error.strerror or str(error))
-        except BadImage as error:
-            self.quarantine.add(sample, self.index.path(sample), str(error))
+        except (OSError, BadImage) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self.quarantine.add(sample, self.index.path(sample), reason)
         return None
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ shows in the bytes.
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ FORMAT = 1
 _FINISHED = "dataset.json"
 _BEGUN = "dataset.unfinished.json"
 _POSES_PER_TASK = 8
-_SCENES_KEPT = 128
 # First word after the seed of every random stream, so that no two kinds of draw share one.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
 
@@ -63,19 +62,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Part:
-    """Training or evaluation.
-
-    Attributes:
-        name: prefix of its files.
-        number: its word in the random streams.
-        poses: how many.
-        versions: images per pose.
-    """
+    """Training or evaluation."""
 
     name: str
     number: int
+    """Its word in the random streams."""
+
     poses: int
     versions: int
+    """Images of each pose."""
 
     def image(self, pose: int, version: int) -> str:
         """Path of an image relative to the dataset."""
@@ -105,7 +100,7 @@ def make_dataset(
 
     Args:
         out: folder to fill; absent, empty, or holding this very dataset, finished or not.
-        poses: training poses; four times as many training images.
+        poses: of the training part; four times as many images.
         seed: of everything random.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
@@ -125,19 +120,17 @@ def make_dataset(
     if _is_finished(out, recipe):
         return
     _begin(out, recipe)
-    parts = parts_of(recipe)
-    annotations: list[list[Annotation | None]] = [[None] * part.poses for part in parts]
-    total = sum(part.poses * part.versions for part in parts)
+    annotations: dict[str, list[Annotation]] = {part.name: [] for part in parts_of(recipe)}
+    total = sum(part.poses * part.versions for part in parts_of(recipe))
     done = 0
-    for number, first, made in _made(out, recipe, parts, workers):
-        annotations[number][first : first + len(made)] = made
-        done += len(made) * parts[number].versions
+    for part, annotation in _made(out, recipe, workers):
+        annotations[part.name].append(annotation)
+        done += part.versions
         if progress is not None:
             progress(done, total)
-    for part, entries in zip(parts, annotations, strict=True):
+    for name, entries in annotations.items():
         for key in ("K", "xyz", "scale"):
-            values = [entry[key] for entry in entries if entry is not None]
-            write_text(out / f"{part.name}_{key}.json", json.dumps(values))
+            write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
     write_text(out / _FINISHED, _marker(recipe))
     (out / _BEGUN).unlink()
 
@@ -186,29 +179,22 @@ def _begin(out: Path, recipe: Recipe) -> None:
         raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
 
 
-def _made(
-    out: Path, recipe: Recipe, parts: tuple[Part, ...], workers: int
-) -> Iterator[tuple[int, int, list[Annotation]]]:
-    """Make everything; yields (part, first pose, annotations from it on) as it gets done, in any order."""
-    tasks = [
-        (part.number, first, min(first + _POSES_PER_TASK, part.poses))
-        for part in parts
-        for first in range(0, part.poses, _POSES_PER_TASK)
-    ]
-    if workers == 1 or len(tasks) == 1:
-        for task in tasks:
-            yield task[0], task[1], _make_poses(out, recipe, *task)
+def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Part, Annotation]]:
+    """Make everything; yields the annotations of each pose, in order, when its images are written."""
+    parts = [part for part in parts_of(recipe) for _ in range(part.poses)]
+    poses = [pose for part in parts_of(recipe) for pose in range(part.poses)]
+    make = partial(_make_pose, out, recipe)
+    if workers == 1:
+        yield from zip(parts, map(make, parts, poses), strict=True)
         return
     # Compile here, once, before all workers would do it at the same time; they load the result from the cache.
     hand = draw_hand(np.random.default_rng(0))
     take_photo(np.random.default_rng(0), render_hand(hand), hand.view.intrinsics, _scene(recipe.seed, 0))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context, initializer=_start_worker) as pool:
-        futures = {pool.submit(_make_poses, out, recipe, *task): task for task in tasks}
+    spawn = multiprocessing.get_context("spawn")
+    # One thread per process: the processes already fill the cores.
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=cv2.setNumThreads, initargs=(1,)) as pool:
         try:
-            for future in as_completed(futures):
-                number, first, _ = futures[future]
-                yield number, first, future.result()
+            yield from zip(parts, pool.map(make, parts, poses, chunksize=_POSES_PER_TASK), strict=True)
         except BrokenProcessPool as error:
             raise UserError(
                 f"{out}: a process that renders was ended from outside, perhaps for want of memory. Give the command "
@@ -218,31 +204,17 @@ def _made(
             pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
-    """One thread per process: the processes already fill the cores."""
-    cv2.setNumThreads(1)
-
-
-def _make_poses(out: Path, recipe: Recipe, number: int, first: int, stop: int) -> list[Annotation]:
-    """Write the images of some poses that are not there yet; returns all their annotations."""
-    part = parts_of(recipe)[number]
-    annotations = []
-    for pose in range(first, stop):
-        hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, number, pose]))
-        annotations.append(
-            {"K": hand.view.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m},
-        )
-        missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).exists()]
-        if not missing:
-            continue
-        rendering = render_hand(hand)
-        places = scenes_of(recipe, part, pose)
+def _make_pose(out: Path, recipe: Recipe, part: Part, pose: int) -> Annotation:
+    """Write the images of a pose that are not there yet; returns its annotations."""
+    hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose]))
+    missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).exists()]
+    if missing:
+        rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
         for version in missing:
-            rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, number, pose, version])
-            scene = _scene(recipe.seed, places[version])
-            photo = take_photo(rng, rendering, hand.view.intrinsics, scene)
+            rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
+            photo = take_photo(rng, rendering, hand.view.intrinsics, _scene(recipe.seed, scenes[version]))
             write_bytes(out / part.image(pose, version), photo, durable=False)  # thousands: none waits for the disk
-    return annotations
+    return {"K": hand.view.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
 
 
 def scenes_of(recipe: Recipe, part: Part, pose: int) -> list[int]:
@@ -255,6 +227,6 @@ def scenes_of(recipe: Recipe, part: Part, pose: int) -> list[int]:
     return places
 
 
-@lru_cache(maxsize=_SCENES_KEPT)
+@lru_cache(maxsize=128)
 def _scene(seed: int, scene: int) -> Scene:
     return draw_scene(np.random.default_rng([seed, _SCENE_STREAM, scene]))

@@ -5,7 +5,7 @@ fingertip on the palm, keep the dark line between them that real ones have.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ _FAR_M = 10.0
 _ARM_M = 0.36
 
 
-@dataclass(frozen=True)
-class Solids:
+class Solids(NamedTuple):
     """What the camera sees of hand, sleeve and held object, all in the camera frame, metres.
 
     Attributes:
@@ -52,8 +51,8 @@ def arm_rotation(wrist_rad: tuple[float, float]) -> Floats:
 
 def build_hand(
     shape: HandShape, skeleton: PosedHand, rotation: Floats, translation_m: Floats, wrist_rad: tuple[float, float]
-) -> tuple[Floats, Floats, Floats]:
-    """Parts, frames and bounds (see Solids) of a posed hand in the camera frame.
+) -> Solids:
+    """A bare hand in the camera frame.
 
     Args:
         shape: bones and thickness.
@@ -63,8 +62,7 @@ def build_hand(
         wrist_rad: flexion and sideways bend of the wrist.
     """
     parts = np.zeros((PARTS, 9))
-    axes = np.empty((PARTS, 3, 3))
-    axes[:] = np.eye(3)
+    axes = np.tile(np.eye(3), (PARTS, 1, 1))
     joints, frames, bulk = skeleton.joints_m, skeleton.frames, shape.bulk
 
     def put(part: int, start: Floats, end: Floats, start_m: float, end_m: float, blend_m: float) -> None:
@@ -73,61 +71,32 @@ def build_hand(
     def at(x: float, y: float, z: float) -> Floats:
         return np.array([x, y, z]) * bulk
 
-    wrist_x = (-0.0125, -0.0045, 0.0055, 0.0130)
-    for finger in range(4):
-        knuckle = joints[5 + 4 * finger]
-        put(
-            finger,
-            at(wrist_x[finger], 0.008, 0.0),
-            knuckle + np.array([0.0, -0.001, -0.0015]),
-            0.0155 * bulk,
-            shape.radii_m[1 + finger, 0] * 1.03,
-            0.012,
-        )
-    thumb_root, thumb_joint = joints[1], joints[2]
-    thumb_palmar = -frames[0, 0][:, 2]
-    index_knuckle = joints[5]
+    for finger, wrist_x in enumerate((-0.0125, -0.0045, 0.0055, 0.0130)):
+        knuckle = joints[5 + 4 * finger] + np.array([0.0, -0.001, -0.0015])
+        put(finger, at(wrist_x, 0.008, 0.0), knuckle, 0.0155 * bulk, shape.radii_m[1 + finger, 0] * 1.03, 0.012)
+    thumb_root, thumb_bone = joints[1], joints[2] - joints[1]
     # Ball of the thumb: the muscle lies on the palmar side of its metacarpal and runs to the middle of the palm.
-    put(
-        4,
-        at(-0.008, 0.022, -0.0115),
-        thumb_root + 0.66 * (thumb_joint - thumb_root) + 0.0045 * bulk * thumb_palmar,
-        0.0150 * bulk,
-        0.0125 * bulk,
-        0.012,
-    )
+    muscle_end = thumb_root + 0.66 * thumb_bone + 0.0045 * bulk * -frames[0, 0][:, 2]
+    put(4, at(-0.008, 0.022, -0.0115), muscle_end, 0.0150 * bulk, 0.0125 * bulk, 0.012)
     put(5, at(0.0165, 0.015, -0.008), joints[17] + at(0.0015, -0.016, -0.006), 0.0150 * bulk, 0.0118 * bulk, 0.012)
     # The fold of skin between thumb and index finger.
-    put(
-        6,
-        thumb_root + 0.62 * (thumb_joint - thumb_root),
-        index_knuckle * np.array([1.0, 0.70, 1.0]) + at(0.003, 0.0, -0.003),
-        0.0080 * bulk,
-        0.0085 * bulk,
-        0.020,
-    )
+    fold_end = joints[5] * np.array([1.0, 0.70, 1.0]) + at(0.003, 0.0, -0.003)
+    put(6, thumb_root + 0.62 * thumb_bone, fold_end, 0.0080 * bulk, 0.0085 * bulk, 0.020)
     for web in range(3):
-        ends = [
+        left, right = (
             joints[5 + 4 * finger]
             + frames[1 + finger, 0] @ np.array([0.0, 0.30 * shape.segments_m[1 + finger, 0], 0.0])
             for finger in (web, web + 1)
-        ]
-        lower = np.array([0.0, 0.0, -0.0020]) * bulk
+        )
+        lower = at(0.0, 0.0, -0.0020)
         # Only the middle of the span: a web thins out towards the fingers that it joins.
-        put(7 + web, ends[0] * 0.7 + ends[1] * 0.3 + lower, ends[0] * 0.3 + ends[1] * 0.7 + lower,
-            0.0062 * bulk, 0.0062 * bulk, 0.010)  # fmt: skip
+        start, end = left * 0.7 + right * 0.3 + lower, left * 0.3 + right * 0.7 + lower
+        put(7 + web, start, end, 0.0062 * bulk, 0.0062 * bulk, 0.010)
 
     arm = arm_rotation(wrist_rad)
     for bone, side in enumerate((-1.0, 1.0)):
-        start = arm @ at(side * 0.0105, -0.004, -0.001)
-        put(
-            ARM + bone,
-            start,
-            arm @ np.array([side * 0.021 * bulk, -_ARM_M, -0.002]),
-            0.0182 * bulk,
-            0.0310 * bulk,
-            0.016,
-        )
+        start, end = at(side * 0.0105, -0.004, -0.001), np.array([side * 0.021 * bulk, -_ARM_M, -0.002])
+        put(ARM + bone, arm @ start, arm @ end, 0.0182 * bulk, 0.0310 * bulk, 0.016)
     axes[ARM : ARM + 2] = arm
 
     for digit in range(DIGITS):
@@ -149,9 +118,9 @@ def build_hand(
     parts[:, 0:3] = parts[:, 0:3] @ rotation.T + translation_m
     parts[:, 3:6] = parts[:, 3:6] @ rotation.T + translation_m
     bounds = np.concatenate([_palm_box(parts, rotation), _prepared(_digit_bounds(parts))])
-    camera_axes = rotation @ axes
     # Axes become rows: side, along, dorsal.
-    return _prepared(parts), np.ascontiguousarray(camera_axes.transpose(0, 2, 1)).reshape(PARTS, 9), bounds
+    rows = np.ascontiguousarray((rotation @ axes).transpose(0, 2, 1)).reshape(PARTS, 9)
+    return Solids(_prepared(parts), rows, bounds, sleeve=np.zeros(8), prop=np.zeros(16))
 
 
 def _prepared(capsules: Floats) -> Floats:
@@ -218,8 +187,9 @@ def _palm_box_distance(x: float, y: float, z: float, frames: Floats, bounds: Flo
 
 
 @kernel
-def hand_distance(x: float, y: float, z: float, parts: Floats, frames: Floats, bounds: Floats) -> float:
+def hand_distance(x: float, y: float, z: float, solids: Solids) -> float:
     """Signed distance of a point to the skin, metres; far away, a lower bound of it."""
+    parts, frames, bounds = solids.parts, solids.frames, solids.bounds
     skip = 0.018
     arm = _join(part_distance(x, y, z, parts, 10), part_distance(x, y, z, parts, 11), 0.022)
     palm = _palm_box_distance(x, y, z, frames, bounds)
@@ -260,7 +230,7 @@ def hand_distance(x: float, y: float, z: float, parts: Floats, frames: Floats, b
 def distance_to_skin(solids: Solids, point_m: Floats) -> float:
     """Signed distance of a camera-frame point (3,) to the skin, metres; far away, a lower bound of it."""
     x, y, z = point_m.tolist()
-    return hand_distance(x, y, z, solids.parts, solids.frames, solids.bounds)
+    return hand_distance(x, y, z, solids)
 
 
 @kernel
@@ -302,9 +272,7 @@ def prop_distance(x: float, y: float, z: float, prop: Floats) -> float:
 
 
 @kernel
-def scene_distance(
-    x: float, y: float, z: float, parts: Floats, frames: Floats, bounds: Floats, sleeve: Floats, prop: Floats
-) -> float:
+def scene_distance(x: float, y: float, z: float, solids: Solids) -> float:
     """Signed distance of a point to hand, sleeve and held object, metres."""
-    hand = hand_distance(x, y, z, parts, frames, bounds)
-    return min(hand, min(sleeve_distance(x, y, z, sleeve), prop_distance(x, y, z, prop)))
+    hand = hand_distance(x, y, z, solids)
+    return min(hand, min(sleeve_distance(x, y, z, solids.sleeve), prop_distance(x, y, z, solids.prop)))

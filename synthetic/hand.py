@@ -3,7 +3,7 @@
 The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,18 +16,12 @@ from synthetic.render import Rendering, render
 from synthetic.surface import Paint, draw_paint
 
 SIDE_PX = 224
-_BOX_PX = (92.0, 148.0)
-_FOCAL_PX = (400.0, 600.0)
 _NEAREST_M = 0.25
 # From the hand frame to a camera that sees the back of an upright hand.
 _FACING = np.diag([1.0, -1.0, -1.0])
 
-_SMALLEST_M = 0.010
-_LARGEST_M = 0.045
 _SLEEVES = 0.4
-
 _HOLDING = 0.15
-_STEEPEST_ARM = 0.8
 
 
 @dataclass(frozen=True)
@@ -61,15 +55,10 @@ def draw_view(rng: np.random.Generator, joints_m: Floats) -> View:
     tilt = float(np.clip(rng.normal(0.0, 0.5), -1.05, 1.05))
     lean = float(rng.normal(0.0, 0.9))
     rotation = rotation_z(lean) @ rotation_x(tilt) @ _FACING @ rotation_y(turn)
-    focal = float(rng.uniform(*_FOCAL_PX))
-    intrinsics = np.array(
-        [
-            [focal * float(rng.uniform(0.997, 1.003)), 0.0, SIDE_PX / 2],
-            [0.0, focal, SIDE_PX / 2],
-            [0.0, 0.0, 1.0],
-        ]
-    )
-    wanted_px = float(rng.uniform(*_BOX_PX))
+    focal = float(rng.uniform(400.0, 600.0))
+    focal_x = focal * float(rng.uniform(0.997, 1.003))
+    intrinsics = np.array([[focal_x, 0.0, SIDE_PX / 2], [0.0, focal, SIDE_PX / 2], [0.0, 0.0, 1.0]])
+    wanted_px = float(rng.uniform(92.0, 148.0))
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
     turned = joints_m @ rotation.T
     translation = np.array([0.0, 0.0, 0.7])
@@ -98,34 +87,26 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
     return sleeve
 
 
-def draw_prop(rng: np.random.Generator, bare: Solids, rotation: Floats, wrist_m: Floats) -> Floats:
-    """A ball, cylinder or box in the hand (see Solids.prop), or none where the fingers leave no room.
-
-    Args:
-        rng: source of the draw.
-        bare: the hand without an object.
-        rotation: (3, 3) hand frame to camera frame.
-        wrist_m: (3,) the wrist in the camera frame.
-    """
+def draw_prop(rng: np.random.Generator, bare: Solids, view: View) -> Floats:
+    """A ball, cylinder or box in a bare hand (see Solids.prop), or none where the fingers leave no room."""
     prop = np.zeros(16)
     kind = int(rng.choice([BALL, CYLINDER, BOX]))
     tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
-    axes = rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
+    axes = view.rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
     reach = float(rng.uniform(0.07, 0.12)), float(rng.uniform(0.07, 0.12))
     square = float(rng.uniform(0.5, 0.86))
 
     def room(depth_m: float, y_m: float) -> tuple[float, Floats]:
-        centre = rotation @ np.array([0.003, y_m, -depth_m]) + wrist_m
+        centre = view.rotation @ np.array([0.003, y_m, -depth_m]) + view.translation_m
         stations = (0.0,) if kind == BALL else (-0.030, -0.015, 0.0, 0.015, 0.030)
-        points = [centre + station * axes[:, 0] for station in stations]
-        return min(distance_to_skin(bare, point) for point in points), centre
+        return min(distance_to_skin(bare, centre + station * axes[:, 0]) for station in stations), centre
 
     # The largest object that touches palm and fingers: climb out of the palm until the room stops growing.
     places = [room(depth, y) for y in (0.062, 0.074, 0.086, 0.098) for depth in np.arange(0.018, 0.066, 0.004)]
     radius, centre = max(places, key=lambda place: place[0])
-    if radius < _SMALLEST_M:
+    if radius < 0.010:
         return prop
-    radius = min(radius, _LARGEST_M)
+    radius = min(radius, 0.045)
     if kind == BALL:
         half = (radius, radius, radius)
     elif kind == CYLINDER:
@@ -170,12 +151,10 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     holding = bool(rng.random() < _HOLDING)
     angles, skeleton = draw_pose(rng, shape, grasp=holding)
     view = draw_view(rng, skeleton.joints_m)
-    wrist = _draw_wrist(rng, view.rotation)
-    parts, frames, bounds = build_hand(shape, skeleton, view.rotation, view.translation_m, wrist)
-    sleeve = draw_sleeve(rng, parts)
-    solids = Solids(parts, frames, bounds, sleeve, np.zeros(16))
+    solids = build_hand(shape, skeleton, view.rotation, view.translation_m, _draw_wrist(rng, view.rotation))
+    solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
     if holding:
-        solids = replace(solids, prop=draw_prop(rng, solids, view.rotation, view.translation_m))
+        solids = solids._replace(prop=draw_prop(rng, solids, view))
     return Hand(
         shape=shape,
         angles_rad=angles,
@@ -198,7 +177,7 @@ def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, floa
     def steepness(bend: float) -> float:
         return abs(float((rotation @ arm_rotation((bend, deviation)))[2, 1]))
 
-    if steepness(flexion) > _STEEPEST_ARM:
+    if steepness(flexion) > 0.8:
         flexion = min((flexion, -flexion), key=steepness)
     return flexion, deviation
 

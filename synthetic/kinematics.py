@@ -147,11 +147,10 @@ def draw_shape(rng: np.random.Generator) -> HandShape:
     fingers = float(np.clip(rng.normal(1.0, 0.035), 0.92, 1.08))
     breadth = float(np.clip(rng.normal(1.0, 0.04), 0.9, 1.1))
     girth = float(np.clip(rng.normal(1.0, 0.07), 0.86, 1.18))
-    roots = _ROOTS_M * size * np.array([breadth, 1.0, girth])
     bones = np.clip(rng.normal(1.0, 0.025, (DIGITS, SEGMENTS)), 0.94, 1.06)
     digits = np.clip(rng.normal(1.0, 0.02, (DIGITS, 1)), 0.95, 1.05)
     return HandShape(
-        roots_m=roots,
+        roots_m=_ROOTS_M * size * np.array([breadth, 1.0, girth]),
         segments_m=_SEGMENTS_M * size * fingers * bones * digits,
         radii_m=_RADII_M * size * girth,
         bulk=size * girth,
@@ -159,12 +158,7 @@ def draw_shape(rng: np.random.Generator) -> HandShape:
 
 
 def pose_hand(shape: HandShape, angles_rad: Floats) -> PosedHand:
-    """Forward kinematics.
-
-    Args:
-        shape: the bones.
-        angles_rad: (5, 4) joint angles, columns as ABDUCTION, FLEX_1, FLEX_2, FLEX_3.
-    """
+    """Forward kinematics of joint angles (5, 4), columns as ABDUCTION, FLEX_1, FLEX_2, FLEX_3."""
     joints = np.zeros((len(HAND), 3))
     frames = np.empty((DIGITS, SEGMENTS, 3, 3))
     for digit in range(DIGITS):

@@ -1,9 +1,8 @@
 """Lighting of surface samples: cheap enough to light one rendering for each of the scenes that it is shown in."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synthetic.jit import Floats, Pixels, kernel
 from synthetic.render import Rendering
@@ -11,8 +10,7 @@ from synthetic.render import Rendering
 _SHADOW_STEPS = 10
 
 
-@dataclass(frozen=True)
-class Light:
+class Light(NamedTuple):
     """Light of a scene; linear RGB, camera frame.
 
     Attributes:
@@ -35,28 +33,18 @@ def shade(rendering: Rendering, light: Light, intrinsics: Floats) -> Pixels:
     height, width = rendering.depth_m.shape
     picture = np.zeros((height, width, 4), np.float32)
     lens = np.array([intrinsics[0, 0], intrinsics[1, 1], intrinsics[0, 2], intrinsics[1, 2]])
-    _accumulate(
-        rendering.pixels,
-        rendering.samples,
-        rendering.depth_m,
-        lens,
-        light.direction,
-        light.colour,
-        light.above,
-        light.below,
-        light.softness,
-        picture.reshape(height * width, 4),
-    )
+    _accumulate(rendering, lens, light, picture.reshape(height * width, 4))
     return picture
 
 
 @kernel
-def _in_light(x: float, y: float, z: float, depth_m: Pixels, lens: Floats, to_light: Floats, softness: float) -> float:
+def _in_light(x: float, y: float, z: float, depth_m: Pixels, lens: Floats, light: Light) -> float:
     """Share of the main light that reaches a point past what the picture shows, 0 to 1.
 
     Only the visible surface is known, so each surface point is taken to be as thick as a few fingers.
     """
     height, width = depth_m.shape
+    to_light = light.direction
     reach = 0.006
     lit = 1.0
     for _ in range(_SHADOW_STEPS):
@@ -69,34 +57,24 @@ def _in_light(x: float, y: float, z: float, depth_m: Pixels, lens: Floats, to_li
         front = depth_m[row, column]
         if front > 0.0 and front < pz - 0.003 and front > pz - 0.045:
             # Far blockers throw soft shadows.
-            lit = min(lit, 0.15 + min(softness * (0.35 + reach * 8.0), 0.8))
+            lit = min(lit, 0.15 + min(light.softness * (0.35 + reach * 8.0), 0.8))
         reach *= 1.34
     return lit
 
 
 @kernel
-def _accumulate(
-    pixels: NDArray[np.int64],
-    samples: Pixels,
-    depth_m: Pixels,
-    lens: Floats,
-    to_light: Floats,
-    colour: Floats,
-    above: Floats,
-    below: Floats,
-    softness: float,
-    picture: Pixels,
-) -> None:
-    lx, ly, lz = to_light
-    for index in range(samples.shape[0]):
-        sample = samples[index]
+def _accumulate(rendering: Rendering, lens: Floats, light: Light, picture: Pixels) -> None:
+    lx, ly, lz = light.direction
+    colour, above, below, softness = light.colour, light.above, light.below, light.softness
+    for index in range(rendering.samples.shape[0]):
+        sample = rendering.samples[index]
         x, y, z = sample[1], sample[2], sample[3]
         nx, ny, nz = sample[4], sample[5], sample[6]
         gloss, openness, thinness = sample[10], sample[11], sample[12]
         facing = nx * lx + ny * ly + nz * lz
         lit = 0.0
         if facing > -0.3:
-            lit = _in_light(x + 0.0015 * nx, y + 0.0015 * ny, z + 0.0015 * nz, depth_m, lens, to_light, softness)
+            lit = _in_light(x + 0.0015 * nx, y + 0.0015 * ny, z + 0.0015 * nz, rendering.depth_m, lens, light)
         norm = np.sqrt(x * x + y * y + z * z)
         vx, vy, vz = -x / norm, -y / norm, -z / norm
         hx, hy, hz = lx + vx, ly + vy, lz + vz
@@ -111,7 +89,7 @@ def _accumulate(
         shine = gloss * lit * (0.05 * broad + 0.10 * tight) * (1.0 + 2.0 * fresnel) * (facing > 0.0)
         upward = 0.5 - 0.5 * ny
         weight = sample[0]
-        pixel = picture[pixels[index]]
+        pixel = picture[rendering.pixels[index]]
         for channel in range(3):
             # Light travels under the skin, red the farthest: it bends around the terminator and fills creases.
             wrap = (0.30, 0.14, 0.09)[channel] + 0.25 * softness
@@ -120,7 +98,7 @@ def _accumulate(
             shadow = lit if channel > 0 else lit + 0.06 * (1.0 - lit)
             ambient = (below[channel] + upward * (above[channel] - below[channel])) * openness**bleed
             glow = thinness * (0.10, 0.025, 0.015)[channel] * max(-facing, 0.0)
-            light = colour[channel] * (direct * shadow * (0.35 + 0.65 * openness) + glow) + ambient
-            value = sample[7 + channel] * light + colour[channel] * shine + 0.12 * fresnel * ambient * gloss
+            received = colour[channel] * (direct * shadow * (0.35 + 0.65 * openness) + glow) + ambient
+            value = sample[7 + channel] * received + colour[channel] * shine + 0.12 * fresnel * ambient * gloss
             pixel[channel] += weight * value
         pixel[3] += weight

@@ -11,30 +11,23 @@ from synthetic.render import Rendering
 from synthetic.scenes import SCENE_PX, Scene
 from synthetic.surface import to_linear
 
-_MOVING = 0.15
-_OCCLUDED = 0.06
 _LEVELS = 4096
 _LINEAR = to_linear(np.arange(256) / 255.0).astype(np.float32)
 _linear = np.arange(_LEVELS) / (_LEVELS - 1)
-_DISPLAY = (255 * np.where(_linear <= 0.0031308, 12.92 * _linear, 1.055 * _linear ** (1 / 2.4) - 0.055)).astype(
-    np.float32
-)
+_display = np.where(_linear <= 0.0031308, 12.92 * _linear, 1.055 * _linear ** (1 / 2.4) - 0.055)
+_DISPLAY = (255 * _display).astype(np.float32)
 
 
 def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Floats, scene: Scene) -> bytes:
-    """A JPEG of the rendered hand in a scene.
+    """A JPEG of the hand, rendered through `intrinsics` (3, 3), in a scene.
 
-    Args:
-        rng: crop of the scene, occluder, blur, noise and JPEG quality.
-        rendering: surface samples of the hand.
-        intrinsics: (3, 3) K of the rendering.
-        scene: background and light.
+    Drawn are the crop of the scene, occluder, blur, noise and JPEG quality.
     """
     front = shade(rendering, scene.light, intrinsics)
     picture = _background(rng, scene)
-    if rng.random() < _OCCLUDED:
+    if rng.random() < 0.06:
         front = _pass_in_front(rng, front)
-    if rng.random() < _MOVING:
+    if rng.random() < 0.15:
         front = np.asarray(cv2.filter2D(front, -1, _motion_kernel(rng)), dtype=np.float32)
     if scene.wall > 0:
         picture *= (1.0 - scene.wall * _cast_shadow(front[..., 3], scene.light.direction))[..., None]
@@ -71,10 +64,8 @@ def _pass_in_front(rng: np.random.Generator, front: Pixels) -> Pixels:
     angle = float(rng.uniform(0, np.pi))
     if rng.random() < 0.6:
         reach = np.array([np.cos(angle), np.sin(angle)]) * SIDE_PX * 1.5
-        start, end = np.array([x, y]) - reach, np.array([x, y]) + reach
-        cv2.line(
-            mask, start.astype(int).tolist(), end.astype(int).tolist(), [1.0], int(rng.integers(8, 24)), cv2.LINE_AA
-        )
+        start, end = ((np.array([x, y]) + sign * reach).astype(int).tolist() for sign in (-1, 1))
+        cv2.line(mask, start, end, [1.0], int(rng.integers(8, 24)), cv2.LINE_AA)
     else:
         axes = rng.uniform(14, 36, 2).astype(int).tolist()
         cv2.ellipse(mask, [int(x), int(y)], axes, float(np.rad2deg(angle)), 0, 360, [1.0], -1, cv2.LINE_AA)

@@ -11,7 +11,7 @@ _CURLED = (0, 78, 98, 58)
 _HALF = (1, 48, 55, 32)
 
 # Degrees: spread, first, second, third joint; thumb, index, middle, ring, little.
-_GESTURES_DEG = np.array(
+_GESTURES_RAD = np.deg2rad(
     [
         [(8, -6, 2, 2), _OPEN, _OPEN, _OPEN, _OPEN],  # flat
         [(14, -18, -4, -6), (13, 0, 4, 2), (1, 0, 4, 2), (9, 0, 4, 2), (19, 0, 4, 2)],  # spread
@@ -36,13 +36,10 @@ _GESTURES_DEG = np.array(
         [(2, -20, -2, -4), (4, 4, 6, 4), _CURLED, _CURLED, _CURLED],  # pistol
         [(4, 12, 12, 18), (0, 48, 62, 30), (0, 56, 70, 36), (0, 60, 74, 38), (2, 62, 72, 38)],  # key
         [(20, 4, 16, 14), _HALF, _HALF, _HALF, _HALF],  # half closed
-    ],
-    dtype=np.float64,
+    ]
 )
-_GESTURES_RAD = np.deg2rad(_GESTURES_DEG)
-_FLAT, _REST = 0, 2
+_REST = 2
 _GRASPS = (11, 12, 22)
-_CURLED_FINGERS_BEND_RAD = np.deg2rad(80.0)
 
 MAX_OVERLAP_M = 0.0025
 """Flesh yields: segments may share this much depth where they touch."""
@@ -52,40 +49,35 @@ _TRIES = 24
 def within_limits(angles_rad: Floats) -> Floats:
     """Joint angles (5, 4) clipped to LIMITS_RAD; fingers cannot spread when bent at the knuckle."""
     angles = np.clip(angles_rad, LIMITS_RAD[..., 0], LIMITS_RAD[..., 1])
-    bend = np.clip(angles[1:, FLEX_1] / _CURLED_FINGERS_BEND_RAD, 0.0, 1.0)
+    bend = np.clip(angles[1:, FLEX_1] / np.deg2rad(80.0), 0.0, 1.0)
     angles[1:, ABDUCTION] *= 1.0 - 0.85 * bend
     return np.asarray(angles)
 
 
 def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
-    """A random pose without interpenetrating digits.
+    """Joint angles (5, 4) in radians, and the skeleton so posed, without interpenetrating digits.
 
     Args:
         rng: source of the draw.
         shape: the bones.
         grasp: choose among poses that can hold an object.
-
-    Returns:
-        Joint angles (5, 4) in radians and the posed skeleton.
     """
     pool = _GRASPS if grasp else range(len(_GESTURES_RAD))
     first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
     weight = float(rng.beta(0.55, 0.55))
     aim = weight * first + (1.0 - weight) * second
-    best: tuple[float, Floats, PosedHand] | None = None
+    least = np.inf
     for attempt in range(_TRIES):
         # Each try opens the hand a little: blends of two gestures can cross where neither of them does.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
-        angles = (1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST]
-        angles = within_limits(angles)
+        angles = within_limits((1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST])
         skeleton = pose_hand(shape, angles)
         overlap = deepest_overlap(skeleton.joints_m, shape.radii_m)
-        if best is None or overlap < best[0]:
-            best = overlap, angles, skeleton
+        if overlap < least:
+            least, best = overlap, (angles, skeleton)
         if overlap <= MAX_OVERLAP_M:
             break
-    assert best is not None
-    return best[1], best[2]
+    return best
 
 
 def _loosening(rng: np.random.Generator) -> Floats:
@@ -129,9 +121,7 @@ def _segment_gap(p: Floats, q: Floats, r: Floats, s: Floats) -> tuple[float, flo
 def deepest_overlap(joints_m: Floats, radii_m: Floats) -> float:
     """How deep any segment of a digit reaches into another digit or into the palm, metres; negative: free space.
 
-    Args:
-        joints_m: (21, 3) keypoints in any rigid frame.
-        radii_m: (5, 4) half thickness at the joints.
+    Given are the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
     """
     deepest = -1.0
     for digit in range(5):

@@ -8,14 +8,14 @@ A pixel in the interior of a surface has one sample, through its centre. Pixels 
 four: that is where aliasing would show.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synthetic.field import Solids, hand_distance, prop_distance, scene_distance, sleeve_distance
 from synthetic.jit import Floats, Pixels, kernel
-from synthetic.surface import Paint, cloth_at, skin_at, thing_at
+from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, cloth_at, skin_at, thing_at
 
 SAMPLE_COLUMNS = 13
 """Of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
@@ -27,8 +27,7 @@ HIT_M = 0.0003
 _OUTLINE_M = 0.004
 
 
-@dataclass(frozen=True)
-class Rendering:
+class Rendering(NamedTuple):
     """Surface samples of one pose, before light.
 
     Attributes:
@@ -48,41 +47,37 @@ class Rendering:
 def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_px: int) -> Rendering:
     """Trace a square picture of `side_px` pixels through `intrinsics` (3, 3)."""
     lens = np.array([intrinsics[0, 0], intrinsics[1, 1], intrinsics[0, 2], intrinsics[1, 2]])
-    shapes = solids.parts, solids.frames, solids.bounds, solids.sleeve, solids.prop
     ends_z = solids.parts[:, 2] + np.maximum(solids.parts[:, 5], 0.0)
     far = float(max(ends_z.max(), solids.prop[3])) + 0.1
-    starts = _approach(*shapes, lens, side_px, far)
-    distance = _trace_centres(*shapes, lens, side_px, far, starts)
+    starts = _approach(solids, lens, side_px, far)
+    distance = _trace_centres(solids, lens, side_px, far, starts)
     outline = _outlines(distance)
     capacity = int((distance > 0).sum()) + 4 * int(outline.sum())
-    pixels = np.empty(capacity, np.int64)
-    samples = np.empty((capacity, SAMPLE_COLUMNS), np.float32)
-    depth = np.zeros((side_px, side_px), np.float32)
-    material = np.zeros((side_px, side_px), np.uint8)
-    used = _collect(
-        *shapes, lens, far, starts, distance, outline, paint.skin, paint.cloth, paint.thing, bulk,
-        pixels, samples, depth, material,
-    )  # fmt: skip
-    return Rendering(pixels[:used], samples[:used], depth, material)
+    rendering = Rendering(
+        np.empty(capacity, np.int64),
+        np.empty((capacity, SAMPLE_COLUMNS), np.float32),
+        np.zeros((side_px, side_px), np.float32),
+        np.zeros((side_px, side_px), np.uint8),
+    )
+    used = _collect(solids, lens, far, starts, distance, outline, paint, bulk, rendering)
+    return rendering._replace(pixels=rendering.pixels[:used], samples=rendering.samples[:used])
 
 
 @kernel
-def _march(
-    dx: float,
-    dy: float,
-    dz: float,
-    start: float,
-    far: float,
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
-) -> float:
+def _ray(lens: Floats, x_px: float, y_px: float) -> tuple[float, float, float, float]:
+    """Unit vector from the camera through an image point, and the length of the ray up to a depth of 1."""
+    dx = (x_px - lens[2]) / lens[0]
+    dy = (y_px - lens[3]) / lens[1]
+    norm = np.sqrt(dx * dx + dy * dy + 1.0)
+    return dx / norm, dy / norm, 1.0 / norm, norm
+
+
+@kernel
+def _march(dx: float, dy: float, dz: float, start: float, far: float, solids: Solids) -> float:
     """Distance along a unit ray from the camera to the surface, metres; -1 for a miss."""
     t = start
     for _ in range(72):
-        gap = scene_distance(dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop)
+        gap = scene_distance(dx * t, dy * t, dz * t, solids)
         if gap < HIT_M:
             return t
         t += 0.95 * gap
@@ -93,30 +88,18 @@ def _march(
 
 
 @kernel
-def _approach(
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
-    lens: Floats,
-    side_px: int,
-    far: float,
-) -> Floats:
+def _approach(solids: Solids, lens: Floats, side_px: int, far: float) -> Floats:
     """How far every ray of a tile can travel before anything is near, metres per tile; -1: the tile is empty."""
     tiles = (side_px + _TILE_PX - 1) // _TILE_PX
     starts = np.empty((tiles, tiles))
+    spread = 0.75 * _TILE_PX / min(lens[0], lens[1])
     for row in range(tiles):
         for column in range(tiles):
-            dx = ((column + 0.5) * _TILE_PX - lens[2]) / lens[0]
-            dy = ((row + 0.5) * _TILE_PX - lens[3]) / lens[1]
-            norm = np.sqrt(dx * dx + dy * dy + 1.0)
-            dx, dy, dz = dx / norm, dy / norm, 1.0 / norm
-            spread = 0.75 * _TILE_PX / min(lens[0], lens[1])
+            dx, dy, dz, norm = _ray(lens, (column + 0.5) * _TILE_PX, (row + 0.5) * _TILE_PX)
             t = _NEAR_M
             found = -1.0
             while t < far * norm:
-                gap = scene_distance(dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop)
+                gap = scene_distance(dx * t, dy * t, dz * t, solids)
                 if gap < spread * t + 0.001:
                     found = t
                     break
@@ -126,29 +109,15 @@ def _approach(
 
 
 @kernel
-def _trace_centres(
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
-    lens: Floats,
-    side_px: int,
-    far: float,
-    starts: Floats,
-) -> Floats:
+def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, starts: Floats) -> Floats:
     """Distance along the ray through each pixel's centre, (H, W) metres; -1 where it meets nothing."""
     distance = np.full((side_px, side_px), -1.0)
     for row in range(side_px):
         for column in range(side_px):
             start = starts[row // _TILE_PX, column // _TILE_PX]
             if start >= 0.0:
-                dx = (column + 0.5 - lens[2]) / lens[0]
-                dy = (row + 0.5 - lens[3]) / lens[1]
-                norm = np.sqrt(dx * dx + dy * dy + 1.0)
-                distance[row, column] = _march(
-                    dx / norm, dy / norm, 1.0 / norm, start, far * norm, parts, frames, bounds, sleeve, prop
-                )
+                dx, dy, dz, norm = _ray(lens, column + 0.5, row + 0.5)
+                distance[row, column] = _march(dx, dy, dz, start, far * norm, solids)
     return distance
 
 
@@ -168,63 +137,68 @@ def _outlines(distance: Floats) -> NDArray[np.bool_]:
 
 
 @kernel
+def _nearest_surface(x: float, y: float, z: float, solids: Solids) -> tuple[int, float]:
+    """What is nearest, SKIN, CLOTH or OBJECT, and its signed distance, metres."""
+    hand = hand_distance(x, y, z, solids)
+    covered = sleeve_distance(x, y, z, solids.sleeve)
+    held = prop_distance(x, y, z, solids.prop)
+    if hand <= min(covered, held):
+        return SKIN, hand
+    return (CLOTH, covered) if covered <= held else (OBJECT, held)
+
+
+@kernel
+def _distance_to(material: int, x: float, y: float, z: float, solids: Solids) -> float:
+    if material == SKIN:
+        return hand_distance(x, y, z, solids)
+    if material == CLOTH:
+        return sleeve_distance(x, y, z, solids.sleeve)
+    return prop_distance(x, y, z, solids.prop)
+
+
+@kernel
 def _describe(
+    material: int,
+    here: float,
     x: float,
     y: float,
     z: float,
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
-    skin: Floats,
-    cloth: Floats,
-    thing: Floats,
+    solids: Solids,
+    paint: Paint,
     bulk: float,
     colour: Floats,
     sample: Pixels,
-) -> int:
-    """Fill all but the weight of a sample at a surface point; returns the material."""
-    hand = hand_distance(x, y, z, parts, frames, bounds)
-    covered = sleeve_distance(x, y, z, sleeve)
-    held = prop_distance(x, y, z, prop)
-    material = 1 if hand <= min(covered, held) else (2 if covered <= held else 3)
+) -> None:
+    """Fill all but the weight of a sample at a surface point."""
     # Forward differences share the value at the point; their step is wider than the hit tolerance, or its noise shows.
-    nx, ny, nz, h = 0.0, 0.0, 0.0, 0.0005
-    for axis in range(3):
-        px, py, pz = x + h * (axis == 0), y + h * (axis == 1), z + h * (axis == 2)
-        if material == 1:
-            slope = hand_distance(px, py, pz, parts, frames, bounds) - hand
-        elif material == 2:
-            slope = sleeve_distance(px, py, pz, sleeve) - covered
-        else:
-            slope = prop_distance(px, py, pz, prop) - held
-        nx, ny, nz = nx + slope * (axis == 0), ny + slope * (axis == 1), nz + slope * (axis == 2)
+    h = 0.0005
+    nx = _distance_to(material, x + h, y, z, solids) - here
+    ny = _distance_to(material, x, y + h, z, solids) - here
+    nz = _distance_to(material, x, y, z + h, solids) - here
     norm = np.sqrt(nx * nx + ny * ny + nz * nz) + 1e-12
     nx, ny, nz = nx / norm, ny / norm, nz / norm
 
     closed = 0.0
     reach, weight = 0.0035, 0.55
     for _ in range(3):
-        gap = scene_distance(x + nx * reach, y + ny * reach, z + nz * reach, parts, frames, bounds, sleeve, prop)
+        gap = scene_distance(x + nx * reach, y + ny * reach, z + nz * reach, solids)
         closed += weight * (1.0 - min(max(gap / reach, 0.0), 1.0))
         reach, weight = reach * 2.9, weight * 0.8
     thin = 0.0
-    if material == 1:
+    if material == SKIN:
         inside = 0.008
-        gap = hand_distance(x - nx * inside, y - ny * inside, z - nz * inside, parts, frames, bounds)
+        gap = hand_distance(x - nx * inside, y - ny * inside, z - nz * inside, solids)
         thin = min(max(1.0 + gap / inside, 0.0), 1.0)
-        skin_at(x, y, z, nx, ny, nz, parts, frames, skin, bulk, colour)
-    elif material == 2:
-        cloth_at(x, y, z, sleeve, cloth, colour)
+        skin_at(x, y, z, nx, ny, nz, solids, paint.skin, bulk, colour)
+    elif material == CLOTH:
+        cloth_at(x, y, z, solids.sleeve, paint.cloth, colour)
     else:
-        thing_at(x, y, z, prop, thing, colour)
+        thing_at(x, y, z, solids.prop, paint.thing, colour)
     sample[1], sample[2], sample[3] = x, y, z
     sample[4], sample[5], sample[6] = nx, ny, nz
     sample[7], sample[8], sample[9], sample[10] = colour[0], colour[1], colour[2], colour[3]
     sample[11] = max(1.0 - closed, 0.0)
     sample[12] = thin
-    return material
 
 
 @kernel
@@ -240,24 +214,15 @@ def _nearest_around(distance: Floats, row: int, column: int) -> float:
 
 @kernel
 def _collect(
-    parts: Floats,
-    frames: Floats,
-    bounds: Floats,
-    sleeve: Floats,
-    prop: Floats,
+    solids: Solids,
     lens: Floats,
     far: float,
     starts: Floats,
     distance: Floats,
     outline: NDArray[np.bool_],
-    skin: Floats,
-    cloth: Floats,
-    thing: Floats,
+    paint: Paint,
     bulk: float,
-    pixels: NDArray[np.int64],
-    samples: Pixels,
-    depth_m: Pixels,
-    material: NDArray[np.uint8],
+    rendering: Rendering,
 ) -> int:
     """Describe the hits, with four rays in outline pixels; returns how many samples there are."""
     side = distance.shape[0]
@@ -271,45 +236,23 @@ def _collect(
             if start < 0.0:
                 continue
             near = _nearest_around(distance, row, column) if outline[row, column] else 0.0
-            for ray in range(-1, 4):
+            for ray in range(-1, 4 if outline[row, column] else 0):
                 # Ray -1 goes through the centre; the others form a rotated square and share the pixel.
-                along, across = 0.5, 0.5
-                if ray == 0:
-                    along, across = 0.375, 0.125
-                elif ray == 1:
-                    along, across = 0.875, 0.375
-                elif ray == 2:
-                    along, across = 0.625, 0.875
-                elif ray == 3:
-                    along, across = 0.125, 0.625
-                if ray >= 0 and not outline[row, column]:
-                    break
-                dx = (column + along - lens[2]) / lens[0]
-                dy = (row + across - lens[3]) / lens[1]
-                norm = np.sqrt(dx * dx + dy * dy + 1.0)
-                dx, dy, dz = dx / norm, dy / norm, 1.0 / norm
+                along = (0.5, 0.375, 0.875, 0.625, 0.125)[ray + 1]
+                across = (0.5, 0.125, 0.375, 0.875, 0.625)[ray + 1]
+                dx, dy, dz, norm = _ray(lens, column + along, row + across)
                 t = distance[row, column]
                 if ray >= 0:
-                    t = _march(dx, dy, dz, max(start, near - 0.006), far * norm, parts, frames, bounds, sleeve, prop)
+                    t = _march(dx, dy, dz, max(start, near - 0.006), far * norm, solids)
                 if t <= 0.0:
                     continue
-                if ray < 0 and outline[row, column]:
-                    # Its colour does not count, only what stands at the centre.
-                    x, y, z = dx * t, dy * t, dz * t
-                    hand = hand_distance(x, y, z, parts, frames, bounds)
-                    covered, held = sleeve_distance(x, y, z, sleeve), prop_distance(x, y, z, prop)
-                    depth_m[row, column] = z
-                    material[row, column] = 1 if hand <= min(covered, held) else (2 if covered <= held else 3)
-                    continue
-                sample = samples[used]
-                kind = _describe(
-                    dx * t, dy * t, dz * t, parts, frames, bounds, sleeve, prop,
-                    skin, cloth, thing, bulk, colour, sample,
-                )  # fmt: skip
-                sample[0] = 0.25 if ray >= 0 else 1.0
-                pixels[used] = row * side + column
-                used += 1
+                x, y, z = dx * t, dy * t, dz * t
+                material, here = _nearest_surface(x, y, z, solids)
                 if ray < 0:
-                    depth_m[row, column] = dz * t
-                    material[row, column] = kind
+                    rendering.depth_m[row, column], rendering.material[row, column] = z, material
+                if ray >= 0 or not outline[row, column]:  # there the centre's colour does not count
+                    _describe(material, here, x, y, z, solids, paint, bulk, colour, rendering.samples[used])
+                    rendering.samples[used, 0] = 0.25 if ray >= 0 else 1.0
+                    rendering.pixels[used] = row * side + column
+                    used += 1
     return used

@@ -1,11 +1,11 @@
 """What the surface is made of at a point: skin of palm and back, creases, knuckles, nails, cloth, object paint."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from synthetic.field import part_distance
+from synthetic.field import Solids, part_distance
 from synthetic.jit import Floats, kernel
 
 NOTHING, SKIN, CLOTH, OBJECT = range(4)
@@ -21,15 +21,13 @@ _SKIN_SRGB = (
             [138, 92, 64],
             [98, 62, 44],
             [66, 42, 32],
-        ],
-        dtype=np.float64,
+        ]
     )
     / 255
 )
 
 
-@dataclass(frozen=True)
-class Paint:
+class Paint(NamedTuple):
     """Colours of one hand and what it wears and holds; all linear RGB.
 
     Attributes:
@@ -123,13 +121,13 @@ def skin_at(
     nx: float,
     ny: float,
     nz: float,
-    parts: Floats,
-    frames: Floats,
+    solids: Solids,
     skin: Floats,
     bulk: float,
     out: Floats,
 ) -> None:
     """Write colour (linear RGB) and gloss of the skin at a point with a unit normal to `out` (4,)."""
+    parts = solids.parts
     nearest = 0
     distance = part_distance(x, y, z, parts, 0)
     for part in range(1, parts.shape[0]):
@@ -138,7 +136,7 @@ def skin_at(
             distance = here
             nearest = part
     part = parts[nearest]
-    frame = frames[nearest]
+    frame = solids.frames[nearest]
     px, py, pz = x - part[0], y - part[1], z - part[2]
     side = px * frame[0] + py * frame[1] + pz * frame[2]
     along = px * frame[3] + py * frame[4] + pz * frame[5]

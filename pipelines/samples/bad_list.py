@@ -38,7 +38,7 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
         UserError: the list is missing or torn, or names a file that the index has not, or leaves nothing.
     """
     listed = _read_paths(file)
-    bad = _rows_of_store(index, listed, file) if index.store is not None else _rows_of_paths(index, listed, file)
+    bad = (_rows_of_paths if index.store is None else _rows_of_store)(index, listed, file)
     left = np.setdiff1d(np.arange(len(index)), bad)
     if not len(left):
         raise UserError(f"{file}: names all {len(index)} images of {index.root}. Check the data again.")

@@ -6,15 +6,15 @@ What is wrong with boxes is seen in no error later: the views are of one colour,
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
+from pipelines.samples.probe import displayed_size_px
 
 _LOOKED_AT: Final = 64
 """Images whose size is asked for."""
@@ -61,7 +61,7 @@ def check_boxes(index: Index) -> None:
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]
-    size_px = np.array([_displayed_size_px(index, row) for row in rows.tolist()], np.float64)
+    size_px = np.array([displayed_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()], np.float64)
     known = size_px[:, 0] > 0
     rows, size_px = rows[known], size_px[known]
     start_px = box_px[rows, :2] - box_px[rows, 2:] / 2
@@ -94,11 +94,3 @@ def _tell(
     else:
         cause = "Expected pixels of the image as displayed. Are they of images of another size, or of other images?"
     raise UserError(f"{found}. {cause}")
-
-
-def _displayed_size_px(index: Index, row: int) -> tuple[int, int]:
-    """Width and height as displayed; 0, 0 if the image cannot be read."""
-    try:
-        return check_image(index.read(row)).displayed_size_px
-    except (OSError, BadImage):
-        return 0, 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,8 @@ WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box of an image of which only the decoder will know the size: a square around all of it."""
 
 
-class Store(Protocol):
-    """Where the bytes of the samples are, if not in files of their own."""
-
-    def read(self, sample: int) -> bytes:
-        """The sample's whole file, by any thread.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+Store = Callable[[int], bytes]
+"""Reads the whole file of a sample, by any thread; an `OSError` says that it cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ class Index:
               perspective), so a pose up to scale and shift.
 
         sources: what a joined index is made of, in the order of its rows; empty for a single source.
-        store: reads the samples; None where each is a file at `paths`.
+        store: where the bytes of the samples are; None where each is a file at `paths`.
         blocks: which rows lie together, where a shuffle is to respect it. Of a joined index, see `sources`.
     """
 
@@ -113,14 +106,7 @@ class Index:
 
     def __post_init__(self) -> None:
         count = len(self.paths)
-        arrays = {
-            "box_px": self.box_px,
-            "keypoints_px": self.keypoints_px,
-            "mirror": self.mirror,
-            "group": self.group,
-            **self.targets,
-        }
-        for name, array in arrays.items():
+        for name, array in (self._arrays | self.targets).items():
             if array is not None and len(array) != count:
                 raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
         if self.keypoints_px is not None and self.keypoints_px.shape[1] != len(self.skeleton):
@@ -128,6 +114,11 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays with a row for each sample, besides the targets."""
+        return {name: getattr(self, name) for name in ("box_px", "keypoints_px", "mirror", "group")}
 
     @property
     def counts(self) -> list[int]:
@@ -138,17 +129,16 @@ class Index:
         """The index of some of the samples of one source, in the order of `rows`."""
         if self.sources:
             raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
+        store = self.store
+        arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
         return replace(
             self,
             paths=[self.paths[row] for row in rows.tolist()]
-            if self.store is None
+            if store is None
             else NamesOnDemand(len(rows), lambda row: self.paths[int(rows[row])]),
-            box_px=self.box_px[rows],
-            keypoints_px=None if self.keypoints_px is None else self.keypoints_px[rows],
-            mirror=None if self.mirror is None else self.mirror[rows],
-            group=None if self.group is None else self.group[rows],
+            **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
-            store=None if self.store is None else _SelectedStore(self.store, rows),
+            store=None if store is None else lambda row: store(int(rows[row])),
             blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
         )
 
@@ -162,9 +152,7 @@ class Index:
         Raises:
             OSError: it cannot be read.
         """
-        if self.store is not None:
-            return self.store.read(sample)
-        return read_file(f"{self.root}/{self.paths[sample]}")
+        return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store(sample)
 
 
 def read_file(path: str) -> bytes:
@@ -210,17 +198,27 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     folders = [os.path.relpath(root, common) for root in roots]
     stored = any(index.store is not None for index in indices)
     counts = [len(index) for index in indices]
+    first = [0, *accumulate(counts)]
+
+    def name_of(row: int) -> str:
+        number = bisect_right(first, row) - 1
+        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
+
+    def read(row: int) -> bytes:
+        number = bisect_right(first, row) - 1
+        return indices[number].read(row - first[number])
+
     in_part = ("K", "xyz_m") if all(index.keypoints_px is not None for index in indices) else ()
     names = dict.fromkeys([*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))])
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(common),
-        paths=_joined_names(folders, indices)
+        paths=NamesOnDemand(first[-1], name_of)
         if stored
         else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
         keypoints_px=_joined([index.keypoints_px for index in indices], counts),
-        mirror=_join_mirrors(indices),
+        mirror=_joined([index.mirror for index in indices], counts, missing=False),
         group=_join_groups(indices),
         targets={
             name: table
@@ -231,20 +229,9 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             SourceRows(index.name, len(index), weight, index.blocks)
             for index, weight in zip(indices, weights, strict=True)
         ),
-        store=_JoinedStore(indices) if stored else None,
+        store=read if stored else None,
         skeleton=next((index.skeleton for index in labelled.values()), HAND),
     )
-
-
-class _SelectedStore:
-    """Some of the samples of a store."""
-
-    def __init__(self, store: Store, rows: npt.NDArray[np.int64]) -> None:
-        self._store, self._rows = store, rows
-
-    def read(self, sample: int) -> bytes:
-        """The sample's whole file."""
-        return self._store.read(int(self._rows[sample]))
 
 
 class NamesOnDemand(Sequence[str]):
@@ -273,29 +260,6 @@ class NamesOnDemand(Sequence[str]):
         return self._name(self._rows[row])
 
 
-class _JoinedStore:
-    """Reads each sample through the index that it comes from."""
-
-    def __init__(self, indices: Sequence[Index]) -> None:
-        self._indices, self._first = indices, _first_rows(indices)
-
-    def read(self, sample: int) -> bytes:
-        """The sample's whole file."""
-        number = bisect_right(self._first, sample) - 1
-        return self._indices[number].read(sample - self._first[number])
-
-
-def _joined_names(folders: Sequence[str], indices: Sequence[Index]) -> NamesOnDemand:
-    """The names of several indices, each in a folder of its own."""
-    first = _first_rows(indices)
-
-    def name(row: int) -> str:
-        number = bisect_right(first, row) - 1
-        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
-
-    return NamesOnDemand(first[-1], name)
-
-
 def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
     """The blocks of some of the rows, ascending."""
     if (np.diff(rows) <= 0).any():
@@ -303,28 +267,17 @@ def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
     return Blocks(np.searchsorted(rows, blocks.first).astype(np.int64), blocks.window)
 
 
-def _first_rows(indices: Sequence[Index]) -> list[int]:
-    """Where the rows of each begin, and where the last ends."""
-    return [0, *accumulate(len(index) for index in indices)]
-
-
-def _joined(tables: Sequence[npt.NDArray[np.float32] | None], counts: Sequence[int]) -> npt.NDArray[np.float32] | None:
-    """Tables one below the other, NaN for one that is missing; None if all are."""
+def _joined(
+    tables: Sequence[npt.NDArray[Any] | None], counts: Sequence[int], *, missing: float = np.nan
+) -> npt.NDArray[Any] | None:
+    """Tables one below the other, `missing` for one that is None; None if all are."""
     known = next((table for table in tables if table is not None), None)
     if known is None:
         return None
     return np.concatenate([
-        np.full((count, *known.shape[1:]), np.nan, np.float32) if table is None else table
+        np.full((count, *known.shape[1:]), missing, known.dtype) if table is None else table
         for table, count in zip(tables, counts, strict=True)
     ])  # fmt: skip
-
-
-def _join_mirrors(indices: Sequence[Index]) -> npt.NDArray[np.bool_] | None:
-    if all(index.mirror is None for index in indices):
-        return None
-    return np.concatenate(
-        [np.zeros(len(index), np.bool_) if index.mirror is None else index.mirror for index in indices]
-    )
 
 
 def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -20,22 +19,6 @@ from errors import UserError
 from pipelines.arrays import IntArray
 from pipelines.randomness import Stream, philox
 from pipelines.samples.index import Blocks, Index
-
-
-class Order(Protocol):
-    """Which sample stands where."""
-
-    length: int
-    """Places in an epoch."""
-
-    seed: int
-    """The run's."""
-
-    def samples(self, epoch: int, places: IntArray) -> IntArray:
-        """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
-
-    def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
-        """Rows that stand in, in this order, for a bad sample at a place: (attempts,) int64."""
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
@@ -83,20 +66,13 @@ class EpochOrder:
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._shuffle, self._blocks = shuffle, blocks
-        self._permutations: dict[int, IntArray] = {}
-        self._lock = threading.Lock()  # the loader's readers ask at the same time
+        self._permutation = _Kept(self._shuffled_epoch)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
-        with self._lock:
-            if epoch not in self._permutations:
-                # Batches cross from one epoch into the next and never go back further.
-                self._permutations = {e: p for e, p in self._permutations.items() if e == epoch - 1}
-                self._permutations[epoch] = self._permutation(epoch)
-            permutation = self._permutations[epoch]
-        return permutation[places]
+        return self._permutation(epoch)[places]
 
-    def _permutation(self, epoch: int) -> IntArray:
+    def _shuffled_epoch(self, epoch: int) -> IntArray:
         if not self._shuffle:
             return np.arange(self.count, dtype=np.int64)
         return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
@@ -179,8 +155,7 @@ class _Laps:
     def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
         self._count, self._apart = count, apart if count >= 3 * apart else 0
         self._seed, self._source, self._blocks = seed, source, blocks
-        self._kept: dict[int, IntArray] = {}
-        self._lock = threading.Lock()  # the loader's readers ask at the same time
+        self._lap = _Kept(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
         """What comes after `numbers` (N,) others of this source: (N,) int64 in [0, count)."""
@@ -190,13 +165,6 @@ class _Laps:
             here = laps == lap
             samples[here] = self._lap(lap)[places[here]]
         return samples
-
-    def _lap(self, lap: int) -> IntArray:
-        with self._lock:
-            if lap not in self._kept:
-                self._kept = {number: order for number, order in self._kept.items() if number == lap - 1}
-                self._kept[lap] = self._made(lap)
-            return self._kept[lap]
 
     def _made(self, lap: int) -> IntArray:
         order = self._shuffled(lap)
@@ -212,6 +180,29 @@ class _Laps:
     def _shuffled(self, lap: int) -> IntArray:
         bits = philox(self._seed, Stream.ORDER, epoch=lap, view=self._source)
         return _shuffled(bits, self._count, self._blocks)
+
+
+class _Kept:
+    """The shuffles of an epoch or lap and of the one before: batches cross from one into the next, and go no further.
+
+    Args:
+        shuffled: makes one, given its number.
+    """
+
+    def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
+        self._shuffled = shuffled
+        self._kept: dict[int, IntArray] = {}
+        self._lock = threading.Lock()  # the loader's readers ask at the same time
+
+    def __call__(self, number: int) -> IntArray:
+        with self._lock:
+            if number not in self._kept:
+                self._kept = {other: order for other, order in self._kept.items() if other == number - 1}
+                self._kept[number] = self._shuffled(number)
+            return self._kept[number]
+
+
+Order = EpochOrder | MixtureOrder
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:

@@ -1,7 +1,9 @@
-"""Estimates the size of images from a sample of them."""
+"""The size of images, known before they are decoded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,16 +21,19 @@ _MOST: Final = 256
 """Samples in a DALI batch; more are no faster."""
 
 
+def displayed_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
+    """Width and height of an image, EXIF orientation applied; None if it cannot be read, or is no image."""
+    try:
+        return check_image(read()).displayed_size_px
+    except (OSError, BadImage):
+        return None
+
+
 def largest_pixels(index: Index) -> int:
     """Pixels of the largest of a few images, from all over the index; 0 if none of them can be read."""
-    largest = 0
-    for sample in np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist():
-        try:
-            height, width = check_image(index.read(sample)).size_px
-        except (OSError, BadImage):
-            continue
-        largest = max(largest, width * height)
-    return largest
+    looked_at = np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist()
+    sizes_px = (displayed_size_px(partial(index.read, sample)) or (0, 0) for sample in looked_at)
+    return max((width * height for width, height in sizes_px), default=0)
 
 
 def samples_at_once(pixels: int) -> int:

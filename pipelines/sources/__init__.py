@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from errors import UserError
 from parsing import paths_in_one_line
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, each_source
 from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
 from pipelines.samples.index import Index, join
@@ -21,24 +21,33 @@ from pipelines.sources.folder import load_folder
 from pipelines.sources.freihand import load_freihand
 from pipelines.sources.ho3d import load_ho3d
 from pipelines.sources.shards import load_shards
-from pipelines.sources.subsets import held_out, in_fraction
+from pipelines.sources.subsets import in_fraction, rows_of_split
 from pipelines.sources.youtube3d import load_youtube3d
 
+_OWN_BOXES: Final = {
+    "coco": "COCO's annotations hold the boxes",
+    "shards": "shards hold the boxes that they were packed with",
+    "youtube3d": "YouTube3DHands has its own boxes, one for each hand of a frame",
+}
 
-def load_index(config: DataConfig | Sequence[DataConfig]) -> Index:
+
+def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = False) -> Index:
     """Read the table of samples, boxes with their margin; several sources become one table, one after the other.
+
+    Args:
+        config: of one source, or of several.
+        verify: of shards, compare the checksum of each sample when it is read.
 
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.
     """
-    if isinstance(config, DataConfig):
-        return _load(config)
-    return join([_load(one) for one in config], [one.weight for one in config])
+    sources = each_source(config)
+    return join([_load(one, verify) for one in sources], [one.weight for one in sources])
 
 
-def _load(config: DataConfig) -> Index:
+def _load(config: DataConfig, verify: bool) -> Index:
     with paths_in_one_line(Path(config.root)):
-        index = _load_source(config, Path(config.root))
+        index = _load_source(config, Path(config.root), verify)
         check_boxes(index)
         left = None if config.bad_list is None else rows_not_listed(index, Path(config.bad_list))
     if config.label_fraction < 1:
@@ -52,17 +61,18 @@ def _load(config: DataConfig) -> Index:
     return dataclasses.replace(index, box_px=box_px)
 
 
-def _load_source(config: DataConfig, root: Path) -> Index:
+def _load_source(config: DataConfig, root: Path, verify: bool) -> Index:
+    boxes = None if config.box in ("center", "joints") else Path(config.box)
+    if boxes is not None and config.source in _OWN_BOXES:
+        raise UserError(f"data.box = {config.box!r}: {_OWN_BOXES[config.source]}. Leave it out.")
     if config.source == "shards":
-        return _load_shards(config, root)
+        return _load_shards(config, root, verify)
     if config.shuffle_shards is not None:
         raise UserError(
             f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
             "Leave it out, or pack the data first."
         )
     if config.source == "coco":
-        if config.box not in ("center", "joints"):
-            raise UserError(f"data.box = {config.box!r}: COCO's annotations hold the boxes. Leave it out.")
         return load_coco(root, split=config.split, annotations=config.annotations)
     if config.source == "folder":
         return load_folder(root, boxes=None if config.box == "center" else Path(config.box))
@@ -70,11 +80,11 @@ def _load_source(config: DataConfig, root: Path) -> Index:
         regressor = None if config.regressor is None else Path(config.regressor)
         return load_youtube3d(root, part=_youtube3d_part(config), regressor=regressor)
     if config.source == "ho3d":
-        return load_ho3d(root, part=config.part, split=config.split, boxes=_boxes_file(config))
+        return load_ho3d(root, part=config.part, split=config.split, boxes=boxes)
     if config.source == "dexter_object":
         if config.split != "all":
             raise UserError(f'data.split = {config.split!r}: Dexter+Object is not split. Use "all".')
-        return load_dexter_object(root, boxes=_boxes_file(config))
+        return load_dexter_object(root, boxes=boxes)
     return load_freihand(
         root,
         part=config.part,
@@ -85,15 +95,13 @@ def _load_source(config: DataConfig, root: Path) -> Index:
     )
 
 
-def _load_shards(config: DataConfig, root: Path) -> Index:
+def _load_shards(config: DataConfig, root: Path, verify: bool) -> Index:
     """Packed data; what was chosen in packing it cannot be chosen again."""
-    if config.box not in ("center", "joints"):
-        raise UserError(f"data.box = {config.box!r}: shards hold the boxes that they were packed with. Leave it out.")
     for key in ("part", "versions"):
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
             raise UserError(f"data.{key} = {chosen!r}: shards hold what was packed. Leave it out.")
-    index = load_shards(root, window=config.shuffle_shards)
+    index = load_shards(root, window=config.shuffle_shards, verify=verify)
     if config.split == "all":
         return index
     if index.group is None:
@@ -101,20 +109,10 @@ def _load_shards(config: DataConfig, root: Path) -> Index:
             f"data.split = {config.split!r}: the shards of {root} do not say which of their images belong together, so "
             'they cannot be split. Use "all", or pack the splits apart.'
         )
-    kept = held_out(np.asarray(index.group))
-    return index.select(np.flatnonzero(kept if config.split == "val" else ~kept))
-
-
-def _boxes_file(config: DataConfig) -> Path | None:
-    """The file of boxes, or None for those of the dataset."""
-    return None if config.box in ("center", "joints") else Path(config.box)
+    return index.select(rows_of_split(np.asarray(index.group), config.split))
 
 
 def _youtube3d_part(config: DataConfig) -> Literal["train", "val", "test"]:
-    if config.box not in ("center", "joints"):
-        raise UserError(
-            f"data.box = {config.box!r}: YouTube3DHands has its own boxes, one for each hand of a frame. Leave it out."
-        )
     if config.part == "training":
         return "val" if config.split == "val" else "train"
     if config.split != "all":

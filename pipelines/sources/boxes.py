@@ -22,14 +22,9 @@ _Row = tuple[str, object, Sequence[object]]
 
 
 def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """The squares around rectangles: the same centre, the larger extent as side.
+    """Squares (N, 3), centre x, centre y and side, around rectangles from their least to their greatest x and y (N, 2).
 
-    Args:
-        low_px: (N, 2), least x and y.
-        high_px: (N, 2), greatest x and y.
-
-    Returns:
-        (N, 3): centre x, centre y, side; pixels, corner-based.
+    They have the same centre, and the larger extent as side; pixels, corner-based.
     """
     side_px = (high_px - low_px).max(axis=1, keepdims=True)
     return np.concatenate([(low_px + high_px) / 2, side_px], axis=1).astype(np.float32)
@@ -70,14 +65,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out: then whole images are shown.")
     boxes_px[without] = WHOLE_IMAGE
     if without.any():
-        first = names[int(without.argmax())]
-        _log.warning(
-            "%s: no box for %d of %d images (%s the first); theirs is the whole image",
-            file,
-            without.sum(),
-            len(names),
-            first,
-        )
+        told = f"{without.sum()} of {len(names)} images ({names[int(without.argmax())]} the first)"
+        _log.warning("%s: no box for %s; theirs is the whole image", file, told)
     return boxes_px
 
 
@@ -140,16 +129,12 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
 
 def _checked_px(edges: Sequence[object], file: Path, where: str) -> npt.NDArray[np.float64]:
     box_px = as_numbers(edges)
-    if box_px is None or box_px.shape != (4,) or not _is_box(box_px):
+    if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
         raise UserError(
             f"{file}, {where}: {_text(list(edges))} is no box; expected four numbers x0, y0, x1, y1 in pixels "
             "with x0 < x1 and y0 < y1. Mend this box."
         )
     return box_px
-
-
-def _is_box(edges_px: npt.NDArray[np.float64]) -> bool:
-    return bool(np.isfinite(edges_px).all() and (edges_px[2:] > edges_px[:2]).all())
 
 
 def _text(value: object) -> str:

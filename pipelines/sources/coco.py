@@ -6,7 +6,7 @@ Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is tha
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from errors import UserError
 from parsing import as_numbers, parse_json, regular
 from pipelines.samples.index import Index
 from pipelines.sources.boxes import squares_around
-from pipelines.sources.subsets import held_out
+from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS, Skeleton
 
 ANNOTATIONS: Final = "annotations.json"
 """The file that is read unless `data.annotations` names another."""
 
 
-def load_coco(root: Path, *, split: str, annotations: str | None = None) -> Index:
+def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations: str | None = None) -> Index:
     """Everybody of whom a keypoint is labelled, in the order of the file; crowds are left out.
 
     COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based.
@@ -75,10 +75,7 @@ def load_coco(root: Path, *, split: str, annotations: str | None = None) -> Inde
         group=image,
         skeleton=skeleton,
     )
-    if split == "all":
-        return index
-    kept = held_out(image)
-    return index.select(np.flatnonzero(kept if split == "val" else ~kept))
+    return index if split == "all" else index.select(rows_of_split(image, split))
 
 
 def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:

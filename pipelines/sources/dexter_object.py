@@ -24,6 +24,7 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import regular
 from pipelines.samples.index import Index
+from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
 from skeleton import FINGERS, HAND
 
@@ -94,19 +95,12 @@ def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
     if not len(kept):
         raise UserError(f"{data}: no fingertip is annotated in any frame. Unpack the dataset again.")
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
-        log.warning(
-            "%s: %d of %d frames are used, of %d of %d sequences; in the others no fingertip is annotated",
-            data,
-            len(kept),
-            len(paths),
-            len(present),
-            len(SEQUENCES),
-        )
+        used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
+        log.warning("%s: %s; in the others no fingertip is annotated", data, used)
     names = [paths[row] for row in kept.tolist()]
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
-    homogeneous = xyz_m @ COLOUR_K.T
-    keypoints_px = homogeneous[..., :2] / homogeneous[..., 2:]
+    keypoints_px = project_px(COLOUR_K, xyz_m)
     return Index(
         name="dexter_object",
         root=root,
@@ -165,9 +159,7 @@ def _line_mm(file: Path, number: int, line: str) -> Sequence[Sequence[float]]:
 
 def _in_colour_camera(tips_mm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Metres, x right, y down, z forward, from the colour camera."""
-    right_down = tips_mm * [-1, -1, 1]
-    moved: npt.NDArray[np.float64] = right_down @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]
-    return moved / 1000
+    return np.asarray(tips_mm * [-1, -1, 1] @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000
 
 
 def _boxes_px(keypoints_px: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

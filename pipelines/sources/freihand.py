@@ -5,22 +5,22 @@ Zimmermann et al., "FreiHAND: A Dataset for Markerless Capture of Hand Pose and 
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic_core import from_json
 
 from errors import UserError
-from parsing import as_numbers, parse_json, regular
+from parsing import as_numbers, regular
 from pipelines.config import CENTER_FRAC
-from pipelines.samples.index import Index
-from pipelines.sources.annotations.image_size import displayed_size_px
+from pipelines.samples.index import Index, read_file
+from pipelines.samples.probe import displayed_size_px
+from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
-from pipelines.sources.subsets import held_out
+from pipelines.sources.subsets import rows_of_split
 from skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
@@ -30,8 +30,6 @@ VERSIONS: Final = ("gs", "hom", "sample", "auto")
 _FARTHEST_M: Final = 20.0
 """A hand farther than this is a mistake of the unit."""
 
-_OF_NUMBERS: Final = b"0123456789+-.eE \t\r\n"
-_WITHOUT_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
 _LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
@@ -73,7 +71,7 @@ def load_freihand(
     Raises:
         UserError: a folder, image or needed label file is missing, or labels do not fit the images.
     """
-    _check_choices(part, split, versions, center_frac)
+    _check_choices(part, split, versions)
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
     labels = _read_labels(root, part, count, backgrounds)
@@ -83,7 +81,7 @@ def load_freihand(
             "pose. Unpack the dataset again."
         )
     poses = count // backgrounds
-    chosen = _chosen_poses(poses, split)
+    chosen = rows_of_split(np.arange(poses), split)
     offsets = [VERSIONS.index(version) * poses for version in versions] if part == "training" else [0]
     images = np.concatenate([offset + chosen for offset in offsets])
     if not len(images):
@@ -92,7 +90,7 @@ def load_freihand(
     paths = [_name(part, image) for image in images.tolist()]
     keypoints_px = None
     if {"K", "xyz"} <= labels.keys():  # of each pose, before the versions multiply them
-        keypoints_px = _project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
+        keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
     if box == "center":
         box_px = np.tile(_center_box_px(root / paths[0], center_frac), (len(paths), 1))
     elif box == "joints":
@@ -123,17 +121,11 @@ def _name(part: str, image: int) -> str:
     return f"{part}/rgb/{image:08d}.jpg"
 
 
-def _check_choices(part: str, split: str, versions: tuple[str, ...], center_frac: float) -> None:
-    if part not in ("training", "evaluation"):
-        raise UserError(f"data.part = {part!r} of FreiHAND: expected 'training' or 'evaluation'.")
-    if split not in ("all", "train", "val"):
-        raise UserError(f"split {split!r} of FreiHAND: expected 'all', 'train' or 'val'.")
+def _check_choices(part: str, split: str, versions: tuple[str, ...]) -> None:
     if part == "evaluation" and split != "all":
         raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
     if not versions or len(set(versions)) < len(versions) or not set(versions) <= set(VERSIONS):
         raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
-    if not 0 < center_frac <= 1:
-        raise UserError(f"center_frac {center_frac!r}: expected a fraction of the image's side, above 0 and at most 1.")
 
 
 def _count_images(root: Path, part: str) -> int:
@@ -167,13 +159,10 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
         if not file.exists():
             continue
         try:
-            text = regular(file).read_bytes()
-            content = _read_arrays(text, shape)
-            if content is None:
-                content = parse_json(text)
+            content = from_json(regular(file).read_bytes())  # faster than the json module
         except (OSError, ValueError) as error:
             raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
-        if not isinstance(content, list | np.ndarray):
+        if not isinstance(content, list):
             raise UserError(f"{file}: holds no list; expected a list with an entry per pose. Unpack the dataset again.")
         entries = len(content)
         if entries * backgrounds != images:
@@ -213,45 +202,8 @@ def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) ->
             )
 
 
-def _read_arrays(text: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.float64] | None:
-    """A JSON list of equal arrays of numbers, (entries, *shape), several times as fast as by the json module.
-
-    None if the text is anything else; what is wrong with it is for others to find out.
-    """
-    row = b""
-    for length in reversed(shape):
-        row = b"[" + b",".join([row] * length) + b"]"
-    skeleton = text.translate(None, _OF_NUMBERS)
-    entries = (len(skeleton) - 1) // (len(row) + 1)
-    compact = text.translate(None, b" \t\r\n")
-    if any(gap in compact for gap in (b",,", b"[,", b",]")):  # a missing number, which NumPy would make up
-        return None
-    if not entries or skeleton != b"[" + b",".join([row] * entries) + b"]":
-        return None
-    try:
-        with warnings.catch_warnings(action="error"):  # NumPy only warns of what is no number
-            numbers = np.fromstring(text.translate(_WITHOUT_BRACKETS), sep=",")
-    except (DeprecationWarning, ValueError):
-        return None
-    return numbers.reshape(entries, *shape) if numbers.size == entries * math.prod(shape) else None
-
-
-def _chosen_poses(poses: int, split: str) -> npt.NDArray[np.int64]:
-    """The poses of a split, ascending."""
-    every = np.arange(poses)
-    if split == "all":
-        return every
-    kept = held_out(every)
-    return every[kept if split == "val" else ~kept]
-
-
-def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    homogeneous = xyz_m @ intrinsics.transpose(0, 2, 1)  # (N, 21, 3)
-    return homogeneous[..., :2] / homogeneous[..., 2:]
-
-
 def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.float32]:
-    size_px = displayed_size_px(first_image)
+    size_px = displayed_size_px(lambda: read_file(str(first_image)))
     if size_px is None:
         raise UserError(
             f"{first_image}: not a readable image, and box 'center' takes the size of all images from it. Replace it."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +21,11 @@ from rich.progress import track
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
 from pipelines.samples.index import Index
+from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from pipelines.sources.annotations.remembered import Tables, remembered
+from pipelines.sources.annotations.stored_images import first_stored
 from pipelines.sources.boxes import read_boxes, squares_around
 from skeleton import HAND
 
@@ -86,7 +87,10 @@ def load_ho3d(
     places = np.arange(listed)
     if split != "all":
         places = np.flatnonzero(_in_split(root, frames, split))
-    paths = _stored_paths(root, folder, [frames[place] for place in places.tolist()])
+    chosen = [frames[place] for place in places.tolist()]
+    paths = first_stored(
+        root, ([f"{folder}/{sequence}/rgb/{frame}.{ending}" for ending in _ENDINGS] for sequence, frame in chosen)
+    )
     there = np.array([path is not None for path in paths], bool)
     if not there.any():
         sequence, frame = frames[places[0]]
@@ -100,7 +104,7 @@ def load_ho3d(
     xyz_m, box_px = tables["xyz_m"], tables["box_px"]
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
         xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", listed)[places]
-    keypoints_px = _project_px(tables["K"], xyz_m)
+    keypoints_px = project_px(tables["K"], xyz_m)
     whole = np.isfinite(keypoints_px).reshape(len(keypoints_px), -1).all(axis=1, keepdims=True)  # (N, 1)
     low_px = np.where(whole, keypoints_px.min(axis=1), box_px[:, :2])
     high_px = np.where(whole, keypoints_px.max(axis=1), box_px[:, 2:])
@@ -175,22 +179,6 @@ def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.
     return np.array([(recording in held_out) == (split == "val") for recording in of_frame], bool)
 
 
-def _stored_paths(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> list[str | None]:
-    """The image of each frame relative to root, or None where there is none."""
-    listings: dict[str, frozenset[str]] = {}
-    paths: list[str | None] = []
-    for sequence, frame in frames:
-        inside = f"{folder}/{sequence}/rgb"
-        if inside not in listings:
-            try:
-                listings[inside] = frozenset(os.listdir(root / inside))  # noqa: PTH208  half the cost of iterdir
-            except OSError:
-                listings[inside] = frozenset()
-        found = [f"{inside}/{frame}.{ending}" for ending in _ENDINGS if f"{frame}.{ending}" in listings[inside]]
-        paths.append(found[0] if found else None)
-    return paths
-
-
 def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> Tables:
     """Of each frame K (N, 3, 3), xyz_m (N, 21, 3) and box_px (N, 4) x0, y0, x1, y1; NaN where there is none."""
     metas = [root / folder / sequence / "meta" for sequence in sorted({sequence for sequence, _ in frames})]
@@ -233,8 +221,7 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
 
 def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """(..., 21, 3) of HO-3D in the axes and the order of `Index`."""
-    reordered: npt.NDArray[np.float64] = joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA
-    return reordered
+    return np.asarray(joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA)
 
 
 def _numbers(
@@ -270,11 +257,3 @@ def _evaluation_xyz(file: Path, listed: int) -> npt.NDArray[np.float64]:
     if joints is None or joints.shape != (listed, len(HAND), 3) or not np.isfinite(joints).all():
         raise UserError(f"{file}: expected {len(HAND)} x 3 finite numbers for each frame. Download it again.")
     return _in_our_frame(joints)
-
-
-def _project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Pixels (N, 21, 2); NaN behind the camera and where a keypoint is not known."""
-    homogeneous = xyz_m @ intrinsics.transpose(0, 2, 1)
-    depth = np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan)
-    pixels: npt.NDArray[np.float64] = homogeneous[..., :2] / depth
-    return pixels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -38,35 +37,27 @@ from pipelines.sources.shards import (
     table_checksum,
 )
 from skeleton import HAND
-from writing import write_bytes, write_text
+from writing import whole_file, write_text
 
-JOB_FILE: Final = "pack.json"
-LEFT_OUT_FILE: Final = "left_out.jsonl"
-SUMS_FILE: Final = "SHA256SUMS"
 _PARTS_FOLDER: Final = "parts"
-_TAR_END: Final = bytes(2 * BLOCK_BYTES)
-_READ_BYTES: Final = 1 << 20
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What `pack` did.
-
-    Attributes:
-        samples: in the shards.
-        shards: tar files.
-        bytes: of all shards.
-        left_out: images that no decoder may see; `left_out.jsonl` names them.
-        already_there: nothing was to be done.
-    """
+    """What `pack` did."""
 
     samples: int
     shards: int
     bytes: int
+    """Of all shards."""
+
     left_out: int
+    """Images that no decoder may see; `left_out.jsonl` names them."""
+
     already_there: bool
+    """Nothing was to be done."""
 
 
 def pack(
@@ -86,7 +77,7 @@ def pack(
     Args:
         index: of one source, boxes without margin.
         out: a folder that is empty, absent or of the same call.
-        per_shard: samples of a shard.
+        per_shard: samples.
         workers: shards that are written at the same time.
         progress: called with (samples done, samples in all).
 
@@ -95,13 +86,21 @@ def pack(
     """
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
     with _one_line_of_disk_errors(out):
-        if _claim(out, job):
-            _require_shards(out)
-            return _summary(out, already_there=True)
-        writer = _Writer(index, out, per_shard)
-        _write_all(writer, workers, progress)
-        _write_index(writer, out)
-    return _summary(out, already_there=False)
+        already_there = _claim(out, job)
+        if already_there:
+            try:
+                load_shards(out)
+            except UserError as error:
+                again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
+                raise UserError(f"{error} {again}") from error
+        else:
+            writer = _Writer(index, out, per_shard)
+            _write_all(writer, workers, progress)
+            _write_index(writer, out)
+    content = json.loads((out / INDEX_FILE).read_bytes())
+    sizes = [(shard["samples"], shard["bytes"]) for shard in content["shards"]]
+    samples, size = (sum(column) for column in zip(*sizes, strict=True))
+    return Packed(samples, len(sizes), size, content["left_out"], already_there)
 
 
 class _Writer:
@@ -136,12 +135,9 @@ class _Writer:
     def write(self, number: int) -> None:
         """One shard and, last, its part of the index."""
         rows = self.rows(number)
-        if not self.is_written(number):
-            self._write(number, rows)
-        else:
+        if self.is_written(number):
             self._count(len(rows))
-
-    def _write(self, number: int, rows: range) -> None:
+            return
         target = self.out / self.name(number)
         beside = target.with_suffix(".part")
         kept, offsets, sizes, sums, left_out = [], [], [], [], []
@@ -163,25 +159,23 @@ class _Writer:
                     _add_member(tar, f"{row:09d}.{_ending(data)}", data)
                     _add_member(tar, f"{row:09d}.json", self._description(row))
                 self._count(1)
-            tar.write(_TAR_END)
+            tar.write(bytes(2 * BLOCK_BYTES))  # tar's end
             file.flush()
             os.fsync(file.fileno())
         if _sha256_on_disk(beside) != tar.hash.hexdigest():
             raise UserError(f"{beside}: reads back differently from what was written. Check the disk, then pack again.")
         beside.replace(target)
-        columns = {
-            "row": np.array(kept, np.int64),
-            "offset": np.array(offsets, np.uint64),
-            "size": np.array(sizes, np.uint32),
-            "crc32": np.array(sums, np.uint32),
-        }
         notes = json.dumps({"sha256": tar.hash.hexdigest(), "left_out": left_out}).encode()
-        self._write_part(number, {**columns, "bytes": np.int64(tar.written), "notes": np.frombuffer(notes, np.uint8)})
-
-    def _write_part(self, number: int, arrays: dict[str, Any]) -> None:
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        write_bytes(self.part(number), buffer.getbuffer())
+        with whole_file(self.part(number)) as part:
+            np.savez(
+                part,
+                row=np.array(kept, np.int64),
+                offset=np.array(offsets, np.uint64),
+                size=np.array(sizes, np.uint32),
+                crc32=np.array(sums, np.uint32),
+                bytes=np.int64(tar.written),
+                notes=np.frombuffer(notes, np.uint8),
+            )
 
     def _description(self, row: int) -> bytes:
         """What is known about a sample, for other readers of the shards: arrays as lists, NaN as null."""
@@ -240,7 +234,7 @@ def _identity(index: Index) -> str:
 
 def _claim(out: Path, job: dict[str, Any]) -> bool:
     """Take the folder, or find that the work has been done in it already."""
-    file = out / JOB_FILE
+    file = out / "pack.json"
     try:
         found = parse_json(file.read_bytes()) if file.exists() else None
         if found is None:
@@ -298,49 +292,25 @@ def _write_index(writer: _Writer, out: Path) -> None:
     tables = {**joined, **{name: table[rows] for name, table in index_tables(writer.index).items()}}
     (out / INDEX_FOLDER).mkdir(exist_ok=True)
     for name, table in tables.items():
-        buffer = io.BytesIO()
-        np.save(buffer, table)
-        write_bytes(out / INDEX_FOLDER / f"{name}.npy", buffer.getbuffer())
-    write_bytes(out / SUMS_FILE, "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards).encode())
+        with whole_file(out / INDEX_FOLDER / f"{name}.npy") as file:
+            np.save(file, table)
+    write_text(out / "SHA256SUMS", "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards))
     if left_out:
-        write_bytes(out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out).encode())
+        write_text(out / "left_out.jsonl", "".join(json.dumps(row) + "\n" for row in left_out))
     content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
     content["crc32"] = {name: table_checksum(out / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
     content["left_out"] = len(left_out)
     if writer.index.skeleton is not HAND:
         content["skeleton"] = writer.index.skeleton.name
-    write_bytes(out / INDEX_FILE, (json.dumps(content, indent=1) + "\n").encode())
+    write_text(out / INDEX_FILE, json.dumps(content, indent=1) + "\n")
     shutil.rmtree(out / _PARTS_FOLDER)
 
 
 def _sha256_on_disk(path: Path) -> str:
     """Hash of what the disk holds: the page cache is asked to forget it first."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _require_shards(out: Path) -> None:
-    """Raise a `UserError` if finished work cannot be used any more."""
-    try:
-        load_shards(out)
-    except UserError as error:
-        raise UserError(f"{error} To pack again, remove {out / INDEX_FILE}: all shards are written anew.") from error
-
-
-def _summary(out: Path, *, already_there: bool) -> Packed:
-    content = json.loads((out / INDEX_FILE).read_bytes())
-    shards = content["shards"]
-    return Packed(
-        samples=sum(shard["samples"] for shard in shards),
-        shards=len(shards),
-        bytes=sum(shard["bytes"] for shard in shards),
-        left_out=content["left_out"],
-        already_there=already_there,
-    )
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.index import Blocks, Index, NamesOnDemand, Store
+from pipelines.samples.index import Blocks, Index, NamesOnDemand
 from skeleton import SKELETONS
 
 log = logging.getLogger(__name__)
@@ -58,12 +58,13 @@ _READ_BYTES: Final = 1 << 20
 Table = npt.NDArray[Any]
 
 
-def load_shards(root: Path, *, window: int | None = None) -> Index:
+def load_shards(root: Path, *, window: int | None = None, verify: bool = False) -> Index:
     """What `pack` wrote, in the order of the source that was packed.
 
     Args:
         root: the folder of the shards.
         window: shuffle within so many shards at a time, the shards in random order; None shuffles over all.
+        verify: compare the checksum of each sample when it is read.
 
     Returns:
         The index. Its labels are memory-mapped.
@@ -80,9 +81,7 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
         log.warning("%s: its index has no checksums, as of earlier versions: damage to it may go unseen", root)
     tables = {name: _read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
-    store = ShardStore(
-        [root / shard["file"] for shard in shards], first, tables["offset"], tables["size"], tables["crc32"], window
-    )
+    store = ShardStore([root / shard["file"] for shard in shards], first, tables, window, verify=verify)
     return Index(
         name=content["name"],
         root=root,
@@ -92,7 +91,7 @@ def load_shards(root: Path, *, window: int | None = None) -> Index:
         mirror=tables.get("mirror"),
         group=tables.get("group"),
         targets={name.removeprefix(_TARGET): table for name, table in tables.items() if name.startswith(_TARGET)},
-        store=store,
+        store=store.read,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
@@ -104,18 +103,23 @@ class ShardStore:
     Args:
         shards: paths of the tar files.
         first: (len(shards) + 1,) rows where each begins, and where the last ends.
-        offset: (N,) where a sample's image begins in its shard.
-        size: (N,) its length in bytes.
-        crc32: (N,) its checksum.
+        tables: "offset", "size" and "crc32", each (N,): where a sample's image begins in its shard, bytes, checksum.
         window: shards that are read at a time, or None. With it, a shard that is opened is read ahead as a whole, which
             slow storage does faster than it seeks.
+        verify: compare checksums.
     """
 
     def __init__(
-        self, shards: Sequence[Path], first: Sequence[int], offset: Table, size: Table, crc32: Table, window: int | None
+        self,
+        shards: Sequence[Path],
+        first: Sequence[int],
+        tables: dict[str, Table],
+        window: int | None,
+        *,
+        verify: bool,
     ) -> None:
-        self._shards, self._first, self._window = shards, first, window
-        self._offset, self._size, self._crc32 = offset, size, crc32
+        self._shards, self._first, self._window, self._verify = shards, first, window, verify
+        self._offset, self._size, self._crc32 = tables["offset"], tables["size"], tables["crc32"]
         self._open: dict[int, _Descriptor] = {}
         self._lock = threading.Lock()
 
@@ -126,13 +130,12 @@ class ShardStore:
         """The bytes of one image.
 
         Raises:
-            OSError: the shard cannot be read, or ends before the image does.
+            OSError: the shard cannot be read, ends before the image does, or holds other bytes than were packed.
         """
-        return self._bytes(sample, int(self._offset[sample]), int(self._size[sample]))
-
-    def checksum(self, sample: int) -> int:
-        """CRC-32 of the image as it was packed."""
-        return int(self._crc32[sample])
+        data = self._bytes(sample, int(self._offset[sample]), int(self._size[sample]))
+        if self._verify and zlib.crc32(data) != self._crc32[sample]:
+            raise OSError("not the bytes that were packed (wrong checksum)")
+        return data
 
     def name(self, sample: int) -> str:
         """Shard and member of a sample, for messages; from the tar itself."""
@@ -140,7 +143,7 @@ class ShardStore:
         try:
             header = self._bytes(sample, int(self._offset[sample]) - BLOCK_BYTES, BLOCK_BYTES)
         except OSError:
-            return f"{shard}/row {sample}"
+            header = b""
         if header[257:262] != b"ustar":  # damaged
             return f"{shard}/row {sample}"
         member = header[:100].rstrip(b"\0").decode(errors="replace")
@@ -155,11 +158,11 @@ class ShardStore:
             raise OSError(f"the index has it at byte {offset} of {self._shards[shard].name}, {size} bytes long")
         descriptor = self._open.get(shard) or self._opened(shard)
         data = os.pread(descriptor.number, size, offset)
-        if len(data) < size:  # a signal, or a file system that gives less than was asked for
-            while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
-                data += more
-            if len(data) < size:
-                raise OSError(f"{self._shards[shard].name} ends before byte {offset + size}")
+        # A signal, or a file system that gives less than was asked for.
+        while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
+            data += more
+        if len(data) < size:
+            raise OSError(f"{self._shards[shard].name} ends before byte {offset + size}")
         return data
 
     def _opened(self, shard: int) -> _Descriptor:
@@ -172,29 +175,6 @@ class ShardStore:
                     del self._open[next(iter(self._open))]
                 self._open[shard] = descriptor
             return self._open[shard]
-
-
-class _Verified:
-    """A store that compares what it reads with the checksums."""
-
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
-
-    def read(self, sample: int) -> bytes:
-        """The bytes of one image.
-
-        Raises:
-            OSError: also if they are not those that were packed.
-        """
-        data = self._store.read(sample)
-        if zlib.crc32(data) != self._store.checksum(sample):
-            raise OSError("not the bytes that were packed (wrong checksum)")
-        return data
-
-
-def verified(store: Store | None) -> Store | None:
-    """The store, with its checksums compared where it has them."""
-    return _Verified(store) if isinstance(store, ShardStore) else store
 
 
 class _Descriptor:

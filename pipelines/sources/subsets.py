@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,42 +19,40 @@ def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 HELD_OUT_FRAC: Final = 0.1
 
 
-def held_out(group: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which samples are kept for validation: of the groups, the tenth with the smallest hashes of their numbers.
+def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "val"]) -> npt.NDArray[np.int64]:
+    """Rows of a split, ascending: "val" has the tenth of the groups with the smallest hashes of their numbers.
 
     Args:
         group: (N,) number of the group of each sample; a group stays together.
-
-    Returns:
-        (N,) mask.
+        split: which rows.
     """
+    if split == "all":
+        return np.arange(len(group))
     numbers, member_of = np.unique(group, return_inverse=True)
-    hashes = mixed_bits(numbers.astype(np.uint64) + np.uint64(1))
-    kept = np.zeros(len(numbers), bool)
-    kept[np.argsort(hashes, kind="stable")[: round(len(numbers) * HELD_OUT_FRAC)]] = True
-    return kept[member_of]
+    kept = _smallest(numbers.astype(np.uint64) + np.uint64(1), round(len(numbers) * HELD_OUT_FRAC))[member_of]
+    return np.flatnonzero(kept if split == "val" else ~kept)
 
 
 def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> npt.NDArray[np.bool_]:
-    """Which samples belong to the first `fraction` of the groups, in an order that the seed shuffles.
+    """Which samples belong to the first `fraction` of the groups, in an order that the seed shuffles: (N,) mask.
 
-    A smaller fraction is a subset of a larger one of the same seed, and a group is in it as a whole. The groups are
-    taken in the order of a hash of their number, so which of them are there does not change how two of them stand to
-    each other.
+    A smaller fraction is a subset of a larger one of the same seed. The groups are taken in the order of a hash of
+    their number, so which of them are there does not change how two of them stand to each other.
 
     Args:
-        group: (N,) number of the group of each sample.
+        group: (N,) number of the group of each sample; a group stays together.
         fraction: in (0, 1]; of the G groups round(fraction * G) are taken, at least one.
         seed: another seed, another order.
-
-    Returns:
-        (N,) mask.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"a fraction lies above 0 and at most at 1, found {fraction}")
     numbers, member_of = np.unique(group, return_inverse=True)
     key = mixed_bits(np.array([seed + 1], np.uint64))
-    order = np.argsort(mixed_bits(numbers.astype(np.uint64) ^ key), kind="stable")
-    taken = np.zeros(len(numbers), bool)
-    taken[order[: max(1, round(fraction * len(numbers)))]] = True
-    return taken[member_of]
+    return _smallest(numbers.astype(np.uint64) ^ key, max(1, round(fraction * len(numbers))))[member_of]
+
+
+def _smallest(states: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.bool_]:
+    """Mask of the `count` states with the smallest hashes."""
+    taken = np.zeros(len(states), bool)
+    taken[np.argsort(mixed_bits(states), kind="stable")[:count]] = True
+    return taken

@@ -7,8 +7,8 @@ the dataset's public loader and of its script that fetches the frames.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -17,14 +17,13 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import as_numbers
-from pipelines.samples.index import Index
-from pipelines.sources.annotations.image_size import displayed_size_px
+from pipelines.samples.index import Index, read_file
+from pipelines.samples.probe import displayed_size_px
 from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from pipelines.sources.annotations.remembered import Tables, remembered
+from pipelines.sources.annotations.stored_images import first_stored
 from pipelines.sources.boxes import squares_around
-
-PARTS: Final = ("train", "val", "test")
 
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
 _MOST_PX: Final = 2**31
@@ -60,8 +59,6 @@ def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regress
     Raises:
         UserError: a file is missing or does not fit the layout, or no frame is there.
     """
-    if part not in PARTS:
-        raise UserError(f"part {part!r} of YouTube3DHands: expected 'train', 'val' or 'test'.")
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; expected youtube_{part}.json and youtube/ in it. Check data.root.")
     annotations = root / f"youtube_{part}.json"
@@ -78,7 +75,7 @@ def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regress
 
 def _index(root: Path, part: str, hands: Tables) -> Index:
     names: list[str] = hands["names"].tolist()
-    stored = _stored_names(root, names)
+    stored = first_stored(root, map(_possible_names, names))
     there = np.array([stored[image] is not None for image in hands["image"].tolist()], bool)
     count = len(there)
     if not there.any():
@@ -213,22 +210,10 @@ def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:
     return vertices
 
 
-def _stored_names(root: Path, names: Sequence[str]) -> list[str | None]:
-    """Under which name each frame is stored: as it is called, or with the ending of another kind; None: not at all."""
-    listings: dict[str, frozenset[str]] = {}
-    stored: list[str | None] = []
-    for name in names:
-        folder, _, frame = name.rpartition("/")
-        if folder not in listings:
-            try:
-                listings[folder] = frozenset(os.listdir(root / folder))  # noqa: PTH208  half the cost of iterdir
-            except OSError:
-                listings[folder] = frozenset()
-        stem, _, ending = frame.rpartition(".")
-        candidates = (frame, *(stem + other for other in _ENDINGS if other != f".{ending}"))
-        found = next((candidate for candidate in candidates if candidate in listings[folder]), None)
-        stored.append(None if found is None else f"{folder}/{found}")
-    return stored
+def _possible_names(name: str) -> list[str]:
+    """As a frame is called, and with the endings of other kinds."""
+    stem, _, ending = name.rpartition(".")
+    return [name, *(stem + other for other in _ENDINGS if other != f".{ending}")]
 
 
 def _scales(
@@ -245,7 +230,7 @@ def _scales(
             continue
         video = (path.rpartition("/")[0], *size_px[row].tolist())
         if video not in of_video:
-            stored_px = displayed_size_px(root / path)
+            stored_px = displayed_size_px(partial(read_file, str(root / path)))
             if stored_px is None:  # the loader will say so
                 continue
             scale = np.array(stored_px) / size_px[row]

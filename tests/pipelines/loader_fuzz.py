@@ -98,7 +98,7 @@ def run_loader(
         PipelinesConfig(backend=backend, batch=16, threads=2, decode=decode),
         Augmentation(replace(STILL, antialias=HALVES[decode]), ColourConfig(jitter="none")),
         device=torch.device("cpu"),
-        quarantine=Quarantine(quiet=True),
+        quarantine=Quarantine(),
     ) as loader:
         samples, views, shifts, matrices = zip(*(
             (

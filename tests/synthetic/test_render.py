@@ -14,7 +14,7 @@ from synthetic.surface import NOTHING, OBJECT, SKIN
 def rendered(seed: int) -> tuple[Hand, Rendering]:
     hand = draw_hand(np.random.default_rng([21, seed]))
     # Bare: a sleeve or an object would rightly hide keypoints.
-    bare = replace(hand, solids=replace(hand.solids, sleeve=np.zeros(8), prop=np.zeros(16)))
+    bare = replace(hand, solids=hand.solids._replace(sleeve=np.zeros(8), prop=np.zeros(16)))
     return bare, render_hand(bare)
 
 

@@ -23,7 +23,6 @@ from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from pipelines.sources.shards import verified
 
 MakeDecoder = Callable[[GraphConfig], Decoder]
 
@@ -81,7 +80,7 @@ def check_data(
         except OSError as error:
             raise UserError(f"{file}: cannot be written ({error.strerror}). Name a file that can.") from error
     # Everything: neither a list of before nor a share of the labels hides a file.
-    indices = [load_index(replace(one, bad_list=None, label_fraction=1.0)) for one in sources]
+    indices = [load_index(replace(one, bad_list=None, label_fraction=1.0), verify=True) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []
 
     def advance(here: int) -> None:
@@ -103,7 +102,7 @@ def _bad_files(
     """Path -> reason of what cannot be used, in the order of the index."""
     reasons: dict[int, str] = {}
     done = 0
-    for found, samples, encoded in _read_ahead(replace(index, store=verified(index.store)), graph):
+    for found, samples, encoded in _read_ahead(index, graph):
         undecodable = decoder.faults(encoded) if encoded else {}
         reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
         done += len(found) + len(samples)

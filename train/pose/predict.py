@@ -308,7 +308,7 @@ def _estimate(
     cameras: Sequence[npt.NDArray[np.float32]],
     progress: Progress | None = None,
 ) -> Poses:
-    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
+    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files).read)
     world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from writing import whole_file
 
 Tables = dict[str, npt.NDArray[Any]]
 
@@ -45,20 +46,9 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
         log.warning("%s: the cache cannot be read (%s); reading the annotations again", entry, reason)
     tables = read()
     try:
-        _write(entry, tables)
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(entry, durable=False) as new:
+            np.savez(new, **tables)  # type: ignore[arg-type]  # the stub takes the first name for a flag
     except OSError as error:
         log.info("%s: not written (%s); the next run reads the annotations again", entry, error.strerror)
     return tables
-
-
-def _write(entry: Path, tables: Tables) -> None:
-    """Whole or not at all, also with several ranks at once."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **tables)  # type: ignore[arg-type]  # the stub takes the first name for a flag
-        Path(name).replace(entry)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -5,9 +5,11 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from errors import UserError
-from pipelines.sources.freihand import VERSIONS, _read_arrays, load_freihand
+from pipelines.config import DataConfig
+from pipelines.sources.freihand import VERSIONS, _read_labels, load_freihand
 
 POSES = 20
 EVALUATION = 3
@@ -162,19 +164,22 @@ def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "test"}, "'training' or 'evaluation'"),
-        ({"split": "test"}, "'all', 'train' or 'val'"),
         ({"part": "evaluation", "split": "val"}, "only training is split"),
         ({"versions": ("gs", "green")}, str(VERSIONS[0])),
         ({"versions": ("gs", "gs")}, "each once"),
         ({"versions": ()}, "expected some of"),
-        ({"center_frac": 0}, "above 0"),
         ({"box": "centre"}, "expected 'center', 'joints' or the path"),
     ],
 )
 def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_freihand(root, **options)
+
+
+@pytest.mark.parametrize("options", [{"part": "test"}, {"split": "test"}, {"center_frac": 0}])
+def test_the_configuration_refuses_values_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        DataConfig(**options)
 
 
 def test_joints_box_without_labels_names_the_files(root: Path) -> None:
@@ -189,25 +194,25 @@ def test_too_few_poses_to_split(tmp_path: Path) -> None:
         load_freihand(tmp_path, split="val")
 
 
-def test_arrays_are_read_as_the_json_module_reads_them() -> None:
+def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
     rng = np.random.default_rng(0)
-    rows = (rng.normal(size=(7, 21, 3)) * 10.0 ** rng.integers(-9, 9, (7, 21, 3))).tolist()
-    rows[0][0] = [0, -0.0, 1e-300]
+    rows = (0.5 + rng.random(size=(POSES, 21, 3)) * 10.0 ** rng.integers(-9, 1, (POSES, 21, 3))).tolist()
+    rows[0][0] = [0, -0.0, 1e-9]
+    rows[0][0][2] = 1.0000000000000002
     for text in (json.dumps(rows), json.dumps(rows, indent=2), json.dumps(rows, separators=(",", ":"))):
-        read = _read_arrays(text.encode(), (21, 3))
-        assert read is not None
+        (root / "training_xyz.json").write_text(text)
+        read = _read_labels(root, "training", 4 * POSES, 4)["xyz"]
         np.testing.assert_array_equal(read, np.array(json.loads(text)))
-    scales = _read_arrays(b"[0.1, 0.2]", ())
-    assert scales is not None
-    assert scales.tolist() == [0.1, 0.2]
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "[[1, 2]]", "[[1, 2, 3], [4, 5]]", "[[1, 2, null]]", "[[1, 2, NaN]]", "[[1, 2, 3]", "[[1,, 2]]",
              "[[1, 2-3, 4]]", "[[1 2, 3, 4]]", "[[1, , 3]]", "{}", "[[1, 2, 3]] 4", "[1, [2, 3]]", "[[1, 2, .]]"],
 )  # fmt: skip
-def test_what_is_no_list_of_equal_arrays_is_left_to_the_json_module(text: str) -> None:
-    assert _read_arrays(text.encode(), (3,)) is None
+def test_what_is_no_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
+    (root / "training_xyz.json").write_text(text)
+    with pytest.raises(UserError, match=r"training_xyz\.json: "):
+        load_freihand(root)
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knowing, config = knowing_run(run)
-    index = dataclasses.replace(load_index(config.data).select(np.arange(1)), store=Wide())
+    index = dataclasses.replace(load_index(config.data).select(np.arange(1)), store=Wide().read)
     seen: list[Tensor] = []
     forward = knowing.network.forward
 

@@ -134,7 +134,7 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     rows = torch.cat([torch.arange(20), 50 + torch.arange(18)])
     batch = Batch((), rows, torch.arange(len(rows)), torch.tensor([98, 98]))
     for limits, too_many in (((0.01, 0.2), False), ((0.2, 0.01), True)):
-        quarantine = Quarantine(quiet=True)
+        quarantine = Quarantine()
         quarantine.add(98, Path("48.jpg"), "empty file")
         bad_files = BadFiles(
             join(sources, [1, 1]),
