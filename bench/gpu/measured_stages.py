@@ -18,7 +18,7 @@ from bench.loaders.frames import large_frames
 from bench.loaders.ours import LoaderSettings
 from bench.measure import Rate, memory_mib
 from bench.training import report
-from bench.training.step import StepBench, StepFigures, StepSettings, cached_rate, with_train
+from bench.training.step import StepBench, StepFigures, StepSettings, cached_rate, wait_for, with_train
 from pipelines.sources import load_index
 from train.config.pretraining import Config
 from train.distributed.world import described_world
@@ -136,12 +136,6 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     work()
     wait_for(device)
     return time.perf_counter() - began
-
-
-def wait_for(device: torch.device) -> None:
-    """Until the device has done what is queued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def first_wait(bench: StepBench) -> str | None:

@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 from rich.table import Table
 
 from bench.rows import describe_machine
+from bench.training.step import with_train
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
@@ -228,7 +229,8 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, Worl
         step_s = _step_s(config, world, len(share), repeats)
         alone = World(device=world.device)
         one_s, two_s = (
-            _step_s(_with_batch(config, count * micro_batch), alone, count * micro_batch, repeats) for count in (1, 2)
+            _step_s(with_train(config, batch=count * micro_batch), alone, count * micro_batch, repeats)
+            for count in (1, 2)
         )
         slowest = world.max_(torch.tensor([two_s - one_s, 2 * one_s - two_s, step_s], dtype=torch.float64)).tolist()
     return Measured(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2], load), world
@@ -296,10 +298,6 @@ def this_machine(measured: Measured) -> Cluster:
         micro_batch_s=measured.micro_batch_s,
         fixed_s=measured.fixed_s,
     )
-
-
-def _with_batch(config: Config, batch: int) -> Config:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, batch=batch))
 
 
 def _step_s(config: Config, world: World, count: int, repeats: int) -> float:

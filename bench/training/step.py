@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.loaders.ours import make_loader
 from bench.measure import Interval, Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
 from errors import UserError
-from models.equivariance import build_undo
 from models.losses import nt_xent
-from pipelines.batch import Batch, View
+from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
@@ -29,7 +28,6 @@ from train.pretrain import Pretraining
 from train.steps.contrastive import ContrastiveStep
 from train.steps.free_memory import free_bytes
 from train.steps.graph_memory import with_graph_bytes
-from train.steps.state import PRECISIONS
 from train.steps.stopwatch import Stopwatch
 
 _CACHED: Final = 2
@@ -222,7 +220,7 @@ class StepBench:
                 for _ in range(self._steps_per_look):
                     step(self.batches[number % len(self.batches)])
                     number += 1
-                self._wait_for_device()
+                wait_for(self.world.device)
                 yield self._steps_per_look * self._config.train.batch
 
         return stepping
@@ -231,7 +229,9 @@ class StepBench:
         """Of the network, forward and backward, for both views of one image."""
         batch = self.batches[0]
         images = torch.cat([view.image[:2] for view in batch.views[:2]])
-        with FlopCounterMode(display=False) as counter, self._autocast():
+        dtype = self.state.autocast_dtype
+        autocast = torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype is not None)
+        with FlopCounterMode(display=False) as counter, autocast:
             projection: torch.Tensor = self.state.network(images)
             torch.autograd.backward([projection.float().sum()])
         return float(counter.get_total_flops()) / 2
@@ -247,7 +247,7 @@ class StepBench:
                     with waiting.running(device):
                         batch = next(batches)
                     self.state.step(batch.to(device))
-                self._wait_for_device()
+                wait_for(self.world.device)
                 waited_s = waiting.take_s()
                 if steps >= _SETTLING_STEPS:
                     self._waited_s += waited_s
@@ -258,40 +258,20 @@ class StepBench:
     def _loader(self) -> Loader:
         return make_loader(self._index, self._config, self._config.train.batch, self.world.device)
 
-    def _exact(self, micro_batch: int, recompute: str) -> ContrastiveStep:
-        own = self.state.contrastive
-        return ContrastiveStep(
-            own.network,
-            own.undo,
-            batch=own.batch,
-            micro_batch=micro_batch,
-            temperature=own.temperature,
-            recompute=recompute,  # type: ignore[arg-type]
-            autocast_dtype=own.autocast_dtype,
-            scaler=own.scaler,
-            world=own.world,
-        )
+    def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ContrastiveStep:
+        exact = copy.copy(self.state.contrastive)
+        exact.micro_batch, exact.recompute = micro_batch, recompute
+        return exact
 
     def _averaged(self, batch: Batch) -> None:
         """Losses of small batches, averaged: gradient accumulation as it is usually written."""
         train = self._config.train
-        for parameter in self.state.network.parameters():
-            parameter.grad = None
+        self.state.network.zero_grad()
         count = train.batch // train.micro_batch
         for start in range(0, train.batch, train.micro_batch):
-            first, second = self._embed(self.state.contrastive.network, batch, slice(start, start + train.micro_batch))
+            first, second = self.state.contrastive.embed(batch, slice(start, start + train.micro_batch))
             loss = nt_xent(first, second, self._config.loss.temperature) / count
             self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def _embed(self, network: nn.Module, batch: Batch, rows: slice) -> torch.Tensor:
-        views = [_rows(view, rows) for view in batch.views[:2]]
-        with self._autocast():
-            projection = network(torch.cat([view.image for view in views]))
-        undo = build_undo(self._config.equivariance, self._config.geometry.side_px)
-        matrix = torch.cat([view.matrix for view in views])
-        source_to_view_px = torch.cat([view.source_to_view_px for view in views])
-        projection = projection if projection.dtype == torch.float64 else projection.float()
-        return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
 
     def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
         state = self.state
@@ -307,12 +287,9 @@ class StepBench:
 
     def _whole_batch_fits(self) -> bool:
         train = self._config.train
-        network, rows = self.state.contrastive.network, slice(0, train.micro_batch)
-        _, graph_bytes = with_graph_bytes(
-            network, lambda: self._embed(network, self.batches[0], rows), self.world.device
-        )
-        whole = graph_bytes * (train.batch // train.micro_batch)
-        return whole < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
+        own, rows = self.state.contrastive, slice(0, train.micro_batch)
+        _, graph_bytes = with_graph_bytes(own.network, lambda: own.embed(self.batches[0], rows), self.world.device)
+        return graph_bytes * (train.batch // train.micro_batch) < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
 
     def _peak_mib(self) -> float:
         """Of two cached steps."""
@@ -328,18 +305,12 @@ class StepBench:
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
-    def _autocast(self) -> torch.autocast:
-        dtype = PRECISIONS[self.state.precision][1]
-        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype is not None)
-
     @property
     def _steps_per_look(self) -> int:
         return self._settings.steps_per_sync if self.world.device.type == "cuda" else 1
 
-    def _wait_for_device(self) -> None:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
 
-
-def _rows(view: View, rows: slice) -> View:
-    return View(view.image[rows], view.matrix[rows], view.source_to_view_px[rows])
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
