@@ -59,7 +59,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
                 break
         batches.close()
     settled_s = min(SETTLED_AFTER_S, seconds / 2)
-    steady_state = [held for held in history if held[0] >= settled_s]
+    after_settling = [held for held in history if held[0] >= settled_s]
     return {
         "bench": "soak",
         "machine": describe_machine(),
@@ -68,7 +68,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
         "seconds": round(at_s, 1),
         "images": images,
         "images_per_s": round(images / at_s, 1),
-        **judge(np.median(steady_state[:_WINDOW], axis=0), np.median(steady_state[-_WINDOW:], axis=0)),
+        **judge(*(np.median(held, axis=0).tolist() for held in (after_settling[:_WINDOW], after_settling[-_WINDOW:]))),
         "history": [[round(at_s), round(mib, 1), files] for at_s, mib, files in history[::10]],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def of(folder: Path, source: str = "folder") -> list[str]:
     return ["--set", f"data.source={source}", "--set", f"data.root={folder}"]
 
 
+def _give(given: Any, *arguments: Any) -> Any:
+    return given
+
+
 def never(*arguments: Any, **options: Any) -> None:
     pytest.fail("begins to measure")
 
@@ -49,7 +54,7 @@ def test_a_loader_that_got_slower_fails(
     row = {"verdict": "As it was."}
     monkeypatch.setattr("bench.loaders.compare.compare_loaders", lambda *arguments, **options: row)
     for name, given in {"find_row": row, "require_comparable": None, "as_tables": [], "regression": slower}.items():
-        monkeypatch.setattr(f"bench.loaders.report.{name}", lambda *arguments, given=given: given)
+        monkeypatch.setattr(f"bench.loaders.report.{name}", partial(_give, given))
     assert run_cli("bench-loader", "--compare", "rows.jsonl") == code
     assert capsys.readouterr().err == ("" if slower is None else "error: slower than the row\n")
 
