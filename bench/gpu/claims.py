@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.training.step import StepSettings
-from machine.cores import available_cores
 from train.config.load import load_config
 from train.config.pretraining import Config
 
@@ -38,12 +37,12 @@ class Claim:
 
 
 def at_least(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
-    """A claim on a figure that is large enough."""
+    """That a figure is large enough."""
     return Claim(what, f"{found:.3g} {unit}", f"at least {wanted:g} {unit}", found >= wanted)
 
 
 def at_most(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
-    """A claim on a figure that is small enough."""
+    """That a figure is small enough."""
     return Claim(what, f"{found:.3g} {unit}", f"at most {wanted:g} {unit}", found <= wanted)
 
 
@@ -107,8 +106,3 @@ class Job:
             steps_per_sync=steps_per_sync,
             comparisons=False,
         )
-
-    @property
-    def cores(self) -> int:
-        """Cores that a loader may use."""
-        return available_cores()

@@ -6,8 +6,8 @@ import dataclasses
 import statistics
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -18,9 +18,9 @@ from bench.loaders.frames import large_frames
 from bench.loaders.ours import LoaderSettings
 from bench.measure import Rate, memory_mib
 from bench.training import report
-from bench.training.step import StepBench, StepFigures, StepSettings, cached_rate, wait_for, with_train
+from bench.training.step import StepBench, StepFigures, cached_rate, wait_for, with_train
+from machine.cores import available_cores
 from pipelines.sources import load_index
-from train.config.pretraining import Config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
 
@@ -35,23 +35,14 @@ _OTHERS_SHARE: Final = 0.25
 _LOOK_EVERY_S: Final = 0.02
 
 
-def loader(job: Job) -> Findings:
-    """Sources of 224 pixels."""
-    return _loader(job, "small", repeats=3)
-
-
-def loader_of_large_sources(job: Job) -> Findings:
-    """Sources of 1280 x 720 pixels, a hand in each."""
-    return _loader(job, "large", repeats=2)
-
-
-def _loader(job: Job, sources: str, repeats: int) -> Findings:
+def loader(job: Job, *, sources: str, repeats: int) -> Findings:
+    """The loader beside a step and other loaders, on sources of 224 pixels ("small") or 1280 x 720 ("large")."""
     config = job.config("peclr_rn50.toml", "a100.toml")
     needed = cached_rate(config, job.step_settings())
     if sources == "large":
         config = dataclasses.replace(config, data=large_frames(config.data))
     settings = LoaderSettings(
-        cores=job.cores,
+        cores=available_cores(),
         batch=8 if job.tiny else 256,
         repeats=repeats,
         repeat_s=job.seconds(1),
@@ -77,17 +68,8 @@ def loader_claims(row: dict[str, Any]) -> list[Claim]:
     return made
 
 
-def resnet50(job: Job) -> Findings:
-    """The step of the paper's smaller encoder."""
-    return _step(job, "peclr_rn50.toml", repeats=3)
-
-
-def resnet152(job: Job) -> Findings:
-    """The step of the paper's larger encoder."""
-    return _step(job, "peclr_rn152.toml", repeats=2)  # its steps are long, and so are their compilations
-
-
-def _step(job: Job, file: str, repeats: int) -> Findings:
+def step(job: Job, *, file: str, repeats: int) -> Findings:
+    """The step of a configuration at the batch of 2048, compiled and not."""
     made: list[Claim] = []
     rows = []
     peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
@@ -95,7 +77,7 @@ def _step(job: Job, file: str, repeats: int) -> Findings:
         config = job.config(file, "a100.toml", overrides=["train.precision=bf16"])
         config = with_train(config, compile=compiled)
         settings = job.step_settings(repeats=repeats, repeat_s=2)
-        bench = _bench(config, settings)
+        bench = StepBench(config, load_index(config.data), described_world(config.train.device), settings)
         name = f"{config.encoder.name}{', compiled' if compiled else ''}"
         with progress_bar(name) as progress:
             found = bench.run(progress)
@@ -154,17 +136,7 @@ def first_wait(bench: StepBench) -> str | None:
     return None
 
 
-def card_of_11_gb(job: Job) -> Findings:
-    """The exact batch of ResNet-50 inside the memory of a small card."""
-    return _memory(job, "peclr_rn50.toml", "rtx_11gb.toml", 11e9)
-
-
-def card_of_24_gb(job: Job) -> Findings:
-    """Likewise for ResNet-152."""
-    return _memory(job, "peclr_rn152.toml", "rtx_24gb.toml", 24e9)
-
-
-def _memory(job: Job, encoder: str, overlay: str, card_bytes: float) -> Findings:
+def memory(job: Job, *, encoder: str, overlay: str, card_bytes: float) -> Findings:
     """The exact batch of 2048 as the driver sees it, and what the limit costs.
 
     On a larger card torch is held to what is left of the small one's memory, and the driver is asked what all of the
@@ -175,15 +147,14 @@ def _memory(job: Job, encoder: str, overlay: str, card_bytes: float) -> Findings
     if device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes * (1 - _OTHERS_SHARE) / whole), device)
-    with Highest(device) as highest:
-        small = _rate(job, job.config(encoder, overlay))
+    with bytes_seen(device) as seen:
+        small = _rate_with_loader(job, encoder, overlay)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    large = _rate(job, job.config(encoder, "a100.toml", overrides=["train.compile=false"]))
-    return Findings(
-        memory_claims(encoder, card_bytes, before, highest.bytes, small, large, on_gpu=device.type == "cuda")
-    )
+    large = _rate_with_loader(job, encoder, "a100.toml", overrides=["train.compile=false"])
+    on_gpu = device.type == "cuda"
+    return Findings(memory_claims(encoder, card_bytes, before, max(seen), small, large, on_gpu=on_gpu))
 
 
 def memory_claims(
@@ -199,8 +170,10 @@ def memory_claims(
     ]
 
 
-def _rate(job: Job, config: Config) -> Rate:
-    bench = _bench(config, job.step_settings(repeat_s=2, steps_per_sync=2))
+def _rate_with_loader(job: Job, *files: str, overrides: Sequence[str] = ()) -> Rate:
+    config = job.config(*files, overrides=overrides)
+    settings = job.step_settings(repeat_s=2, steps_per_sync=2)
+    bench = StepBench(config, load_index(config.data), described_world(config.train.device), settings)
     return bench.time([bench.loaded])[0]
 
 
@@ -209,35 +182,19 @@ def bytes_in_use(device: torch.device) -> float:
     return float(torch.cuda.device_memory_used(device)) if device.type == "cuda" else memory_mib() * 2**20
 
 
-class Highest:
-    """Looks again and again at how much of a device is in use.
+@contextmanager
+def bytes_seen(device: torch.device) -> Iterator[list[float]]:
+    """What is in use of a device, looked at again and again meanwhile."""
+    seen, done = [bytes_in_use(device)], threading.Event()
 
-    Attributes:
-        bytes: the most that was seen.
-    """
+    def look() -> None:
+        while not done.wait(_LOOK_EVERY_S):
+            seen.append(bytes_in_use(device))
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.bytes = 0.0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Highest:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while True:
-            self.bytes = max(self.bytes, bytes_in_use(self._device))
-            if self._done.wait(_LOOK_EVERY_S):
-                return
-
-
-def _bench(config: Config, settings: StepSettings) -> StepBench:
-    return StepBench(config, load_index(config.data), described_world(config.train.device), settings)
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        looking.join()

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
@@ -19,8 +20,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu import measured_stages, program_stages
+from bench.gpu import program_stages
 from bench.gpu.claims import Claim, Findings, Job, yes_or_no
+from bench.gpu.measured_stages import loader, memory, step
 from bench.rows import append, describe_machine, read_rows
 from synthetic import make_dataset
 from train.runs.log import configure_logging
@@ -41,12 +43,12 @@ class Stage:
 
 STAGES: Final = {
     "tests": Stage(program_stages.run_tests, 300),
-    "loader": Stage(measured_stages.loader, 300),
-    "loader-large": Stage(measured_stages.loader_of_large_sources, 300),
-    "step-resnet50": Stage(measured_stages.resnet50, 300),
-    "step-resnet152": Stage(measured_stages.resnet152, 400),
-    "memory-11gb": Stage(measured_stages.card_of_11_gb, 120),
-    "memory-24gb": Stage(measured_stages.card_of_24_gb, 180),
+    "loader": Stage(partial(loader, sources="small", repeats=3), 300),
+    "loader-large": Stage(partial(loader, sources="large", repeats=2), 300),
+    "step-resnet50": Stage(partial(step, file="peclr_rn50.toml", repeats=3), 300),
+    "step-resnet152": Stage(partial(step, file="peclr_rn152.toml", repeats=2), 400),  # long steps and compilations
+    "memory-11gb": Stage(partial(memory, encoder="peclr_rn50.toml", overlay="rtx_11gb.toml", card_bytes=11e9), 120),
+    "memory-24gb": Stage(partial(memory, encoder="peclr_rn152.toml", overlay="rtx_24gb.toml", card_bytes=24e9), 180),
     "run": Stage(program_stages.real_run, 590),
 }
 """The most important first."""

@@ -53,7 +53,8 @@ def test_a_loader_that_got_slower_fails(
 ) -> None:
     row = {"verdict": "As it was."}
     monkeypatch.setattr("bench.loaders.compare.compare_loaders", lambda *arguments, **options: row)
-    for name, given in {"find_row": row, "require_comparable": None, "as_tables": [], "regression": slower}.items():
+    answers: dict[str, Any] = {"find_row": row, "require_comparable": None, "as_tables": [], "regression": slower}
+    for name, given in answers.items():
         monkeypatch.setattr(f"bench.loaders.report.{name}", partial(_give, given))
     assert run_cli("bench-loader", "--compare", "rows.jsonl") == code
     assert capsys.readouterr().err == ("" if slower is None else "error: slower than the row\n")
