@@ -315,11 +315,8 @@ def bench_scale(
     measured, world = scaling.measure_scaling(config, repeats=repeats)
     if not world.is_main:
         return
-    work, here = scaling.work_of(config), scaling.this_machine(measured)
-    cluster = described or here
-    projections = list(dict.fromkeys(scaling.project(work, cluster, count) for count in counts))  # more have no work
-    row = scaling.as_json(measured, work, here, cluster, projections)
-    tell(row, scaling.summary(measured, work, here), scaling.as_table(projections, work, cluster))
+    row = scaling.as_json(measured, scaling.work_of(config), described, counts)
+    tell(row, scaling.summary(row), scaling.as_table(row))
 
 
 @click.command("bench-docs")

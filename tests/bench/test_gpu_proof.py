@@ -19,7 +19,6 @@ from rich.console import Console
 
 from bench.gpu import measured_stages, program_stages, prove
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
-from bench.gpu.prove import Stage
 from bench.measure import Rate
 from bench.training.step import StepFigures
 from tests.command_line import run_cli
@@ -176,7 +175,7 @@ def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: p
     monkeypatch.setattr(prove, "_START", "fork")  # these stages need no fresh process, which takes seconds
     job.out.mkdir()
     stages = {"broken": (broken, 60), "gone": (gone, 60), "hanging": (hanging, 3), "good": (good, 60)}
-    rows = [prove.prove_stage(name, Stage(*stage), job) for name, stage in stages.items()]
+    rows = [prove.prove_stage(name, *stage, job) for name, stage in stages.items()]
     told = {row["stage"]: [(claim["found"], claim["holds"]) for claim in row["claims"]] for row in rows}
     assert told == {
         "broken": [("CUDA error: out of memory", False)],
@@ -204,7 +203,7 @@ def test_a_stage_ends_with_what_runs_it(job: Job, monkeypatch: pytest.MonkeyPatc
     signal.setitimer(signal.ITIMER_REAL, 2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            prove.prove_stage("hanging", Stage(hanging, 60), job)
+            prove.prove_stage("hanging", hanging, 60, job)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert_gone(int((job.out / "child").read_text()))
@@ -245,7 +244,7 @@ def test_proved_is_what_holds_throughout(
 ) -> None:
     found = [{"what": what, "found": "1", "wanted": "2", "holds": holds} for what, holds in claims]
     row = {"stage": "run", "seconds": 1.0, "machine": {"gpu": "card"}, "claims": found}
-    monkeypatch.setattr(prove, "prove_stage", lambda name, stage, job: row)
+    monkeypatch.setattr(prove, "prove_stage", lambda name, stage, limit_s, job: row)
     monkeypatch.setattr(prove, "make_dataset", lambda *arguments, **options: None)
     assert prove.prove(["run"], Job(tmp_path, tmp_path, tiny)) is proved
 
