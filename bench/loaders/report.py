@@ -106,17 +106,14 @@ def require_comparable(before: Row, now: Row) -> None:
     Raises:
         UserError: they are of different machines, settings or sources.
     """
-    for name, was, found in _conditions(before, now):
+    conditions = [("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")]
+    compared = [(key, before[table][key], now[table][key]) for table, key in conditions]
+    compared.append(("sources", before.get("sources", "small"), now.get("sources", "small")))
+    made = before["config"].keys() & {"geometry", "colour", "appearance"}  # what is made; not how
+    compared += [(table, before["config"][table], now["config"][table]) for table in made]
+    for name, was, found in compared:
         if was != found:
             raise UserError(f"--compare: the row was measured with {name} = {was!r}, this run with {found!r}")
-
-
-def _conditions(before: Row, now: Row) -> Iterator[tuple[str, Any, Any]]:
-    for table, key in (("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")):
-        yield key, before[table][key], now[table][key]
-    yield "sources", before.get("sources", "small"), now.get("sources", "small")
-    for table in before["config"].keys() & {"geometry", "colour", "appearance"}:  # what is made; not how
-        yield table, before["config"][table], now["config"][table]
 
 
 def regression(before: Row, now: Row) -> str | None:

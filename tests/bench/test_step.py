@@ -50,7 +50,7 @@ def one_step_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
         images = next(batches)
         assert isinstance(batches, Generator)
         batches.close()
-        return measure._Repeat(images, 1.0, 1.0, 1.0)
+        return images, 1.0, 1.0, 1.0
 
     monkeypatch.setattr(measure, "_repeat", repeat)
     monkeypatch.setattr(step, "_SETTLING_STEPS", 0)
