@@ -30,13 +30,7 @@ class Interval:
 
 
 def interval_of_mean(values: Sequence[float]) -> Interval:
-    """Mean of independent repeats and its 95 % interval (Student's t).
-
-    Raises:
-        ValueError: for fewer than two, which have no interval.
-    """
-    if len(values) < 2:
-        raise ValueError(f"repeats is {len(values)}; an interval needs at least 2")
+    """Mean of independent repeats, at least two, and its 95 % interval (Student's t)."""
     mean = statistics.fmean(values)
     half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)

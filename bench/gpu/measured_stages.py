@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch.utils.benchmark import Timer
 
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.loaders.compare import compare_loaders
@@ -107,17 +106,8 @@ def step_claims(name: str, found: StepFigures, peak_flop_per_s: float, waits: st
 def matrix_peak(device: torch.device, side: int) -> float:
     """FLOP/s of a product of two square bfloat16 matrices of normal numbers: what the card gives at best."""
     first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    seconds = [seconds_of(lambda: torch.mm(first, second), device) for _ in range(13)]
-    return float(2 * side**3 / statistics.median(seconds[3:]))
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """How long some work takes, waited for."""
-    wait_for(device)
-    began = time.perf_counter()
-    work()
-    wait_for(device)
-    return time.perf_counter() - began
+    product = Timer("torch.mm(first, second)", globals={"torch": torch, "first": first, "second": second})
+    return 2 * side**3 / product.blocked_autorange().median
 
 
 def first_wait(bench: StepBench) -> str | None:

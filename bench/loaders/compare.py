@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, astuple, replace
@@ -27,7 +26,6 @@ from bench.loaders.parts import Part, parts_of_loader
 from bench.loaders.peers import installed_peers
 from bench.loaders.verdict import PageCache, verdict
 from bench.measure import (
-    Interval,
     Progress,
     Rate,
     Start,
@@ -158,8 +156,8 @@ def _entry(one: Part, rate: Rate, ours: Rate) -> Row:
     }
 
 
-def _rounded(values: Sequence[float]) -> list[float | None]:
-    return [round(value, 1) if math.isfinite(value) else None for value in values]
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 1) for value in values]
 
 
 def _passes(start: Start, paths: Sequence[Path], settings: LoaderSettings) -> PageCache:
@@ -180,8 +178,4 @@ def _passes(start: Start, paths: Sequence[Path], settings: LoaderSettings) -> Pa
             if isinstance(making, Generator):
                 making.close()
     size = sum(path.stat().st_size for path in paths) / len(paths)
-    return PageCache(_interval(rates[False]), _interval(rates[True]), size)
-
-
-def _interval(rates: Sequence[float]) -> Interval:
-    return interval_of_mean(rates) if len(rates) > 1 else Interval(rates[0], float("-inf"), float("inf"))
+    return PageCache(interval_of_mean(rates[False]), interval_of_mean(rates[True]), size)
