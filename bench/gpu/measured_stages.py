@@ -17,7 +17,7 @@ from bench.loaders.frames import large_frames
 from bench.loaders.ours import LoaderSettings
 from bench.measure import Rate, memory_mib
 from bench.training import report
-from bench.training.step import StepBench, StepFigures, cached_rate, wait_for, with_train
+from bench.training.step import Row, StepBench, cached_rate, wait_for, with_train
 from machine.cores import available_cores
 from pipelines.sources import load_index
 from train.distributed.world import described_world
@@ -87,18 +87,19 @@ def step(job: Job, *, file: str, repeats: int) -> Findings:
     return Findings(made, {"train": rows}, {"matrix_peak_flop_per_s": peak})
 
 
-def step_claims(name: str, found: StepFigures, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
+def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
     """The loader and the optimiser do not show, and nothing in a step waits for the device."""
-    achieved = f"{found.flop_per_s / 1e12:.1f} TFLOP/s, {found.flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
-    with_loader = found.rates["cached"].over(found.rates["loaded"]).mean
+    flop_per_s = found["model_flop_per_s"]
+    achieved = f"{flop_per_s / 1e12:.1f} TFLOP/s, {flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
+    with_loader = 1 / (1 - found["loader_share"])
     return [
         at_most(f"{name}: step with the loader over step with batches at hand", with_loader, 1.01),
-        at_most(f"{name}: of the time with the loader, waited", 100 * found.waited_share, 1, "%"),
-        at_most(f"{name}: of the step, LARS and Adam", 100 * found.optimizer_share, 3, "%"),
+        at_most(f"{name}: of the time with the loader, waited", 100 * found["waited_share"], 1, "%"),
+        at_most(f"{name}: of the step, LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
         Claim(f"{name}: waits for the device in a step", waits or "none", "none", waits is None)
-        if found.device.startswith("cuda")
+        if found["device"].startswith("cuda")
         else looked_at(f"{name}: waits for the device in a step", "not to be seen on a CPU"),
-        looked_at(f"{name}: step of {found.batch}, recompute = {found.recompute}", f"{found.step_s.mean:.4f} s"),
+        looked_at(f"{name}: step of {found['batch']}, recompute = {found['recompute']}", f"{found['step_s'][0]:.4f} s"),
         looked_at(f"{name}: model FLOP/s", achieved),
     ]
 

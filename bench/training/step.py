@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.loaders.ours import make_loader
-from bench.measure import Interval, Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
+from bench.measure import Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
 from errors import UserError
 from models.losses import nt_xent
 from pipelines.batch import Batch
@@ -29,6 +29,8 @@ from train.steps.contrastive import ContrastiveStep
 from train.steps.free_memory import free_bytes
 from train.steps.graph_memory import with_graph_bytes
 from train.steps.stopwatch import Stopwatch
+
+Row = dict[str, Any]
 
 _CACHED: Final = 2
 """Batches at hand, which take turns."""
@@ -55,69 +57,10 @@ class StepSettings(Rounds):
     comparisons: bool = True
 
 
-@dataclass(frozen=True)
-class StepFigures:
-    """What was measured in one precision.
-
-    Attributes:
-        precision: of the step.
-        device: of the step.
-        batch: images in a step.
-        micro_batch: images that go through the network together.
-        recompute: how the exact gradient was made, "never" or "always".
-        rates: images/s of ways to step. The last three are there where they were asked for, and "plain" if it fits.
-
-            - "cached": on batches that are there already.
-            - "loaded": on batches of the loader.
-            - "gradient": cached, without the optimiser.
-            - "recomputed": cached, with recompute = "always".
-            - "averaged": cached; micro-batches each with a loss of its own, averaged, as in the authors' code: another
-              function, with fewer negatives.
-            - "plain": cached, on the whole batch at once, without micro-batches.
-        waited_share: of the time with the loader, what the device waited for its next batch.
-        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
-            what is computed a second time does not count.
-        peak_memory_mib: of the cached step; on a GPU what torch allocated at most, on a CPU the process's largest
-            resident set.
-        device_memory_mib: on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
-    """
-
-    precision: str
-    device: str
-    batch: int
-    micro_batch: int
-    recompute: str
-    rates: dict[str, Rate]
-    waited_share: float
-    flop_per_image: float
-    peak_memory_mib: float
-    device_memory_mib: float | None
-
-    @property
-    def step_s(self) -> Interval:
-        """Seconds of a cached step."""
-        return interval_of_mean([self.batch / rate for rate in self.rates["cached"].images_per_s])
-
-    @property
-    def flop_per_s(self) -> float:
-        """Model FLOP/s of the cached step."""
-        return self.flop_per_image * self.rates["cached"].mean
-
-    @property
-    def optimizer_share(self) -> float:
-        """Of the cached step, what the optimiser takes."""
-        return 1 - self.rates["cached"].over(self.rates["gradient"]).mean
-
-    @property
-    def loader_share(self) -> float:
-        """Of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores."""
-        return 1 - self.rates["loaded"].over(self.rates["cached"]).mean
-
-
 def bench_train(
     config: Config, precisions: Sequence[str], settings: StepSettings, progress: Progress = no_progress
-) -> list[StepFigures]:
-    """Measure the training step as configured, in each precision.
+) -> list[Row]:
+    """Measure the training step as configured, in each precision; what was found in each, see `StepBench.run`.
 
     Raises:
         UserError: the data or the device cannot be used.
@@ -161,6 +104,38 @@ def cached_rate(config: Config, settings: StepSettings) -> Rate:
     return rate
 
 
+def figures_of(rates: Mapping[str, Rate], batch: int, flop_per_image: float) -> Row:
+    """What follows from ways to step.
+
+    "step_s" is the cached step's mean and interval; "optimizer_share" what the optimiser takes of it; "loader_share",
+    of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores.
+
+    Args:
+        rates: images/s of steps on batches that are there already ("cached"), on batches of the loader ("loaded"),
+            cached without the optimiser ("gradient"), and of others.
+        batch: images in a step.
+        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
+            what is computed a second time does not count.
+    """
+    cached = rates["cached"]
+    step_s = interval_of_mean([batch / rate for rate in cached.images_per_s])
+    return {
+        "step_s": [round(edge, 5) for edge in astuple(step_s)],
+        "images_per_s": {
+            name: {
+                "mean": round(rate.mean, 2),
+                "interval": [round(edge, 2) for edge in rate.interval],
+                "repeats": [round(value, 2) for value in rate.images_per_s],
+            }
+            for name, rate in rates.items()
+        },
+        "loader_share": round(1 - rates["loaded"].over(cached).mean, 4),
+        "optimizer_share": round(1 - cached.over(rates["gradient"]).mean, 4),
+        "flop_per_image": round(flop_per_image),
+        "model_flop_per_s": round(flop_per_image * cached.mean),
+    }
+
+
 def with_train(config: Config, **changed: object) -> Config:
     """The same with other keys of its table `train`."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))  # type: ignore[arg-type]
@@ -178,8 +153,20 @@ class StepBench:
             self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
         self._waited_s, self._looped_s = 0.0, 0.0
 
-    def run(self, progress: Progress) -> StepFigures:
-        """All figures of this precision."""
+    def run(self, progress: Progress) -> Row:
+        """All figures of this precision, as a row of `bench-train` has them.
+
+        "images_per_s" holds those of `figures_of`, and, where they were asked for, "plain" only if it fits:
+
+        - "recomputed": cached, with recompute = "always".
+        - "averaged": cached; micro-batches each with a loss of its own, averaged, as in the authors' code: another
+          function, with fewer negatives.
+        - "plain": cached, on the whole batch at once, without micro-batches.
+
+        Of the time with the loader, "waited_share" is what the device waited for its next batch. "peak_memory_mib" is
+        of the cached step: on a GPU what torch allocated at most, on a CPU the process's largest resident set.
+        "device_memory_mib" is on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
+        """
         train = self._config.train
         peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
         ways = {
@@ -194,18 +181,17 @@ class StepBench:
                 ways["plain"] = self.steps(self._then_optimizer(self._exact(train.batch, "never")))
         rates = dict(zip(ways, self.time(list(ways.values()), progress), strict=True))
         on_gpu = self.world.device.type == "cuda"
-        return StepFigures(
-            precision=self.state.precision,
-            device=str(self.world.device),
-            batch=train.batch,
-            micro_batch=train.micro_batch,
-            recompute=self.state.contrastive.recompute,
-            rates=rates,
-            waited_share=self._waited_s / self._looped_s,
-            flop_per_image=self.flop_per_image(),
-            peak_memory_mib=peak_mib,
-            device_memory_mib=torch.cuda.device_memory_used(self.world.device) / 2**20 if on_gpu else None,
-        )
+        return {
+            "precision": self.state.precision,
+            "device": str(self.world.device),
+            "batch": train.batch,
+            "micro_batch": train.micro_batch,
+            "recompute": self.state.contrastive.recompute,
+            **figures_of(rates, train.batch, self.flop_per_image()),
+            "waited_share": round(self._waited_s / self._looped_s, 5),
+            "peak_memory_mib": round(peak_mib),
+            "device_memory_mib": round(torch.cuda.device_memory_used(self.world.device) / 2**20) if on_gpu else None,
+        }
 
     def time(self, ways: Sequence[Start], progress: Progress = no_progress) -> list[Rate]:
         """Time ways to step, taking turns."""

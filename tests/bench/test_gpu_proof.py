@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from rich.console import Console
 from bench.gpu import measured_stages, program_stages, prove
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.measure import Rate
-from bench.training.step import StepFigures
+from bench.training.step import Row, figures_of
 from tests.command_line import run_cli
 
 
@@ -61,14 +60,12 @@ def test_the_loader_is_held_against_the_step_and_its_peers() -> None:
     assert "2 threads" in measured_stages.loader_claims(few)[0].what
 
 
-def step_figures(**changed: Any) -> StepFigures:
+def step_figures(**changed: Any) -> Row:
     rates = {"cached": 1000.0, "loaded": 995.0, "gradient": 1020.0}
     rates |= {name: changed.pop(name) for name in rates.keys() & changed.keys()}
-    figures = StepFigures(
-        "bf16", "cuda:0", 2048, 128, "never", {name: rate(images_per_s) for name, images_per_s in rates.items()},
-        waited_share=0.005, flop_per_image=2e9, peak_memory_mib=1, device_memory_mib=1,
-    )  # fmt: skip
-    return dataclasses.replace(figures, **changed)
+    figures = figures_of({name: rate(images_per_s) for name, images_per_s in rates.items()}, 2048, 2e9)
+    sizes = {"device": "cuda:0", "batch": 2048, "recompute": "never", "waited_share": 0.005}
+    return {**figures, **sizes, **changed}
 
 
 def test_what_the_loader_and_the_optimiser_add_to_a_step() -> None:
