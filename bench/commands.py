@@ -104,13 +104,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
 @click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
-@click.option(
-    "--plot",
-    type=FILE,
-    callback=_picture,
-    metavar="OUT.png",
-    help="Draw what was found.",
-)
+@click.option("--plot", type=FILE, callback=_picture, metavar="OUT.png", help="Draw what was found.")
 @output_options
 @click.option(
     "--compare",

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from bench.gpu.claims import yes_or_no
 from bench.rows import read_rows
+from bench.training.report import FIGURES
 from errors import UserError
 from train.pictures import save_figure
 from train.pose.metrics import METRICS
@@ -124,30 +125,13 @@ def _figure(value: Any) -> str:
 def _train(results: Path) -> str:
     row = _last(results / "train.jsonl", _on_cpu)
     encoder, geometry = row["config"]["encoder"], row["config"]["geometry"]
-    lines = [
-        (
-            one["precision"],
-            f"{one['step_s'][0]:.3f} ({one['step_s'][1]:.3f} to {one['step_s'][2]:.3f})",
-            f"{one['images_per_s']['cached']['mean']:.1f}",
-            f"{one['images_per_s']['loaded']['mean']:.1f}",
-            f"{one['waited_share']:.2%}",
-            f"{one['optimizer_share']:.1%}",
-            f"{one['model_flop_per_s'] / 1e12:.3f}",
-            f"{one['peak_memory_mib']}",
-            _over(one, "plain"),
-            _over(one, "averaged"),
-        )
-        for one in row["precisions"]
-    ]
-    heads = (
-        "precision", "step s", "images/s at hand", "images/s with the loader", "waited", "optimiser",
-        "model TFLOP/s", "peak MiB", "over the plain step", "over averaged small batches",
-    )  # fmt: skip
     first = row["precisions"][0]
     said = (
         f"{_measured_on(row)}, {encoder['name']} at {geometry['side_px']} pixels, batches of {first['batch']} in "
         f"micro-batches of {first['micro_batch']}."
     )
+    heads = ("", *(one["precision"] for one in row["precisions"]))
+    lines = [(name, *map(cell, row["precisions"])) for name, cell in FIGURES.items()]
     return f"{said}\n\n{_markdown(heads, lines)}"
 
 
@@ -335,11 +319,6 @@ def _machine(row: Row) -> str:
 
 def _ratio(ratio: Sequence[float]) -> str:
     return f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})"
-
-
-def _over(one: Row, other: str) -> str:
-    rates = one["images_per_s"]
-    return f"{rates[other]['mean'] / rates['cached']['mean']:.2f} x" if other in rates else "not measured"
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

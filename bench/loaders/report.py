@@ -54,13 +54,10 @@ def _table(title: str, entries: Sequence[Row]) -> Table:
 
 def save_plot(row: Row, out: Path) -> None:
     """Bars of everything that was measured, with intervals."""
-    colours = [
-        _OURS,
-        *[_PEER] * (len(row["loaders"]) - 1),
-        *[_PART] * len(row["stages"]),
-        *[_OURS] * len(row["threads"]),
-    ]
-    entries = [*row["loaders"], *row["stages"], *row["threads"].values()]
+    threads = row["threads"].values()
+    groups = [(row["loaders"][:1], _OURS), (row["loaders"][1:], _PEER), (row["stages"], _PART), (threads, _OURS)]
+    entries = [entry for group, _ in groups for entry in group]
+    colours = [colour for group, colour in groups for _ in group]
     figure = Figure(figsize=(9, 0.42 * len(entries) + 1.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -35,7 +35,7 @@ def _overhead(one: Row, slower: str, than: str) -> str:
     return f"{_span(astuple(rates[than].over(rates[slower])), 2)} x"
 
 
-_LINES: Final[Mapping[str, Callable[[Row], str]]] = {
+FIGURES: Final[Mapping[str, Callable[[Row], str]]] = {
     "step, batches at hand (s)": lambda one: _span(one["step_s"], 3),
     "images/s, batches at hand": lambda one: _rate(one, "cached"),
     "images/s, with the loader": lambda one: _rate(one, "loaded"),
@@ -53,6 +53,7 @@ _LINES: Final[Mapping[str, Callable[[Row], str]]] = {
     "exact batch over averaged small ones": lambda one: _overhead(one, "cached", "averaged"),
     "recomputed over averaged small ones": lambda one: _overhead(one, "recomputed", "averaged"),
 }
+"""The lines of a table of precisions: what of an entry stands in each."""
 
 
 def as_table(figures: Sequence[Row]) -> Table:
@@ -63,7 +64,7 @@ def as_table(figures: Sequence[Row]) -> Table:
     table.add_column("", no_wrap=True)
     for one in figures:
         table.add_column(one["precision"], justify="right", no_wrap=True)
-    for name, cell in _LINES.items():
+    for name, cell in FIGURES.items():
         table.add_row(name, *map(cell, figures))
     return table
 
