@@ -13,8 +13,7 @@ from typing import Any, Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.gpu.claims import yes_or_no
-from bench.rows import read_rows
+from bench.rows import read_rows, yes_or_no
 from bench.training.report import FIGURES
 from errors import UserError
 from train.pictures import save_figure

@@ -51,11 +51,6 @@ def looked_at(what: str, found: str) -> Claim:
     return Claim(what, found, "-", None)
 
 
-def yes_or_no(holds: bool | None) -> str:
-    """Whether a claim holds, in a word."""
-    return {True: "yes", False: "NO", None: ""}[holds]
-
-
 @dataclass(frozen=True)
 class Findings:
     """What a stage found.

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gpu import program_stages
-from bench.gpu.claims import Claim, Findings, Job, yes_or_no
+from bench.gpu.claims import Claim, Findings, Job
 from bench.gpu.measured_stages import loader, memory, step
-from bench.rows import append, describe_machine, read_rows
+from bench.rows import append, describe_machine, read_rows, yes_or_no
 from synthetic import make_dataset
 from train.runs.log import configure_logging
 

@@ -31,7 +31,6 @@ class LoaderSettings(Rounds):
     Attributes:
         cores: that everything is limited to.
         batch: images in a batch.
-        repeats: see `Rounds`.
         peers: whether to measure what people use instead.
         only_peers: the names of those to measure; none: all that are installed.
         passes: over all files, warm and cold; 0 for none, else at least 2, for an interval.
