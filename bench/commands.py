@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,10 +70,18 @@ def record_option(command: F) -> F:
     return click.option("--record", type=FILE, callback=_rows, help="Append the JSON to this file, a line.")(command)
 
 
-def output_options(command: F) -> F:
-    """`--json` and `--record`, as every command that measures takes them."""
-    help = "Print everything as JSON instead of a table."
-    return click.option("--json", "as_json", is_flag=True, help=help)(record_option(command))
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--json` and `--record`, as every command that measures takes them; it gets `tell`, which obeys both."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+    @record_option
+    @wraps(command)
+    def with_output(as_json: bool, record: Path | None, **options: Any) -> None:
+        from bench.rows import tell
+
+        command(**options, tell=partial(tell, as_json=as_json, record=record))
+
+    return with_output
 
 
 def rounds_options(repeats: int) -> Callable[[F], F]:
@@ -94,13 +104,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
 @click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
-@click.option(
-    "--plot",
-    type=FILE,
-    callback=_picture,
-    metavar="OUT.png",
-    help="Draw what was found.",
-)
+@click.option("--plot", type=FILE, callback=_picture, metavar="OUT.png", help="Draw what was found.")
 @output_options
 @click.option(
     "--compare",
@@ -127,12 +131,11 @@ def bench_loader(
     large: bool,
     step: bool,
     plot: Path | None,
-    as_json: bool,
-    record: Path | None,
     compare: str | None,
     tune: bool,
     soak_minutes: float | None,
     first_batch: bool,
+    tell: Callable[..., None],
 ) -> None:
     """Is training loader-bound, and by what? Our loader, its parts, and other loaders, on the same cores in one run.
 
@@ -148,28 +151,52 @@ def bench_loader(
     if len(instead) > 1:
         raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
     config = pretraining_config(files, overrides)
-    from bench import run
+    from bench.loaders import first_batch as beginning
+    from bench.loaders import report, soak
+    from bench.loaders import tune as tuning
+    from bench.loaders.compare import compare_loaders, conditions
+    from bench.loaders.frames import large_frames
     from bench.loaders.ours import LoaderSettings
+    from bench.training.step import StepSettings, cached_rate
     from machine.cores import available_cores
-    from train.runs.log import configure_logging
+    from train.distributed.world import described_world
+    from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
     settings = LoaderSettings(
         cores=cores or available_cores(), batch=batch, repeats=repeats, repeat_s=seconds, peers=peers
     )
+    device = described_world(config.train.device).device
     if tune:
-        click.echo(run.tune_loader(config, settings), nl=False)
-    elif soak_minutes is not None:
-        sys.exit(0 if run.soak_loader(config, settings, soak_minutes, as_json=as_json, record=record) else 1)
-    elif first_batch:
-        run.time_first_batch(config, settings, as_json=as_json, record=record)
-    else:
-        slower = run.bench_loader(
-            config, settings, large=large, step_too=step, plot=plot, compare=compare, as_json=as_json, record=record
-        )
-        if slower is not None:
-            click.echo(f"error: {slower}", err=True)
-            sys.exit(1)
+        with progress_bar("tuning") as progress:
+            best = tuning.tune(config, settings, device, progress)
+        click.echo(tuning.as_toml(*best), nl=False)
+        return
+    if soak_minutes is not None:
+        with progress_bar("soaking (s)") as progress:
+            row = soak.soak(config, settings, soak_minutes * 60, progress)
+        tell(row, soak.summary(row))
+        sys.exit(0 if row["steady"] else 1)
+    if first_batch:
+        row = beginning.first_batch(config, settings)
+        tell(row, beginning.summary(row))
+        return
+    before = report.find_row(compare) if compare is not None else None
+    if large:
+        config = dataclasses.replace(config, data=large_frames(config.data))
+    sources = "large" if large else "small"
+    if before is not None:
+        report.require_comparable(before, conditions(config, settings, sources))
+    needed = cached_rate(config, StepSettings()) if step else None
+    with progress_bar("measuring") as progress:
+        row = compare_loaders(config, settings, device=device, sources=sources, step=needed, progress=progress)
+    tell(row, *report.as_tables(row), row["verdict"])
+    if plot is not None:
+        report.save_plot(row, plot)
+    slower = report.regression(before, row) if before is not None else None
+    if slower is not None:
+        click.echo(f"error: {slower}", err=True)
+        sys.exit(1)
 
 
 @click.command("bench-train")
@@ -189,8 +216,7 @@ def bench_train(
     precisions: Sequence[str],
     repeats: int,
     seconds: float,
-    as_json: bool,
-    record: Path | None,
+    tell: Callable[..., None],
 ) -> None:
     """Measure the training step: with batches at hand, with the loader, and what the exact large batch costs.
 
@@ -199,13 +225,18 @@ def bench_train(
       python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
     """
     config = pretraining_config(files, overrides)
-    from bench import run
-    from bench.training.step import StepSettings
-    from train.runs.log import configure_logging
+    from bench.training import report, step
+    from train.distributed.world import described_world
+    from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
-    settings = StepSettings(repeats=repeats, repeat_s=seconds)
-    run.bench_train(config, precisions, settings, as_json=as_json, record=record)
+    settings = step.StepSettings(repeats=repeats, repeat_s=seconds)
+    if not precisions:
+        device = described_world(config.train.device).device
+        precisions = ("fp32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16")
+    with progress_bar("stepping") as progress:
+        found = step.bench_train(config, precisions, settings, progress)
+    tell(report.as_json(found, config, settings), report.as_table(found))
 
 
 @click.command("bench-gpu")
@@ -257,8 +288,7 @@ def bench_scale(
     cluster_file: Path | None,
     nodes: str,
     repeats: int,
-    as_json: bool,
-    record: Path | None,
+    tell: Callable[..., None],
 ) -> None:
     """Measure the step and the exchanges between the ranks at hand, and project to more nodes.
 
@@ -272,9 +302,15 @@ def bench_scale(
         raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")
     config = pretraining_config(files, overrides)
     counts = [int(word) for word in nodes.split(",")]
-    from bench import run
+    from bench.training import scaling
+    from train.config.load import load_config
 
-    run.bench_scale(config, cluster_file, counts, repeats, as_json=as_json, record=record)
+    described = load_config(scaling.Cluster, [cluster_file], []) if cluster_file is not None else None
+    measured, world = scaling.measure_scaling(config, repeats=repeats)
+    if not world.is_main:
+        return
+    row = scaling.as_json(measured, scaling.work_of(config), described, counts)
+    tell(row, scaling.summary(row), scaling.as_table(row))
 
 
 @click.command("bench-docs")

@@ -13,8 +13,8 @@ from typing import Any, Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.gpu.claims import yes_or_no
-from bench.rows import read_rows
+from bench.rows import read_rows, yes_or_no
+from bench.training.report import FIGURES
 from errors import UserError
 from train.pictures import save_figure
 from train.pose.metrics import METRICS
@@ -27,21 +27,12 @@ _BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 
 def write_docs(results: Path, docs: Path) -> str:
-    """Make the tables of all pages and the picture anew.
-
-    Args:
-        results: the folder of rows.
-        docs: the folder of pages; README.md lies beside it.
-
-    Returns:
-        What was done, for people.
-    """
+    """Make anew the tables of a folder of pages and of the README.md beside it, and the picture; says what was done."""
     done = []
     for page in pages_with_tables(docs):
         write_text(page, write_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
-    claims = comparisons(results)
-    if claims:
+    if claims := comparisons(results):
         picture = docs / "images" / "experiment_hands.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         save_comparisons(claims, picture)
@@ -65,57 +56,47 @@ def write_tables(text: str, results: Path) -> str:
     def made(block: re.Match[str]) -> str:
         if block[2] not in _TABLES:
             raise UserError(f"<!-- rows: {block[2]} -->: known are {', '.join(_TABLES)}")
-        return f"{block[1]}\n{_TABLES[block[2]](results)}\n{block[3]}"
+        try:
+            table = _TABLES[block[2]](results)
+        except _NoRowError as none:
+            table = f"No row yet{none}.\n"
+        return f"{block[1]}\n{table}\n{block[3]}"
 
     return _BLOCK.sub(made, text)
 
 
-def _loader_row(results: Path, sources: str) -> Row | None:
-    file = results / "loader.jsonl"
-    return _last(file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
+class _NoRowError(LookupError):
+    """Nothing that a table shows has been measured yet."""
 
 
-def _loader(sources: str, part: str) -> Callable[[Path], str]:
+def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
+    """Of the newest row of such sources: its loaders or its stages, all figures or those for the README."""
+
     def table(results: Path) -> str:
-        row = _loader_row(results, sources)
-        if row is None:
-            return "No row yet.\n"
+        file = results / "loader.jsonl"
+        row = _last(file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
         lines = [
             (
                 entry["name"],
                 f"{entry['images_per_s']:.0f}",
                 f"{entry['interval'][0]:.0f} to {entry['interval'][1]:.0f}",
                 f"{entry['cpu_ms_per_image']:.3f}",
-                _ratio(entry.get("ours_is")),
+                _ratio(entry["ours_is"]) if "ours_is" in entry else "-",
             )
             for entry in row[part]
         ]
-        heads = ("", "images/s", "95 % interval", "CPU ms per image", "this loader is")
-        said = f"\n{row['verdict']}\n" if part == "loaders" and "verdict" in row else ""
-        return f"{_measured_on(row)}\n\n{_markdown(heads, lines)}{said}"
-
-    return table
-
-
-def _loader_in_short(sources: str) -> Callable[[Path], str]:
-    """Of the same row as `_loader`, for the README."""
-
-    def table(results: Path) -> str:
-        row = _loader_row(results, sources)
-        if row is None:
-            return "No row yet.\n"
-        lines = [
-            (entry["name"], f"{entry['images_per_s']:.0f}", _ratio(entry.get("ours_is"))) for entry in row["loaders"]
-        ]
-        return f"{_measured_on(row)}\n\n{_markdown(('loader', 'images/s', 'this loader is (95 %)'), lines)}"
+        if short:
+            shown = _markdown(("loader", "images/s", "this loader is (95 %)"), [line[:2] + line[4:] for line in lines])
+        else:
+            shown = _markdown(("", "images/s", "95 % interval", "CPU ms per image", "this loader is"), lines)
+        said = f"\n{row['verdict']}\n" if part == "loaders" and "verdict" in row and not short else ""
+        return f"{_measured_on(row)}\n\n{shown}{said}"
 
     return table
 
 
 def _first_batch(results: Path) -> str:
-    row = _last(results / "first_batch.jsonl", lambda row: True)
-    if row is None:
-        return "No row yet.\n"
+    row = _last(results / "first_batch.jsonl")
     return (
         f"{_measured_on(row)}: an index of {row['images']} images takes {row['index_s']:.2f} s, and from building the "
         f"loader to its first batch of {row['settings']['batch']} images it takes {row['first_batch_s']:.2f} s.\n"
@@ -131,7 +112,9 @@ def _proofs(results: Path) -> str:
         for row in {row.get("proof"): row for row in _rows(file)}.values():
             figures = ", ".join(f"{name.replace('_', ' ')} {_figure(row[name])}" for name in row if name not in _HEAD)
             lines.append((f"{row['place']}, {row['machine']['date']}", figures))
-    return _markdown(("row", "figures"), lines) if lines else "No row yet.\n"
+    if not lines:
+        raise _NoRowError
+    return _markdown(("row", "figures"), lines)
 
 
 def _figure(value: Any) -> str:
@@ -139,41 +122,20 @@ def _figure(value: Any) -> str:
 
 
 def _train(results: Path) -> str:
-    row = _last(results / "train.jsonl", lambda row: _on_cpu(row) and row["bench"] == "train")
-    if row is None:
-        return "No row yet.\n"
+    row = _last(results / "train.jsonl", _on_cpu)
     encoder, geometry = row["config"]["encoder"], row["config"]["geometry"]
-    lines = [
-        (
-            one["precision"],
-            f"{one['step_s'][0]:.3f} ({one['step_s'][1]:.3f} to {one['step_s'][2]:.3f})",
-            f"{one['images_per_s']['cached']['mean']:.1f}",
-            f"{one['images_per_s']['loaded']['mean']:.1f}",
-            f"{one['waited_share']:.2%}",
-            f"{one['optimizer_share']:.1%}",
-            f"{one['model_flop_per_s'] / 1e12:.3f}",
-            f"{one['peak_memory_mib']}",
-            _over(one, "plain"),
-            _over(one, "averaged"),
-        )
-        for one in row["precisions"]
-    ]
-    heads = (
-        "precision", "step s", "images/s at hand", "images/s with the loader", "waited", "optimiser",
-        "model TFLOP/s", "peak MiB", "over the plain step", "over averaged small batches",
-    )  # fmt: skip
     first = row["precisions"][0]
     said = (
         f"{_measured_on(row)}, {encoder['name']} at {geometry['side_px']} pixels, batches of {first['batch']} in "
         f"micro-batches of {first['micro_batch']}."
     )
+    heads = ("", *(one["precision"] for one in row["precisions"]))
+    lines = [(name, *map(cell, row["precisions"])) for name, cell in FIGURES.items()]
     return f"{said}\n\n{_markdown(heads, lines)}"
 
 
 def _soak(results: Path) -> str:
-    row = _last(results / "soak.jsonl", lambda row: row["bench"] == "soak")
-    if row is None:
-        return "No row yet.\n"
+    row = _last(results / "soak.jsonl")
     first, last = row["history"][0], row["history"][-1]
     return (
         f"{_measured_on(row)}: {row['seconds'] / 60:.0f} minutes, {row['images']} images, memory "
@@ -186,7 +148,7 @@ def _gpu(results: Path) -> str:
     """The claims of the newest run of each stage of `bench-gpu`, as they stand in its row."""
     stages = {row["stage"]: row for row in _rows(results / "gpu.jsonl") if not row["dry_run"]}
     if not stages:
-        return "No row yet: none of this has been measured.\n"
+        raise _NoRowError(": none of this has been measured")
     lines = [
         (row["stage"], claim["what"], claim["found"], claim["wanted"], yes_or_no(claim["holds"]), row["place"])
         for row in stages.values()
@@ -205,24 +167,13 @@ def comparisons(results: Path) -> list[Row]:
 def _experiment(results: Path) -> str:
     rows, claims = list(_rows(results / "experiments.jsonl")), comparisons(results)
     if not claims:
-        return "No row yet.\n"
+        raise _NoRowError
     seeds = claims[-1]["seeds"]
 
     def latest(kind: str) -> dict[tuple[Any, ...], Row]:
         return {(row.get("arm"), row.get("seed")): row for row in rows if row["kind"] == kind}
 
     arms, took, constant = latest("finetune"), latest("seed"), latest("constant")[None, None]
-    compared = [
-        (
-            f"{row['better']} minus {row['than']}",
-            _metric(row["metric"]),
-            ", ".join(f"{difference:+.3f}" for difference in row["differences"]),
-            f"{row['mean']:+.3f}",
-            f"{row['low']:+.3f} to {row['high']:+.3f}",
-            "yes" if row["holds"] else "no",
-        )
-        for row in claims
-    ]
     metrics = ("pa_epe_cm", "epe_cm", "epe_px")
     names = dict.fromkeys(name for name, _ in arms)
     means = [
@@ -230,14 +181,28 @@ def _experiment(results: Path) -> str:
         for name in names
     ]
     minutes = [[took[None, seed][key] / 60 for seed in seeds] for key in ("seconds", "cpu_seconds")]
-    heads = ("", "metric", "each seed", "mean", "95 % interval", "holds")
     return (
         f"{_measured_on(claims[-1])}; {len(seeds)} seeds, each {_span(minutes[1])} minutes of CPU time (the wall times "
         f"of its runs add up to {_span(minutes[0])} minutes).\n\n"
-        f"{_markdown(heads, compared)}\n"
+        f"{_markdown(COMPARISON_HEADS, [comparison_cells(row) for row in claims])}\n"
         f"{_markdown(('mean over seeds', *(_metric(metric) for metric in metrics)), means)}\n"
         f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
         f"one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
+    )
+
+
+COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "holds")
+
+
+def comparison_cells(row: Row) -> tuple[str, ...]:
+    """A row of the kind "comparison", under `COMPARISON_HEADS`."""
+    return (
+        f"{row['better']} minus {row['than']}",
+        _metric(row["metric"]),
+        ", ".join(f"{difference:+.3f}" for difference in row["differences"]),
+        f"{row['mean']:+.3f}",
+        f"{row['low']:+.3f} to {row['high']:+.3f}",
+        "yes" if row["holds"] else "no",
     )
 
 
@@ -246,13 +211,9 @@ def _metric(name: str) -> str:
 
 
 def save_comparisons(rows: Sequence[Row], out: Path) -> None:
-    """Draw comparisons of an experiment: for each the seeds' differences, their mean and its interval.
+    """Draw rows of the kind "comparison": the seeds' differences, their mean and its interval.
 
-    A panel for each comparison, since they have different units.
-
-    Args:
-        rows: of the kind "comparison", at least one.
-        out: a picture.
+    A panel for each, since they have different units.
     """
     figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -278,7 +239,7 @@ def _span(values: Sequence[float]) -> str:
 def _scaling_error(results: Path) -> str:
     rows = {row["measured"]["ranks"]: row for row in _rows(results / "scaling.jsonl")}  # the last of each number
     if not rows:
-        return "No row yet.\n"
+        raise _NoRowError
     lines = []
     for ranks, row in sorted(rows.items()):
         measured, link, errors = row["measured"], row["here"]["inside"], row["errors_of_sums"]
@@ -319,8 +280,8 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "gpu": _gpu,
     "experiment": _experiment,
     "scaling-error": _scaling_error,
-    "loaders-in-short": _loader_in_short("small"),
-    "loaders-large-in-short": _loader_in_short("large"),
+    "loaders-in-short": _loader("small", "loaders", short=True),
+    "loaders-large-in-short": _loader("large", "loaders", short=True),
     "first-batch": _first_batch,
     "proofs": _proofs,
 }
@@ -332,9 +293,11 @@ def _on_cpu(row: Row) -> bool:
     return bool(row["machine"]["gpu"] == "none")
 
 
-def _last(file: Path, wanted: Callable[[Row], bool]) -> Row | None:
+def _last(file: Path, wanted: Callable[[Row], bool] = lambda row: True) -> Row:
     rows = [row for row in _rows(file) if wanted(row)]
-    return rows[-1] if rows else None
+    if not rows:
+        raise _NoRowError
+    return rows[-1]
 
 
 def _rows(file: Path) -> Iterator[Row]:
@@ -353,13 +316,8 @@ def _machine(row: Row) -> str:
     return f"{cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
 
 
-def _ratio(ratio: Sequence[float] | None) -> str:
-    return "-" if ratio is None else f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})"
-
-
-def _over(one: Row, other: str) -> str:
-    rates = one["images_per_s"]
-    return f"{rates[other]['mean'] / rates['cached']['mean']:.2f} x" if other in rates else "not measured"
+def _ratio(ratio: Sequence[float]) -> str:
+    return f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})"
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -92,3 +92,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{file}: expected one JSON object a line, as --record writes them")
     return rows
+
+
+def yes_or_no(holds: bool | None) -> str:
+    """Whether a claim holds, in a word."""
+    return {True: "yes", False: "NO", None: ""}[holds]

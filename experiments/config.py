@@ -55,13 +55,7 @@ class Phase:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Comparison:
-    """What is claimed: that one arm of fine-tuning is better than another.
-
-    Attributes:
-        better: the arm that should win.
-        than: the other.
-        metric: by which.
-    """
+    """What is claimed: that one arm of fine-tuning is better than another, by a metric."""
 
     better: str
     than: str
@@ -106,15 +100,14 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     if len(set(config.seeds)) < len(config.seeds):
         raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each once, since a seed is one experiment")
     for phase, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
-        for name in arms:
+        for name, arm in arms.items():
+            key = f"{file}: {phase}.arms.{name}.start"
             if not _ARM.fullmatch(name):
                 raise UserError(f"{file}: {phase}.arms.{name!r} names a folder: expected letters, digits, - and _")
-    for name, arm in config.pretrain.arms.items():
-        if arm.start is not None:
-            raise UserError(f"{file}: pretrain.arms.{name}.start: only arms of finetune start from another; remove it")
-    for name, arm in config.finetune.arms.items():
-        if arm.start is not None and arm.start not in config.pretrain.arms:
-            raise UserError(f"{file}: finetune.arms.{name}.start = {arm.start!r}: expected an arm of pretrain.arms")
+            if arm.start is not None and phase == "pretrain":
+                raise UserError(f"{key}: only arms of finetune start from another; remove it")
+            if arm.start is not None and arm.start not in config.pretrain.arms:
+                raise UserError(f"{key} = {arm.start!r}: expected an arm of pretrain.arms")
     for claim in config.compare:
         for name in (claim.better, claim.than):
             if name not in config.finetune.arms:
@@ -134,13 +127,7 @@ def folder_of(config: ExperimentConfig, seed: int, phase: str, name: str) -> Pat
 
 
 def settings_of_arm(kind: type[C], config: ExperimentConfig, name: str, seed: int) -> tuple[C, list[str]]:
-    """The configuration of an arm, and the keys that it sets over the files of its phase.
-
-    Args:
-        kind: `Config` for an arm of pre-training, `FinetuneConfig` for one of fine-tuning.
-        config: the experiment.
-        name: of the arm.
-        seed: of the run.
+    """The configuration of an arm of pre-training or fine-tuning, and the keys that it sets over its phase's files.
 
     Raises:
         UserError: a key that there is not, or a value that it cannot have.

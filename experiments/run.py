@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic.dataclasses import dataclass
 from rich.table import Table
 from scipy.stats import t as student
 
+from bench.documentation import COMPARISON_HEADS, comparison_cells
 from bench.rows import append, describe_machine, read_rows
 from errors import UserError
-from experiments.config import Comparison, ExperimentConfig, Metric, folder_of, settings_of_arm
+from experiments.config import Comparison, ExperimentConfig, folder_of, settings_of_arm
 from models.config import PoseConfig
 from pipelines.sources import load_index
 from synthetic import make_dataset
@@ -45,45 +45,20 @@ from train.pose.metrics import (
 )
 from train.pose.run import PoseRun, load_pose_run
 from train.pretrain import pretrain
-from train.runs.folder import RunFolder
 from train.runs.log import progress_bar
 from writing import write_text
 
 log = logging.getLogger(__name__)
 
+Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 _ALIGNMENTS = 5
 """Rounds of aligning all hands to their mean; it settles after two."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A comparison over all seeds: `better` minus `than`.
-
-    Attributes:
-        better: see `Comparison`.
-        than: likewise.
-        metric: likewise.
-        differences: of each seed.
-        mean: over the seeds.
-        low: end of the 95 % interval.
-        high: likewise.
-        holds: whether the whole interval lies on the winning side of zero.
-    """
-
-    better: str
-    than: str
-    metric: Metric
-    differences: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-    holds: bool
-
-
-def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Outcome]:
-    """Run what has not been run yet, seed by seed, and compare.
+def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Row]:
+    """Run what has not been run yet, seed by seed, and compare; the rows of the comparisons, see `compare`.
 
     Every run goes on where it was interrupted, so calling this again finishes an experiment.
 
@@ -106,19 +81,18 @@ def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Outcom
     outcomes = [compare(config, claim) for claim in config.compare]
     if len(config.seeds) > 1:
         for outcome in outcomes:
-            row = {"kind": "comparison", **dataclasses.asdict(outcome), "seeds": config.seeds}
-            _append(record, config, row)
+            _append(record, config, outcome)
     return outcomes
 
 
-def _pretrain(config: ExperimentConfig, seed: int, name: str) -> dict[str, Any]:
+def _pretrain(config: ExperimentConfig, seed: int, name: str) -> Row:
     settings, overrides = settings_of_arm(Config, config, name, seed)
     with _clock(Path(settings.run.out)) as took:
         pretrain(settings, "auto")
     return {"kind": "pretrain", "seed": seed, "arm": name, "set": overrides, **took}
 
 
-def _finetune(config: ExperimentConfig, seed: int, name: str) -> dict[str, Any]:
+def _finetune(config: ExperimentConfig, seed: int, name: str) -> Row:
     """Fine-tune and measure one arm; its row, with the metrics on the evaluation part."""
     settings, overrides = settings_of_arm(FinetuneConfig, config, name, seed)
     folder = Path(settings.run.out)
@@ -126,7 +100,9 @@ def _finetune(config: ExperimentConfig, seed: int, name: str) -> dict[str, Any]:
         run = finetune(settings, "auto")
         tables_file = _tables_file(config, seed, name)
         if not tables_file.exists():
-            tables = measure_arm(load_pose_run(_last(run) if config.figures_of == "last" else folder), config.data)
+            last = run.checkpoints.latest()
+            assert last is not None  # the last step writes one
+            tables = measure_arm(load_pose_run(last if config.figures_of == "last" else folder), config.data)
             tables_file.parent.mkdir(parents=True, exist_ok=True)
             np.savez(tables_file, **tables)  # type: ignore[arg-type]
     with np.load(tables_file) as measured:
@@ -211,21 +187,23 @@ def _hands_of_some_size(hands_m: Floats) -> Floats:
     return kept
 
 
-def compare(config: ExperimentConfig, claim: Comparison) -> Outcome:
-    """One arm against another over all seeds.
+def compare(config: ExperimentConfig, claim: Comparison) -> Row:
+    """One arm against another over all seeds: a row with the differences of `better` minus `than`.
+
+    "low" and "high" end the 95 % interval of their mean; the claim "holds" if it lies on the winning side of zero.
 
     The interval is Student's over the seeds, widened by what another set of hands would change: the variance of the
     mean over seeds plus that of the bootstrap over hands of the differences, which all seeds share.
     """
-    better, than = ([_load_table(config, seed, name, claim.metric) for seed in config.seeds] for name in
-                    (claim.better, claim.than))  # fmt: skip
+    better, than = (
+        [np.load(_tables_file(config, seed, name))[claim.metric] for seed in config.seeds]
+        for name in (claim.better, claim.than)
+    )
     differences = [
         paired_difference({claim.metric: ours}, {claim.metric: theirs}, resamples=1)[claim.metric].value
         for ours, theirs in zip(better, than, strict=True)
     ]
-    over_hands = confidence_intervals(
-        {claim.metric: np.mean([ours - theirs for ours, theirs in zip(better, than, strict=True)], axis=0)}
-    )[claim.metric]
+    over_hands = confidence_intervals({claim.metric: np.mean(np.subtract(better, than), axis=0)})[claim.metric]
     mean, count = float(np.mean(differences)), len(differences)
     if count == 1:
         low, high = float("-inf"), float("inf")  # one seed says nothing about others
@@ -235,20 +213,15 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Outcome:
         reach = float(student.ppf(0.975, count - 1)) * error
         low, high = mean - reach, mean + reach
     holds = low > 0 if claim.metric in ("auc", "pa_auc") else high < 0
-    return Outcome(claim.better, claim.than, claim.metric, tuple(differences), mean, low, high, holds)
+    figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}
+    return {"kind": "comparison", **dataclasses.asdict(claim), **figures, "seeds": config.seeds}
 
 
-def as_table(outcomes: Sequence[Outcome]) -> Table:
+def as_table(outcomes: Sequence[Row]) -> Table:
     """The comparisons for a terminal."""
-    table = Table(title="better minus than, paired by seed and hand")
-    for title in ("better", "than", "metric", "each seed", "mean", "95 % interval", "holds"):
-        table.add_column(title)
+    table = Table(*COMPARISON_HEADS, title="better minus than, paired by seed and hand")
     for row in outcomes:
-        each = ", ".join(f"{difference:+.3f}" for difference in row.differences)
-        interval = f"{row.low:+.3f} to {row.high:+.3f}"
-        table.add_row(
-            row.better, row.than, row.metric, each, f"{row.mean:+.3f}", interval, "yes" if row.holds else "no"
-        )
+        table.add_row(*comparison_cells(row))
     return table
 
 
@@ -256,19 +229,7 @@ def _tables_file(config: ExperimentConfig, seed: int, name: str) -> Path:
     return folder_of(config, seed, "errors", name).with_suffix(".npz")
 
 
-def _load_table(config: ExperimentConfig, seed: int, name: str, metric: Metric) -> Floats:
-    with np.load(_tables_file(config, seed, name)) as tables:
-        table: Floats = tables[metric]
-    return table
-
-
-def _last(run: RunFolder) -> Path:
-    path = run.checkpoints.latest()
-    assert path is not None  # the last step writes one
-    return path
-
-
-def _append(record: Path | None, config: ExperimentConfig, own: dict[str, Any]) -> None:
+def _append(record: Path | None, config: ExperimentConfig, own: Row) -> None:
     """Add a row to a file, if there is one and it does not say the same already."""
     if record is None:
         return

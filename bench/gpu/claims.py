@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.training.step import StepSettings
-from machine.cores import available_cores
 from train.config.load import load_config
 from train.config.pretraining import Config
 
@@ -38,23 +37,18 @@ class Claim:
 
 
 def at_least(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
-    """A claim on a figure that is large enough."""
+    """That a figure is large enough."""
     return Claim(what, f"{found:.3g} {unit}", f"at least {wanted:g} {unit}", found >= wanted)
 
 
 def at_most(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
-    """A claim on a figure that is small enough."""
+    """That a figure is small enough."""
     return Claim(what, f"{found:.3g} {unit}", f"at most {wanted:g} {unit}", found <= wanted)
 
 
 def looked_at(what: str, found: str) -> Claim:
     """A figure without a claim."""
     return Claim(what, found, "-", None)
-
-
-def yes_or_no(holds: bool | None) -> str:
-    """Whether a claim holds, in a word."""
-    return {True: "yes", False: "NO", None: ""}[holds]
 
 
 @dataclass(frozen=True)
@@ -107,8 +101,3 @@ class Job:
             steps_per_sync=steps_per_sync,
             comparisons=False,
         )
-
-    @property
-    def cores(self) -> int:
-        """Cores that a loader may use."""
-        return available_cores()

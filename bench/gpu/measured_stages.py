@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import threading
-import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch.utils.benchmark import Timer
 
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.loaders.compare import compare_loaders
@@ -18,9 +17,9 @@ from bench.loaders.frames import large_frames
 from bench.loaders.ours import LoaderSettings
 from bench.measure import Rate, memory_mib
 from bench.training import report
-from bench.training.step import StepBench, StepFigures, StepSettings, cached_rate, with_train
+from bench.training.step import Row, StepBench, cached_rate, wait_for, with_train
+from machine.cores import available_cores
 from pipelines.sources import load_index
-from train.config.pretraining import Config
 from train.distributed.world import described_world
 from train.runs.log import progress_bar
 
@@ -35,23 +34,14 @@ _OTHERS_SHARE: Final = 0.25
 _LOOK_EVERY_S: Final = 0.02
 
 
-def loader(job: Job) -> Findings:
-    """Sources of 224 pixels."""
-    return _loader(job, "small", repeats=3)
-
-
-def loader_of_large_sources(job: Job) -> Findings:
-    """Sources of 1280 x 720 pixels, a hand in each."""
-    return _loader(job, "large", repeats=2)
-
-
-def _loader(job: Job, sources: str, repeats: int) -> Findings:
+def loader(job: Job, *, sources: str, repeats: int) -> Findings:
+    """The loader beside a step and other loaders, on sources of 224 pixels ("small") or 1280 x 720 ("large")."""
     config = job.config("peclr_rn50.toml", "a100.toml")
     needed = cached_rate(config, job.step_settings())
     if sources == "large":
         config = dataclasses.replace(config, data=large_frames(config.data))
     settings = LoaderSettings(
-        cores=job.cores,
+        cores=available_cores(),
         batch=8 if job.tiny else 256,
         repeats=repeats,
         repeat_s=job.seconds(1),
@@ -77,17 +67,8 @@ def loader_claims(row: dict[str, Any]) -> list[Claim]:
     return made
 
 
-def resnet50(job: Job) -> Findings:
-    """The step of the paper's smaller encoder."""
-    return _step(job, "peclr_rn50.toml", repeats=3)
-
-
-def resnet152(job: Job) -> Findings:
-    """The step of the paper's larger encoder."""
-    return _step(job, "peclr_rn152.toml", repeats=2)  # its steps are long, and so are their compilations
-
-
-def _step(job: Job, file: str, repeats: int) -> Findings:
+def step(job: Job, *, file: str, repeats: int) -> Findings:
+    """The step of a configuration at the batch of 2048, compiled and not."""
     made: list[Claim] = []
     rows = []
     peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
@@ -95,7 +76,7 @@ def _step(job: Job, file: str, repeats: int) -> Findings:
         config = job.config(file, "a100.toml", overrides=["train.precision=bf16"])
         config = with_train(config, compile=compiled)
         settings = job.step_settings(repeats=repeats, repeat_s=2)
-        bench = _bench(config, settings)
+        bench = StepBench(config, load_index(config.data), described_world(config.train.device), settings)
         name = f"{config.encoder.name}{', compiled' if compiled else ''}"
         with progress_bar(name) as progress:
             found = bench.run(progress)
@@ -106,18 +87,19 @@ def _step(job: Job, file: str, repeats: int) -> Findings:
     return Findings(made, {"train": rows}, {"matrix_peak_flop_per_s": peak})
 
 
-def step_claims(name: str, found: StepFigures, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
+def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
     """The loader and the optimiser do not show, and nothing in a step waits for the device."""
-    achieved = f"{found.flop_per_s / 1e12:.1f} TFLOP/s, {found.flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
-    with_loader = found.rates["cached"].over(found.rates["loaded"]).mean
+    flop_per_s = found["model_flop_per_s"]
+    achieved = f"{flop_per_s / 1e12:.1f} TFLOP/s, {flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
+    with_loader = 1 / (1 - found["loader_share"])
     return [
         at_most(f"{name}: step with the loader over step with batches at hand", with_loader, 1.01),
-        at_most(f"{name}: of the time with the loader, waited", 100 * found.waited_share, 1, "%"),
-        at_most(f"{name}: of the step, LARS and Adam", 100 * found.optimizer_share, 3, "%"),
+        at_most(f"{name}: of the time with the loader, waited", 100 * found["waited_share"], 1, "%"),
+        at_most(f"{name}: of the step, LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
         Claim(f"{name}: waits for the device in a step", waits or "none", "none", waits is None)
-        if found.device.startswith("cuda")
+        if found["device"].startswith("cuda")
         else looked_at(f"{name}: waits for the device in a step", "not to be seen on a CPU"),
-        looked_at(f"{name}: step of {found.batch}, recompute = {found.recompute}", f"{found.step_s.mean:.4f} s"),
+        looked_at(f"{name}: step of {found['batch']}, recompute = {found['recompute']}", f"{found['step_s'][0]:.4f} s"),
         looked_at(f"{name}: model FLOP/s", achieved),
     ]
 
@@ -125,23 +107,8 @@ def step_claims(name: str, found: StepFigures, peak_flop_per_s: float, waits: st
 def matrix_peak(device: torch.device, side: int) -> float:
     """FLOP/s of a product of two square bfloat16 matrices of normal numbers: what the card gives at best."""
     first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    seconds = [seconds_of(lambda: torch.mm(first, second), device) for _ in range(13)]
-    return float(2 * side**3 / statistics.median(seconds[3:]))
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """How long some work takes, waited for."""
-    wait_for(device)
-    began = time.perf_counter()
-    work()
-    wait_for(device)
-    return time.perf_counter() - began
-
-
-def wait_for(device: torch.device) -> None:
-    """Until the device has done what is queued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    product = Timer("torch.mm(first, second)", globals={"torch": torch, "first": first, "second": second})
+    return 2 * side**3 / product.blocked_autorange().median
 
 
 def first_wait(bench: StepBench) -> str | None:
@@ -160,17 +127,7 @@ def first_wait(bench: StepBench) -> str | None:
     return None
 
 
-def card_of_11_gb(job: Job) -> Findings:
-    """The exact batch of ResNet-50 inside the memory of a small card."""
-    return _memory(job, "peclr_rn50.toml", "rtx_11gb.toml", 11e9)
-
-
-def card_of_24_gb(job: Job) -> Findings:
-    """Likewise for ResNet-152."""
-    return _memory(job, "peclr_rn152.toml", "rtx_24gb.toml", 24e9)
-
-
-def _memory(job: Job, encoder: str, overlay: str, card_bytes: float) -> Findings:
+def memory(job: Job, *, encoder: str, overlay: str, card_bytes: float) -> Findings:
     """The exact batch of 2048 as the driver sees it, and what the limit costs.
 
     On a larger card torch is held to what is left of the small one's memory, and the driver is asked what all of the
@@ -181,15 +138,14 @@ def _memory(job: Job, encoder: str, overlay: str, card_bytes: float) -> Findings
     if device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes * (1 - _OTHERS_SHARE) / whole), device)
-    with Highest(device) as highest:
-        small = _rate(job, job.config(encoder, overlay))
+    with bytes_seen(device) as seen:
+        small = _rate_with_loader(job, encoder, overlay)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    large = _rate(job, job.config(encoder, "a100.toml", overrides=["train.compile=false"]))
-    return Findings(
-        memory_claims(encoder, card_bytes, before, highest.bytes, small, large, on_gpu=device.type == "cuda")
-    )
+    large = _rate_with_loader(job, encoder, "a100.toml", overrides=["train.compile=false"])
+    on_gpu = device.type == "cuda"
+    return Findings(memory_claims(encoder, card_bytes, before, max(seen), small, large, on_gpu=on_gpu))
 
 
 def memory_claims(
@@ -205,8 +161,10 @@ def memory_claims(
     ]
 
 
-def _rate(job: Job, config: Config) -> Rate:
-    bench = _bench(config, job.step_settings(repeat_s=2, steps_per_sync=2))
+def _rate_with_loader(job: Job, *files: str, overrides: Sequence[str] = ()) -> Rate:
+    config = job.config(*files, overrides=overrides)
+    settings = job.step_settings(repeat_s=2, steps_per_sync=2)
+    bench = StepBench(config, load_index(config.data), described_world(config.train.device), settings)
     return bench.time([bench.loaded])[0]
 
 
@@ -215,35 +173,19 @@ def bytes_in_use(device: torch.device) -> float:
     return float(torch.cuda.device_memory_used(device)) if device.type == "cuda" else memory_mib() * 2**20
 
 
-class Highest:
-    """Looks again and again at how much of a device is in use.
+@contextmanager
+def bytes_seen(device: torch.device) -> Iterator[list[float]]:
+    """What is in use of a device, looked at again and again meanwhile."""
+    seen, done = [bytes_in_use(device)], threading.Event()
 
-    Attributes:
-        bytes: the most that was seen.
-    """
+    def look() -> None:
+        while not done.wait(_LOOK_EVERY_S):
+            seen.append(bytes_in_use(device))
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.bytes = 0.0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Highest:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while True:
-            self.bytes = max(self.bytes, bytes_in_use(self._device))
-            if self._done.wait(_LOOK_EVERY_S):
-                return
-
-
-def _bench(config: Config, settings: StepSettings) -> StepBench:
-    return StepBench(config, load_index(config.data), described_world(config.train.device), settings)
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        looking.join()

@@ -10,7 +10,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
@@ -19,43 +20,26 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu import measured_stages, program_stages
-from bench.gpu.claims import Claim, Findings, Job, yes_or_no
-from bench.rows import append, describe_machine, read_rows
+from bench.gpu import program_stages
+from bench.gpu.claims import Claim, Findings, Job
+from bench.gpu.measured_stages import loader, memory, step
+from bench.rows import append, describe_machine, read_rows, yes_or_no
 from synthetic import make_dataset
 from train.runs.log import configure_logging
 
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the proof.
-
-    Attributes:
-        run: the work, in a fresh process, since memory that DALI keeps would count for the next stage.
-        limit_s: time after which the stage is killed.
-    """
-
-    run: Callable[[Job], Findings]
-    limit_s: float
-
-
-STAGES: Final = {
-    "tests": Stage(program_stages.run_tests, 300),
-    "loader": Stage(measured_stages.loader, 300),
-    "loader-large": Stage(measured_stages.loader_of_large_sources, 300),
-    "step-resnet50": Stage(measured_stages.resnet50, 300),
-    "step-resnet152": Stage(measured_stages.resnet152, 400),
-    "memory-11gb": Stage(measured_stages.card_of_11_gb, 120),
-    "memory-24gb": Stage(measured_stages.card_of_24_gb, 180),
-    "run": Stage(program_stages.real_run, 590),
+STAGES: Final[dict[str, tuple[Callable[[Job], Findings], float]]] = {
+    "tests": (program_stages.run_tests, 300),
+    "loader": (partial(loader, sources="small", repeats=3), 300),
+    "loader-large": (partial(loader, sources="large", repeats=2), 300),
+    "step-resnet50": (partial(step, file="peclr_rn50.toml", repeats=3), 300),
+    "step-resnet152": (partial(step, file="peclr_rn152.toml", repeats=2), 400),  # long steps and compilations
+    "memory-11gb": (partial(memory, encoder="peclr_rn50.toml", overlay="rtx_11gb.toml", card_bytes=11e9), 120),
+    "memory-24gb": (partial(memory, encoder="peclr_rn152.toml", overlay="rtx_24gb.toml", card_bytes=24e9), 180),
+    "run": (program_stages.real_run, 590),
 }
-"""The most important first."""
+"""Each with the seconds after which it is killed; the most important first."""
 
-_START: Final = "spawn"
-"""How a stage's process starts."""
-
-_TINY_POSES: Final = 24
-
+_START: Final = "spawn"  # how a stage's process starts
 _ITSELF: Final = "the stage itself"
 
 
@@ -66,11 +50,11 @@ def prove(names: Sequence[str], job: Job) -> bool:
     and what it measured to other files there.
     """
     if job.tiny:
-        make_dataset(job.data, poses=_TINY_POSES, seed=0, scenes=2)
+        make_dataset(job.data, poses=24, seed=0, scenes=2)
     # So that no stage outlives this process.
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        rows = [prove_stage(name, STAGES[name], job) for name in names]
+        rows = [prove_stage(name, *STAGES[name], job) for name in names]
     finally:
         signal.signal(signal.SIGTERM, before)
     Console(width=max(Console().width, 140)).print(as_table(rows, dry=job.tiny))
@@ -78,21 +62,21 @@ def prove(names: Sequence[str], job: Job) -> bool:
     return all(claim["holds"] is not False for claim in claims if not job.tiny or claim["what"] == _ITSELF)
 
 
-def prove_stage(name: str, stage: Stage, job: Job) -> dict[str, Any]:
-    """One stage in a fresh process; its row."""
+def prove_stage(name: str, stage: Callable[[Job], Findings], limit_s: float, job: Job) -> dict[str, Any]:
+    """One stage in a fresh process, since memory that DALI keeps would count for the next stage; its row."""
     click.echo(f"stage {name}", err=True)
     before, began = len(_rows(job)), time.perf_counter()
     process = multiprocessing.get_context(_START).Process(target=_run, args=(name, stage, job))
     process.start()
     try:
-        process.join(stage.limit_s)
+        process.join(limit_s)
         late = process.is_alive()
     finally:  # Ctrl-C does not reach it
         _end(process)
     if late:
-        _write(job, name, began, failed=f"not done after {stage.limit_s:g} s")
+        _write(job, name, began, _failed(f"not done after {limit_s:g} s"))
     elif len(_rows(job)) == before:
-        _write(job, name, began, failed=f"its process ended with {process.exitcode}")
+        _write(job, name, began, _failed(f"its process ended with {process.exitcode}"))
     return _rows(job)[-1]
 
 
@@ -110,33 +94,34 @@ def _rows(job: Job) -> list[dict[str, Any]]:
     return read_rows(file) if file.exists() else []
 
 
-def _run(name: str, stage: Stage, job: Job) -> None:
+def _run(name: str, stage: Callable[[Job], Findings], job: Job) -> None:
     os.setsid()  # a group of its own, to be ended with all that it starts
     configure_logging()
     began = time.perf_counter()
     try:
-        found = stage.run(job)
+        found = stage(job)
     except Exception as error:  # the others are worth having without it
         traceback.print_exc()
-        _write(job, name, began, failed=" ".join(str(error).split())[:200] or type(error).__name__)
-        return
+        found = _failed(" ".join(str(error).split())[:200] or type(error).__name__)
     for of_file, rows in found.rows.items():
         for row in rows:
             append(job.out / f"{of_file}.jsonl", dict(row))
     _write(job, name, began, found)
 
 
-def _write(job: Job, name: str, began: float, found: Findings | None = None, failed: str | None = None) -> None:
-    claims = [Claim(_ITSELF, failed, "to end", False)] if failed is not None else []
-    claims += found.claims if found is not None else []
+def _failed(told: str) -> Findings:
+    return Findings([Claim(_ITSELF, told, "to end", False)])
+
+
+def _write(job: Job, name: str, began: float, found: Findings) -> None:
     row = {
         "bench": "gpu",
         "stage": name,
         "dry_run": job.tiny,
         "machine": describe_machine(),
         "seconds": round(time.perf_counter() - began, 1),
-        "claims": [asdict(claim) for claim in claims],
-        **(found.details if found is not None else {}),
+        "claims": [asdict(claim) for claim in found.claims],
+        **found.details,
     }
     append(job.out / "gpu.jsonl", row)
 

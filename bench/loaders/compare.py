@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
-import math
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,11 +22,10 @@ from bench.loaders.ours import (
     require_sound,
     thread_counts,
 )
-from bench.loaders.parts import parts_of_loader
+from bench.loaders.parts import Part, parts_of_loader
 from bench.loaders.peers import installed_peers
 from bench.loaders.verdict import PageCache, verdict
 from bench.measure import (
-    Interval,
     Progress,
     Rate,
     Start,
@@ -46,38 +43,11 @@ log = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """One entry of the row, measured once in each round.
-
-    Attributes:
-        group: the key of the row that holds its figures: "loaders", "stages" or "threads".
-        name: short, for a table.
-        description: what it does.
-        start: makes the endless iterator.
-        views: views of an image, 0 where none is made.
-        as_configured: whether it is our loader, or a part of it, as configured.
-    """
-
-    group: str
-    name: str
-    description: str
-    start: Start
-    views: int = 2
-    as_configured: bool = False
-
-
 def conditions(config: Config, settings: LoaderSettings, sources: str) -> Row:
-    """What is known of a row before anything is measured.
-
-    Args:
-        config: of the run that the loader would feed.
-        settings: how long and on what.
-        sources: what the images are, "small" or "large".
-    """
+    """What is known of a row before anything is measured; the images are "small" or "large" ones."""
     return {
         "machine": describe_machine(),
-        "settings": dataclasses.asdict(settings),
+        "settings": asdict(settings),
         "sources": sources,
         "config": data_tables(config),
     }
@@ -100,7 +70,7 @@ def compare_loaders(
         device: where our loader's batches are to be.
         sources: see `conditions`.
         step: the training step alone, in images, which the verdict compares with.
-        progress: called with the repeats done and with all of them.
+        progress: see `Progress`.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with
@@ -119,38 +89,38 @@ def compare_loaders(
     def ours(config: Config) -> Start:
         return lambda: our_batches(index, config, settings.batch, device)
 
-    told = f"as configured, backend {config.pipelines.backend}"
-    measured = [_Measured("loaders", "this loader", told, ours(config), as_configured=True)]
-    measured += [
-        _Measured(
-            "loaders",
-            name,
-            peer.description,
-            partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
-            peer.views,
-        )
-        for name, peer in (installed_peers() if settings.peers and paths else {}).items()
-        if not settings.only_peers or name in settings.only_peers
-    ]
-    measured += [
-        _Measured("stages", part.name, part.description, part.start, 0, part.as_configured)
-        for part in parts_of_loader(index, config, settings.batch, device)
-    ]
     counts = thread_counts(settings.cores)
-    for count in counts:
-        changed = dataclasses.replace(config, pipelines=dataclasses.replace(config.pipelines, threads=count))
-        name = f"this loader, {count} thread{'s' if count > 1 else ''}"
-        measured.append(_Measured("threads", name, f"pipelines.threads = {count}", ours(changed)))
+    measured = {
+        "loaders": [Part("this loader", f"as configured, backend {config.pipelines.backend}", ours(config), 2)]
+        + [
+            Part(
+                name,
+                peer.description,
+                partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
+                peer.views,
+            )
+            for name, peer in (installed_peers() if settings.peers and paths else {}).items()
+            if not settings.only_peers or name in settings.only_peers
+        ],
+        "stages": parts_of_loader(index, config, settings.batch, device),
+        "threads": [
+            Part(
+                f"this loader, {count} thread{'s' if count > 1 else ''}",
+                f"pipelines.threads = {count}",
+                ours(replace(config, pipelines=replace(config.pipelines, threads=count))),
+                2,
+            )
+            for count in counts
+        ],
+    }
+    everything = [one for group in measured.values() for one in group]
     gc.freeze()  # as pretraining does
     with limited_to_cores(settings.cores):
-        rates = measure_in_rounds([one.start for one in measured], settings, progress)
-        cache = _passes(measured[0].start, paths, settings) if settings.passes and paths else None
-    entries: dict[str, list[Row]] = {"loaders": [], "stages": [], "threads": []}
-    for one, rate in zip(measured, rates, strict=True):
-        entries[one.group].append(_entry(one, rate, rates[0]))
-    parts = {
-        one.name: rate for one, rate in zip(measured, rates, strict=True) if one.group == "stages" and one.as_configured
-    }
+        rates = measure_in_rounds([one.start for one in everything], settings, progress)
+        cache = _passes(everything[0].start, paths, settings) if settings.passes and paths else None
+    found = dict(zip(everything, rates, strict=True))
+    entries = {group: [_entry(one, found[one], rates[0]) for one in parts] for group, parts in measured.items()}
+    parts = {one.name: found[one] for one in measured["stages"] if one.as_configured}
     return {
         "bench": "loader",
         **conditions(config, settings, sources),
@@ -170,7 +140,7 @@ def compare_loaders(
     }
 
 
-def _entry(one: _Measured, rate: Rate, ours: Rate) -> Row:
+def _entry(one: Part, rate: Rate, ours: Rate) -> Row:
     return {
         "name": one.name,
         "description": one.description,
@@ -186,8 +156,8 @@ def _entry(one: _Measured, rate: Rate, ours: Rate) -> Row:
     }
 
 
-def _rounded(values: Sequence[float]) -> list[float | None]:
-    return [round(value, 1) if math.isfinite(value) else None for value in values]
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 1) for value in values]
 
 
 def _passes(start: Start, paths: Sequence[Path], settings: LoaderSettings) -> PageCache:
@@ -208,8 +178,4 @@ def _passes(start: Start, paths: Sequence[Path], settings: LoaderSettings) -> Pa
             if isinstance(making, Generator):
                 making.close()
     size = sum(path.stat().st_size for path in paths) / len(paths)
-    return PageCache(_interval(rates[False]), _interval(rates[True]), size)
-
-
-def _interval(rates: Sequence[float]) -> Interval:
-    return interval_of_mean(rates) if len(rates) > 1 else Interval(rates[0], float("-inf"), float("inf"))
+    return PageCache(interval_of_mean(rates[False]), interval_of_mean(rates[True]), size)

@@ -48,16 +48,10 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
 
 
 def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:
-    """Write `count` JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
+    """Write JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
 
-    Each frame is a mosaic of enlarged pictures, for the texture, with one picture somewhere in it enlarged so that its
-    hand's box is 250 pixels wide.
-
-    Args:
-        pictures: of one hand each, such as FreiHAND's.
-        out: made if it is not there.
-        count: frames.
-        seed: equal seeds make equal frames of equal pictures.
+    Each frame is a mosaic of enlarged pictures of hands, for the texture, with one of them somewhere in it enlarged so
+    that its hand's box is 250 pixels wide.
 
     Raises:
         UserError: there is no picture, or one cannot be read.

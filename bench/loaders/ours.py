@@ -31,10 +31,9 @@ class LoaderSettings(Rounds):
     Attributes:
         cores: that everything is limited to.
         batch: images in a batch.
-        repeats: see `Rounds`.
         peers: whether to measure what people use instead.
         only_peers: the names of those to measure; none: all that are installed.
-        passes: over all files, warm and cold; 0 for none.
+        passes: over all files, warm and cold; 0 for none, else at least 2, for an interval.
     """
 
     cores: int
@@ -90,10 +89,8 @@ def require_sound(index: Index) -> None:
     for sample in range(len(index)):
         try:
             check_image(np.frombuffer(index.read(sample), np.uint8))
-        except OSError as error:
-            bad.append((index.path(sample), error.strerror or str(error)))
-        except BadImage as error:
-            bad.append((index.path(sample), str(error)))
+        except (OSError, BadImage) as error:
+            bad.append((index.path(sample), getattr(error, "strerror", None) or str(error)))
     if bad:
         path, reason = bad[0]
         raise UserError(
@@ -105,9 +102,6 @@ def require_sound(index: Index) -> None:
 def drop_from_page_cache(paths: Sequence[Path]) -> None:
     """Let the kernel forget what it holds of these files, so that the next read is the disk's."""
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # a page that is not on disk yet would stay
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with path.open("rb") as file:
+            os.fsync(file)  # a page that is not on disk yet would stay
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -6,7 +6,7 @@ Each is taken from a loader as configured, and runs on what the part before it w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from bench.loaders.ours import make_loader
+from bench.measure import Start
 from pipelines.feed import Chunk
 from pipelines.loader import Loader
 from pipelines.render.graph import decode_pipeline
@@ -33,18 +34,20 @@ _ENGINE_LOADS: Final = (0.0, 0.5, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the loader.
+    """What is measured: a part of the loader, or a whole loader.
 
     Attributes:
         name: short, for a table.
         description: what it does, alone.
         start: makes the endless iterator of images done.
+        views: of an image, 0 where none is made.
         as_configured: whether it is a part of the loader; else it is one with another setting, to compare.
     """
 
     name: str
     description: str
-    start: Callable[[], Iterator[int]]
+    start: Start
+    views: int = 0
     as_configured: bool = True
 
 

@@ -54,13 +54,10 @@ def _table(title: str, entries: Sequence[Row]) -> Table:
 
 def save_plot(row: Row, out: Path) -> None:
     """Bars of everything that was measured, with intervals."""
-    colours = [
-        _OURS,
-        *[_PEER] * (len(row["loaders"]) - 1),
-        *[_PART] * len(row["stages"]),
-        *[_OURS] * len(row["threads"]),
-    ]
-    entries = [*row["loaders"], *row["stages"], *row["threads"].values()]
+    threads = row["threads"].values()
+    groups = [(row["loaders"][:1], _OURS), (row["loaders"][1:], _PEER), (row["stages"], _PART), (threads, _OURS)]
+    entries = [entry for group, _ in groups for entry in group]
+    colours = [colour for group, colour in groups for _ in group]
     figure = Figure(figsize=(9, 0.42 * len(entries) + 1.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -106,17 +103,14 @@ def require_comparable(before: Row, now: Row) -> None:
     Raises:
         UserError: they are of different machines, settings or sources.
     """
-    for name, was, found in _conditions(before, now):
+    conditions = [("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")]
+    compared = [(key, before[table][key], now[table][key]) for table, key in conditions]
+    compared.append(("sources", before.get("sources", "small"), now.get("sources", "small")))
+    made = before["config"].keys() & {"geometry", "colour", "appearance"}  # what is made; not how
+    compared += [(table, before["config"][table], now["config"][table]) for table in made]
+    for name, was, found in compared:
         if was != found:
             raise UserError(f"--compare: the row was measured with {name} = {was!r}, this run with {found!r}")
-
-
-def _conditions(before: Row, now: Row) -> Iterator[tuple[str, Any, Any]]:
-    for table, key in (("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")):
-        yield key, before[table][key], now[table][key]
-    yield "sources", before.get("sources", "small"), now.get("sources", "small")
-    for table in before["config"].keys() & {"geometry", "colour", "appearance"}:  # what is made; not how
-        yield table, before["config"][table], now["config"][table]
 
 
 def regression(before: Row, now: Row) -> str | None:

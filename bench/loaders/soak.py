@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from bench.loaders.ours import LoaderSettings, our_batches, require_enough
 from bench.measure import Progress, limited_to_cores, memory_mib, no_progress, open_files
@@ -28,46 +29,12 @@ _WINDOW = 5
 _SAMPLES = 600
 
 
-@dataclass(frozen=True)
-class Held:
-    """What the process and all below it held at one moment, `at_s` after the first batch."""
-
-    at_s: float
-    memory_mib: float
-    open_files: int
-
-
-@dataclass(frozen=True)
-class Soak:
-    """What a soak found.
-
-    Attributes:
-        seconds: how long the loader ran.
-        images: how many it made.
-        history: what was held, evenly spread over the run.
-        settled: the median of what was held just after settling.
-        end: the median of what was held last.
-    """
-
-    seconds: float
-    images: int
-    history: tuple[Held, ...]
-    settled: Held
-    end: Held
-
-    @property
-    def memory_growth(self) -> float:
-        """From settled to end, as a share of settled; negative if it shrank."""
-        return self.end.memory_mib / self.settled.memory_mib - 1
-
-    @property
-    def steady(self) -> bool:
-        """Whether memory stayed within `MEMORY_MAY_GROW`, and no more files are open than before."""
-        return abs(self.memory_growth) <= MEMORY_MAY_GROW and self.end.open_files <= self.settled.open_files
-
-
-def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Progress = no_progress) -> Soak:
+def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Progress = no_progress) -> dict[str, Any]:
     """Run the loader for `seconds` from its first batch on, and look at what the process holds meanwhile.
+
+    Returns:
+        A row of bench/results/. "settled" and "end" are the medians just after settling and at the end of what all
+        processes held: seconds since the first batch, MiB, open files; "history" is one moment in ten of all.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.
@@ -75,7 +42,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
     index = load_index(config.data)
     require_enough(index, settings)
     gc.freeze()  # as pretraining does
-    history: list[Held] = []
+    history: list[tuple[float, float, int]] = []
     images, every_s = 0, seconds / _SAMPLES
     with limited_to_cores(settings.cores):
         batches = our_batches(index, config, settings.batch)
@@ -86,45 +53,47 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
             images += count
             at_s = time.perf_counter() - began
             if at_s >= len(history) * every_s:
-                history.append(Held(at_s, memory_mib(), open_files()))
+                history.append((at_s, memory_mib(), open_files()))
                 progress(round(at_s), round(seconds))
             if at_s >= seconds:
                 break
         batches.close()
     settled_s = min(SETTLED_AFTER_S, seconds / 2)
-    settled = [held for held in history if held.at_s >= settled_s]
-    return Soak(at_s, images, tuple(history), _median(settled[:_WINDOW]), _median(settled[-_WINDOW:]))
-
-
-def _median(held: list[Held]) -> Held:
-    return Held(
-        statistics.median(one.at_s for one in held),
-        statistics.median(one.memory_mib for one in held),
-        round(statistics.median(one.open_files for one in held)),
-    )
-
-
-def summary(found: Soak) -> str:
-    """One sentence."""
-    what = (
-        f"{found.seconds / 60:.0f} minutes, {found.images} images: memory {found.settled.memory_mib:.0f} MiB after "
-        f"{found.settled.at_s:.0f} s and {found.end.memory_mib:.0f} MiB at the end ({found.memory_growth:+.1%}), open "
-        f"files {found.settled.open_files} and {found.end.open_files}"
-    )
-    return what if found.steady else f"{what}; expected memory within {MEMORY_MAY_GROW:.0%} and no more files"
-
-
-def as_json(found: Soak, config: Config, settings: LoaderSettings) -> dict[str, Any]:
-    """A row of bench/results/; of the history, one moment in ten."""
+    after_settling = [held for held in history if held[0] >= settled_s]
     return {
         "bench": "soak",
         "machine": describe_machine(),
         "settings": {"cores": settings.cores, "batch": settings.batch},
         "config": data_tables(config),
-        "seconds": round(found.seconds, 1),
-        "images": found.images,
-        "images_per_s": round(found.images / found.seconds, 1),
-        "memory_growth": round(found.memory_growth, 5),
-        "steady": found.steady,
-        "history": [[round(held.at_s), round(held.memory_mib, 1), held.open_files] for held in found.history[::10]],
+        "seconds": round(at_s, 1),
+        "images": images,
+        "images_per_s": round(images / at_s, 1),
+        **judge(*(np.median(held, axis=0).tolist() for held in (after_settling[:_WINDOW], after_settling[-_WINDOW:]))),
+        "history": [[round(at_s), round(mib, 1), files] for at_s, mib, files in history[::10]],
     }
+
+
+def judge(settled: Sequence[float], end: Sequence[float]) -> dict[str, Any]:
+    """Whether memory stayed within `MEMORY_MAY_GROW`, and no more files are open than before.
+
+    Args:
+        settled: seconds, MiB and open files, just after settling.
+        end: likewise, at the end.
+    """
+    growth = float(end[1] / settled[1] - 1)
+    return {
+        "memory_growth": round(growth, 5),
+        "steady": bool(abs(growth) <= MEMORY_MAY_GROW and round(end[2]) <= round(settled[2])),
+        "settled": [round(value) for value in settled],
+        "end": [round(value) for value in end],
+    }
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """One sentence."""
+    (at_s, before_mib, before_files), (_, mib, files) = row["settled"], row["end"]
+    what = (
+        f"{row['seconds'] / 60:.0f} minutes, {row['images']} images: memory {before_mib:.0f} MiB after {at_s:.0f} s "
+        f"and {mib:.0f} MiB at the end ({row['memory_growth']:+.1%}), open files {before_files} and {files}"
+    )
+    return what if row["steady"] else f"{what}; expected memory within {MEMORY_MAY_GROW:.0%} and no more files"

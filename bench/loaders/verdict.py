@@ -36,11 +36,6 @@ class PageCache:
     cold: Interval
     bytes_per_image: float
 
-    @property
-    def waits_for_storage(self) -> bool:
-        """Whether a cold cache is slower, beyond both intervals."""
-        return self.cold.high < self.warm.low
-
 
 def costs_s(parts: Mapping[str, Rate]) -> dict[Cost, float]:
     """Processor seconds that each part takes for an image, from the parts of `bench.loaders.parts`."""
@@ -87,7 +82,8 @@ def verdict(
 
 
 def _limit(ours: Rate, cores: int, parts: Mapping[str, Rate], cache: PageCache | None) -> str:
-    if cache is not None and cache.waits_for_storage and cache.cold.mean < 0.5 * cache.warm.mean:
+    # Slower beyond both intervals, and by a factor.
+    if cache is not None and cache.cold.high < cache.warm.low and cache.cold.mean < 0.5 * cache.warm.mean:
         return (
             f"from a cold page cache it is storage that limits ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "
             f"images/s, {cache.cold.mean * cache.bytes_per_image / 2**20:.0f} MiB/s): change to a local or faster "

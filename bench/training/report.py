@@ -3,104 +3,78 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bench.measure import Interval, Rate
+from bench.measure import Rate
 from bench.rows import describe_machine
-from bench.training.step import StepFigures, StepSettings
+from bench.training.step import Row, StepSettings
 from train.config.pretraining import Config
 from train.config.tables import to_dict
 
 
-def as_table(figures: Sequence[StepFigures]) -> Table:
+def _span(interval: Sequence[float], digits: int) -> str:
+    mean, low, high = interval
+    return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _rate(one: Row, way: str) -> str:
+    rate = one["images_per_s"][way]
+    return _span([rate["mean"], *rate["interval"]], 1)
+
+
+def _overhead(one: Row, slower: str, than: str) -> str:
+    rates = {way: Rate(tuple(rate["repeats"]), math.nan, 0) for way, rate in one["images_per_s"].items()}
+    if not {slower, than} <= rates.keys():
+        return "not measured"
+    return f"{_span(astuple(rates[than].over(rates[slower])), 2)} x"
+
+
+FIGURES: Final[Mapping[str, Callable[[Row], str]]] = {
+    "step, batches at hand (s)": lambda one: _span(one["step_s"], 3),
+    "images/s, batches at hand": lambda one: _rate(one, "cached"),
+    "images/s, with the loader": lambda one: _rate(one, "loaded"),
+    "waited for the loader": lambda one: f"{one['waited_share']:.2%}",
+    "slower with the loader": lambda one: f"{one['loader_share']:.1%}",
+    "optimiser's share": lambda one: f"{one['optimizer_share']:.1%}",
+    "model TFLOP/s": lambda one: f"{one['model_flop_per_s'] / 1e12:.3f}",
+    "GFLOP per image, two views": lambda one: f"{one['flop_per_image'] / 1e9:.2f}",
+    "peak memory (MiB)": lambda one: f"{one['peak_memory_mib']:.0f}",
+    "in use on the device (MiB)": lambda one: (
+        "-" if one["device_memory_mib"] is None else f"{one['device_memory_mib']:.0f}"
+    ),
+    "exact gradient: recompute": lambda one: one["recompute"],
+    "exact batch over plain step": lambda one: _overhead(one, "cached", "plain"),
+    "exact batch over averaged small ones": lambda one: _overhead(one, "cached", "averaged"),
+    "recomputed over averaged small ones": lambda one: _overhead(one, "recomputed", "averaged"),
+}
+"""The lines of a table of precisions: what of an entry stands in each."""
+
+
+def as_table(figures: Sequence[Row]) -> Table:
     """A column for each precision."""
     first = figures[0]
-    table = Table(
-        title=f"{first.device}: batches of {first.batch} in micro-batches of {first.micro_batch}, 95 % intervals",
-        box=SIMPLE_HEAD,
-    )
+    batches = f"batches of {first['batch']} in micro-batches of {first['micro_batch']}"
+    table = Table(title=f"{first['device']}: {batches}, 95 % intervals", box=SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     for one in figures:
-        table.add_column(one.precision, justify="right", no_wrap=True)
-    for name, cells in _lines(figures):
-        table.add_row(name, *cells)
+        table.add_column(one["precision"], justify="right", no_wrap=True)
+    for name, cell in FIGURES.items():
+        table.add_row(name, *map(cell, figures))
     return table
 
 
-def _lines(figures: Sequence[StepFigures]) -> list[tuple[str, list[str]]]:
-    return [
-        ("step, batches at hand (s)", [_span(one.step_s, 3) for one in figures]),
-        ("images/s, batches at hand", [_rate(one.rates["cached"]) for one in figures]),
-        ("images/s, with the loader", [_rate(one.rates["loaded"]) for one in figures]),
-        ("waited for the loader", [f"{one.waited_share:.2%}" for one in figures]),
-        ("slower with the loader", [f"{one.loader_share:.1%}" for one in figures]),
-        ("optimiser's share", [f"{one.optimizer_share:.1%}" for one in figures]),
-        ("model TFLOP/s", [f"{one.flop_per_s / 1e12:.3f}" for one in figures]),
-        ("GFLOP per image, two views", [f"{one.flop_per_image / 1e9:.2f}" for one in figures]),
-        ("peak memory (MiB)", [f"{one.peak_memory_mib:.0f}" for one in figures]),
-        ("in use on the device (MiB)", [_mib(one.device_memory_mib) for one in figures]),
-        ("exact gradient: recompute", [one.recompute for one in figures]),
-        ("exact batch over plain step", [_overhead(one, "cached", "plain") for one in figures]),
-        ("exact batch over averaged small ones", [_overhead(one, "cached", "averaged") for one in figures]),
-        ("recomputed over averaged small ones", [_overhead(one, "recomputed", "averaged") for one in figures]),
-    ]
-
-
-def _span(interval: Interval, digits: int) -> str:
-    return f"{interval.mean:.{digits}f} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"
-
-
-def _rate(rate: Rate) -> str:
-    low, high = rate.interval
-    return f"{rate.mean:.1f} ({low:.1f} to {high:.1f})"
-
-
-def _mib(memory_mib: float | None) -> str:
-    return "-" if memory_mib is None else f"{memory_mib:.0f}"
-
-
-def _overhead(figures: StepFigures, slower: str, than: str) -> str:
-    rates = figures.rates
-    return f"{_span(rates[than].over(rates[slower]), 2)} x" if {slower, than} <= rates.keys() else "not measured"
-
-
-def as_json(figures: Sequence[StepFigures], config: Config, settings: StepSettings) -> dict[str, Any]:
+def as_json(figures: Sequence[Row], config: Config, settings: StepSettings) -> Row:
     """A row of bench/results/."""
     return {
         "bench": "train",
         "machine": describe_machine(),
         "settings": dataclasses.asdict(settings),
         "config": to_dict(config),
-        "precisions": [_entry(one) for one in figures],
-    }
-
-
-def _entry(one: StepFigures) -> dict[str, Any]:
-    return {
-        "precision": one.precision,
-        "device": one.device,
-        "batch": one.batch,
-        "micro_batch": one.micro_batch,
-        "recompute": one.recompute,
-        "step_s": [round(edge, 5) for edge in astuple(one.step_s)],
-        "images_per_s": {
-            name: {
-                "mean": round(rate.mean, 2),
-                "interval": [round(edge, 2) for edge in rate.interval],
-                "repeats": [round(value, 2) for value in rate.images_per_s],
-            }
-            for name, rate in one.rates.items()
-        },
-        "waited_share": round(one.waited_share, 5),
-        "loader_share": round(one.loader_share, 4),
-        "optimizer_share": round(one.optimizer_share, 4),
-        "flop_per_image": round(one.flop_per_image),
-        "model_flop_per_s": round(one.flop_per_s),
-        "peak_memory_mib": round(one.peak_memory_mib),
-        "device_memory_mib": None if one.device_memory_mib is None else round(one.device_memory_mib),
+        "precisions": list(figures),
     }

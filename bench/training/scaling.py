@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 from rich.table import Table
 
 from bench.rows import describe_machine
+from bench.training.step import with_train
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
@@ -70,14 +71,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Work:
-    """What one optimiser step of a configuration has to do.
-
-    Attributes:
-        batch: images.
-        micro_batch: images.
-        embedding_dim: numbers of one embedding.
-        parameters: numbers of the network.
-    """
+    """What one optimiser step has to do: images; numbers of one embedding and of the network."""
 
     batch: int
     micro_batch: int
@@ -110,24 +104,30 @@ class Projection:
     storage_s: float
 
     @property
-    def step_s(self) -> float:
-        """All of it: nothing overlaps but reading."""
-        return (
-            self.compute_s + self.uneven_s + self.fixed_s + self.embeddings_s + self.gradients_s + self.storage_s
-        )  # fmt: skip
-
-    @property
-    def limit(self) -> str:
-        """What costs the most besides the computing itself."""
-        causes = {
+    def _losses_s(self) -> dict[str, float]:
+        return {
             "micro-batches cannot be dealt evenly": self.uneven_s,
             "fixed cost of a step": self.fixed_s,
             "exchange of embeddings": self.embeddings_s,
             "sum of gradients": self.gradients_s,
             "storage": self.storage_s,
         }
-        cause = max(causes, key=causes.__getitem__)
-        return cause if causes[cause] > 0 else "nothing"
+
+    @property
+    def step_s(self) -> float:
+        """All of it: nothing overlaps but reading."""
+        return sum([self.compute_s, *self._losses_s.values()])
+
+    @property
+    def efficiency(self) -> float:
+        """Speed per rank, of that of one rank that does the whole step alone."""
+        return (self.compute_s * self.ranks + self.fixed_s) / (self.ranks * self.step_s)
+
+    @property
+    def limit(self) -> str:
+        """What costs the most besides the computing itself."""
+        cause, longest_s = max(self._losses_s.items(), key=lambda item: item[1])
+        return cause if longest_s > 0 else "nothing"
 
 
 @dataclass(frozen=True)
@@ -191,15 +191,7 @@ def project(work: Work, cluster: Cluster, nodes: int) -> Projection:
     fixed_s = cluster.fixed_s
     reading_s = work.batch * cluster.image_bytes / cluster.storage_bytes_per_s if cluster.storage_bytes_per_s else 0.0
     storage_s = max(0.0, reading_s - (longest_s + fixed_s + embeddings_s + gradients_s))
-    return Projection(
-        used, ranks, even_s, longest_s - even_s, fixed_s, embeddings_s, gradients_s, storage_s
-    )  # fmt: skip
-
-
-def efficiency(work: Work, cluster: Cluster, projection: Projection) -> float:
-    """Speed per rank, of that of one rank that does the whole step alone."""
-    alone_s = work.batch // work.micro_batch * cluster.micro_batch_s + cluster.fixed_s
-    return alone_s / (projection.ranks * projection.step_s)
+    return Projection(used, ranks, even_s, longest_s - even_s, fixed_s, embeddings_s, gradients_s, storage_s)
 
 
 def work_of(config: Config) -> Work:
@@ -227,47 +219,45 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, Worl
         step_s = _step_s(config, world, len(share), repeats)
         alone = World(device=world.device)
         one_s, two_s = (
-            _step_s(_with_batch(config, count * micro_batch), alone, count * micro_batch, repeats) for count in (1, 2)
+            _step_s(with_train(config, batch=count * micro_batch), alone, count * micro_batch, repeats)
+            for count in (1, 2)
         )
         slowest = world.max_(torch.tensor([two_s - one_s, 2 * one_s - two_s, step_s], dtype=torch.float64)).tolist()
     return Measured(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2], load), world
 
 
-def summary(measured: Measured, work: Work, here: Cluster) -> str:
+def summary(row: Mapping[str, Any]) -> str:
     """What was measured, in a line or two."""
+    measured, here = row["measured"], row["here"]
     said = (
-        f"measured here, {measured.ranks} ranks: {here.micro_batch_s:.4f} s per micro-batch, {here.fixed_s:.4f} s "
-        f"fixed, {measured.step_s:.4f} s per step (the model says {project(work, here, 1).step_s:.4f} s)"
+        f"measured here, {measured['ranks']} ranks: {here['micro_batch_s']:.4f} s per micro-batch, "
+        f"{here['fixed_s']:.4f} s fixed, {measured['step_s']:.4f} s per step (the model says "
+        f"{row['step_s_predicted_here']:.4f} s)"
     )
-    if measured.ranks > 1:
-        said += f"\nsums over the ranks: {here.inside.latency_s * 1e6:.0f} us per hop, "
-        said += f"{here.inside.bytes_per_s / 1e9:.2f} GB/s"
+    if measured["ranks"] > 1:
+        said += f"\nsums over the ranks: {here['inside']['latency_s'] * 1e6:.0f} us per hop, "
+        said += f"{here['inside']['bytes_per_s'] / 1e9:.2f} GB/s"
     return said
 
 
-def as_table(rows: Sequence[Projection], work: Work, cluster: Cluster) -> Table:
+def as_table(row: Mapping[str, Any]) -> Table:
     """What is projected, by cause."""
     table = Table(title="PROJECTION, not a measurement: one optimiser step")
     for title in ("nodes", "ranks", "step s", "images/s", "efficiency"):
         table.add_column(title, justify="right")
     table.add_column("limited first by")
-    for row in rows:
-        table.add_row(
-            str(row.nodes),
-            str(row.ranks),
-            f"{row.step_s:.4f}",
-            f"{work.batch / row.step_s:.0f}",
-            f"{efficiency(work, cluster, row):.0%}",
-            row.limit,
-        )
+    for one in row["projection"]:
+        figures = f"{one['step_s']:.4f}", f"{row['work']['batch'] / one['step_s']:.0f}", f"{one['efficiency']:.0%}"
+        table.add_row(str(one["nodes"]), str(one["ranks"]), *figures, one["limit"])
     return table
 
 
-def as_json(
-    measured: Measured, work: Work, here: Cluster, cluster: Cluster, rows: Sequence[Projection]
-) -> dict[str, Any]:
-    """Everything that a row of bench/results/ holds."""
+def as_json(measured: Measured, work: Work, described: Cluster | None, nodes: Sequence[int]) -> dict[str, Any]:
+    """A row of bench/results/, with projections to so many nodes of a cluster, or of nodes such as this machine."""
+    here = this_machine(measured)
+    cluster = described or here
     predicted = project(work, here, 1)
+    projections = dict.fromkeys(project(work, cluster, count) for count in nodes)  # more nodes have no work
     return {
         "bench": "scaling",
         "machine": describe_machine(),
@@ -279,8 +269,8 @@ def as_json(
         "errors_of_sums": [sum_s(size, measured.ranks, here.inside) / seconds - 1 for size, seconds in measured.sums],
         "cluster": asdict(cluster),
         "projection": [
-            {**asdict(row), "step_s": row.step_s, "efficiency": efficiency(work, cluster, row), "limit": row.limit}
-            for row in rows
+            {**asdict(one), "step_s": one.step_s, "efficiency": one.efficiency, "limit": one.limit}
+            for one in projections
         ],
     }
 
@@ -295,10 +285,6 @@ def this_machine(measured: Measured) -> Cluster:
         micro_batch_s=measured.micro_batch_s,
         fixed_s=measured.fixed_s,
     )
-
-
-def _with_batch(config: Config, batch: int) -> Config:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, batch=batch))
 
 
 def _step_s(config: Config, world: World, count: int, repeats: int) -> float:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.loaders.ours import make_loader
-from bench.measure import Interval, Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
+from bench.measure import Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
 from errors import UserError
-from models.equivariance import build_undo
 from models.losses import nt_xent
-from pipelines.batch import Batch, View
+from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
@@ -28,8 +27,9 @@ from train.distributed.world import World, described_world
 from train.pretrain import Pretraining
 from train.steps.contrastive import ContrastiveStep
 from train.steps.memory import free_bytes, with_graph_bytes
-from train.steps.state import PRECISIONS
 from train.steps.stopwatch import Stopwatch
+
+Row = dict[str, Any]
 
 _CACHED: Final = 2
 """Batches at hand, which take turns."""
@@ -56,69 +56,10 @@ class StepSettings(Rounds):
     comparisons: bool = True
 
 
-@dataclass(frozen=True)
-class StepFigures:
-    """What was measured in one precision.
-
-    Attributes:
-        precision: of the step.
-        device: of the step.
-        batch: images in a step.
-        micro_batch: images that go through the network together.
-        recompute: how the exact gradient was made, "never" or "always".
-        rates: images/s of ways to step. The last three are there where they were asked for, and "plain" if it fits.
-
-            - "cached": on batches that are there already.
-            - "loaded": on batches of the loader.
-            - "gradient": cached, without the optimiser.
-            - "recomputed": cached, with recompute = "always".
-            - "averaged": cached; micro-batches each with a loss of its own, averaged, as in the authors' code: another
-              function, with fewer negatives.
-            - "plain": cached, on the whole batch at once, without micro-batches.
-        waited_share: of the time with the loader, what the device waited for its next batch.
-        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
-            what is computed a second time does not count.
-        peak_memory_mib: of the cached step; on a GPU what torch allocated at most, on a CPU the process's largest
-            resident set.
-        device_memory_mib: on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
-    """
-
-    precision: str
-    device: str
-    batch: int
-    micro_batch: int
-    recompute: str
-    rates: dict[str, Rate]
-    waited_share: float
-    flop_per_image: float
-    peak_memory_mib: float
-    device_memory_mib: float | None
-
-    @property
-    def step_s(self) -> Interval:
-        """Seconds of a cached step."""
-        return interval_of_mean([self.batch / rate for rate in self.rates["cached"].images_per_s])
-
-    @property
-    def flop_per_s(self) -> float:
-        """Model FLOP/s of the cached step."""
-        return self.flop_per_image * self.rates["cached"].mean
-
-    @property
-    def optimizer_share(self) -> float:
-        """Of the cached step, what the optimiser takes."""
-        return 1 - self.rates["cached"].over(self.rates["gradient"]).mean
-
-    @property
-    def loader_share(self) -> float:
-        """Of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores."""
-        return 1 - self.rates["loaded"].over(self.rates["cached"]).mean
-
-
 def bench_train(
     config: Config, precisions: Sequence[str], settings: StepSettings, progress: Progress = no_progress
-) -> list[StepFigures]:
-    """Measure the training step as configured, in each precision.
+) -> list[Row]:
+    """Measure the training step as configured, in each precision; what was found in each, see `StepBench.run`.
 
     Raises:
         UserError: the data or the device cannot be used.
@@ -162,6 +103,38 @@ def cached_rate(config: Config, settings: StepSettings) -> Rate:
     return rate
 
 
+def figures_of(rates: Mapping[str, Rate], batch: int, flop_per_image: float) -> Row:
+    """What follows from ways to step.
+
+    "step_s" is the cached step's mean and interval; "optimizer_share" what the optimiser takes of it; "loader_share",
+    of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores.
+
+    Args:
+        rates: images/s of steps on batches that are there already ("cached"), on batches of the loader ("loaded"),
+            cached without the optimiser ("gradient"), and of others.
+        batch: images in a step.
+        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
+            what is computed a second time does not count.
+    """
+    cached = rates["cached"]
+    step_s = interval_of_mean([batch / rate for rate in cached.images_per_s])
+    return {
+        "step_s": [round(edge, 5) for edge in astuple(step_s)],
+        "images_per_s": {
+            name: {
+                "mean": round(rate.mean, 2),
+                "interval": [round(edge, 2) for edge in rate.interval],
+                "repeats": [round(value, 2) for value in rate.images_per_s],
+            }
+            for name, rate in rates.items()
+        },
+        "loader_share": round(1 - rates["loaded"].over(cached).mean, 4),
+        "optimizer_share": round(1 - cached.over(rates["gradient"]).mean, 4),
+        "flop_per_image": round(flop_per_image),
+        "model_flop_per_s": round(flop_per_image * cached.mean),
+    }
+
+
 def with_train(config: Config, **changed: object) -> Config:
     """The same with other keys of its table `train`."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))  # type: ignore[arg-type]
@@ -179,8 +152,20 @@ class StepBench:
             self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
         self._waited_s, self._looped_s = 0.0, 0.0
 
-    def run(self, progress: Progress) -> StepFigures:
-        """All figures of this precision."""
+    def run(self, progress: Progress) -> Row:
+        """All figures of this precision, as a row of `bench-train` has them.
+
+        "images_per_s" holds those of `figures_of`, and, where they were asked for, "plain" only if it fits:
+
+        - "recomputed": cached, with recompute = "always".
+        - "averaged": cached; micro-batches each with a loss of its own, averaged, as in the authors' code: another
+          function, with fewer negatives.
+        - "plain": cached, on the whole batch at once, without micro-batches.
+
+        Of the time with the loader, "waited_share" is what the device waited for its next batch. "peak_memory_mib" is
+        of the cached step: on a GPU what torch allocated at most, on a CPU the process's largest resident set.
+        "device_memory_mib" is on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
+        """
         train = self._config.train
         peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
         ways = {
@@ -195,18 +180,17 @@ class StepBench:
                 ways["plain"] = self.steps(self._then_optimizer(self._exact(train.batch, "never")))
         rates = dict(zip(ways, self.time(list(ways.values()), progress), strict=True))
         on_gpu = self.world.device.type == "cuda"
-        return StepFigures(
-            precision=self.state.precision,
-            device=str(self.world.device),
-            batch=train.batch,
-            micro_batch=train.micro_batch,
-            recompute=self.state.contrastive.recompute,
-            rates=rates,
-            waited_share=self._waited_s / self._looped_s,
-            flop_per_image=self.flop_per_image(),
-            peak_memory_mib=peak_mib,
-            device_memory_mib=torch.cuda.device_memory_used(self.world.device) / 2**20 if on_gpu else None,
-        )
+        return {
+            "precision": self.state.precision,
+            "device": str(self.world.device),
+            "batch": train.batch,
+            "micro_batch": train.micro_batch,
+            "recompute": self.state.contrastive.recompute,
+            **figures_of(rates, train.batch, self.flop_per_image()),
+            "waited_share": round(self._waited_s / self._looped_s, 5),
+            "peak_memory_mib": round(peak_mib),
+            "device_memory_mib": round(torch.cuda.device_memory_used(self.world.device) / 2**20) if on_gpu else None,
+        }
 
     def time(self, ways: Sequence[Start], progress: Progress = no_progress) -> list[Rate]:
         """Time ways to step, taking turns."""
@@ -221,7 +205,7 @@ class StepBench:
                 for _ in range(self._steps_per_look):
                     step(self.batches[number % len(self.batches)])
                     number += 1
-                self._wait_for_device()
+                wait_for(self.world.device)
                 yield self._steps_per_look * self._config.train.batch
 
         return stepping
@@ -230,7 +214,9 @@ class StepBench:
         """Of the network, forward and backward, for both views of one image."""
         batch = self.batches[0]
         images = torch.cat([view.image[:2] for view in batch.views[:2]])
-        with FlopCounterMode(display=False) as counter, self._autocast():
+        dtype = self.state.autocast_dtype
+        autocast = torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype is not None)
+        with FlopCounterMode(display=False) as counter, autocast:
             projection: torch.Tensor = self.state.network(images)
             torch.autograd.backward([projection.float().sum()])
         return float(counter.get_total_flops()) / 2
@@ -246,7 +232,7 @@ class StepBench:
                     with waiting.running(device):
                         batch = next(batches)
                     self.state.step(batch.to(device))
-                self._wait_for_device()
+                wait_for(self.world.device)
                 waited_s = waiting.take_s()
                 if steps >= _SETTLING_STEPS:
                     self._waited_s += waited_s
@@ -257,40 +243,20 @@ class StepBench:
     def _loader(self) -> Loader:
         return make_loader(self._index, self._config, self._config.train.batch, self.world.device)
 
-    def _exact(self, micro_batch: int, recompute: str) -> ContrastiveStep:
-        own = self.state.contrastive
-        return ContrastiveStep(
-            own.network,
-            own.undo,
-            batch=own.batch,
-            micro_batch=micro_batch,
-            temperature=own.temperature,
-            recompute=recompute,  # type: ignore[arg-type]
-            autocast_dtype=own.autocast_dtype,
-            scaler=own.scaler,
-            world=own.world,
-        )
+    def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ContrastiveStep:
+        exact = copy.copy(self.state.contrastive)
+        exact.micro_batch, exact.recompute = micro_batch, recompute
+        return exact
 
     def _averaged(self, batch: Batch) -> None:
         """Losses of small batches, averaged: gradient accumulation as it is usually written."""
         train = self._config.train
-        for parameter in self.state.network.parameters():
-            parameter.grad = None
+        self.state.network.zero_grad()
         count = train.batch // train.micro_batch
         for start in range(0, train.batch, train.micro_batch):
-            first, second = self._embed(self.state.contrastive.network, batch, slice(start, start + train.micro_batch))
+            first, second = self.state.contrastive.embed(batch, slice(start, start + train.micro_batch))
             loss = nt_xent(first, second, self._config.loss.temperature) / count
             self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def _embed(self, network: nn.Module, batch: Batch, rows: slice) -> torch.Tensor:
-        views = [_rows(view, rows) for view in batch.views[:2]]
-        with self._autocast():
-            projection = network(torch.cat([view.image for view in views]))
-        undo = build_undo(self._config.equivariance, self._config.geometry.side_px)
-        matrix = torch.cat([view.matrix for view in views])
-        source_to_view_px = torch.cat([view.source_to_view_px for view in views])
-        projection = projection if projection.dtype == torch.float64 else projection.float()
-        return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])
 
     def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
         state = self.state
@@ -306,12 +272,9 @@ class StepBench:
 
     def _whole_batch_fits(self) -> bool:
         train = self._config.train
-        network, rows = self.state.contrastive.network, slice(0, train.micro_batch)
-        _, graph_bytes = with_graph_bytes(
-            network, lambda: self._embed(network, self.batches[0], rows), self.world.device
-        )
-        whole = graph_bytes * (train.batch // train.micro_batch)
-        return whole < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
+        own, rows = self.state.contrastive, slice(0, train.micro_batch)
+        _, graph_bytes = with_graph_bytes(own.network, lambda: own.embed(self.batches[0], rows), self.world.device)
+        return graph_bytes * (train.batch // train.micro_batch) < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
 
     def _peak_mib(self) -> float:
         """Of two cached steps."""
@@ -327,18 +290,12 @@ class StepBench:
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
-    def _autocast(self) -> torch.autocast:
-        dtype = PRECISIONS[self.state.precision][1]
-        return torch.autocast(self.world.device.type, dtype=dtype, enabled=dtype is not None)
-
     @property
     def _steps_per_look(self) -> int:
         return self._settings.steps_per_sync if self.world.device.type == "cuda" else 1
 
-    def _wait_for_device(self) -> None:
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
 
-
-def _rows(view: View, rows: slice) -> View:
-    return View(view.image[rows], view.matrix[rows], view.source_to_view_px[rows])
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

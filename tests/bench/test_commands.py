@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import rows, run
+from bench import rows
 from bench.loaders.compare import compare_loaders
 from bench.loaders.first_batch import first_batch
 from bench.loaders.ours import CPU, LoaderSettings, require_sound
@@ -31,13 +32,18 @@ def of(folder: Path, source: str = "folder") -> list[str]:
     return ["--set", f"data.source={source}", "--set", f"data.root={folder}"]
 
 
+def _give(given: Any, *arguments: Any) -> Any:
+    return given
+
+
 def never(*arguments: Any, **options: Any) -> None:
     pytest.fail("begins to measure")
 
 
 @pytest.mark.parametrize(("steady", "code"), [(True, 0), (False, 1)])
 def test_a_soak_that_grows_fails(steady: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "soak_loader", lambda *arguments, **options: steady)
+    row = {"steady": steady, "seconds": 60, "images": 1, "memory_growth": 0, "settled": (30, 1, 1), "end": (60, 1, 1)}
+    monkeypatch.setattr("bench.loaders.soak.soak", lambda *arguments: row)
     assert run_cli("bench-loader", "--soak", "1") == code
 
 
@@ -45,8 +51,12 @@ def test_a_soak_that_grows_fails(steady: bool, code: int, monkeypatch: pytest.Mo
 def test_a_loader_that_got_slower_fails(
     slower: str | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "bench_loader", lambda *arguments, **options: slower)
-    assert run_cli("bench-loader") == code
+    row = {"verdict": "As it was."}
+    monkeypatch.setattr("bench.loaders.compare.compare_loaders", lambda *arguments, **options: row)
+    answers: dict[str, Any] = {"find_row": row, "require_comparable": None, "as_tables": [], "regression": slower}
+    for name, given in answers.items():
+        monkeypatch.setattr(f"bench.loaders.report.{name}", partial(_give, given))
+    assert run_cli("bench-loader", "--compare", "rows.jsonl") == code
     assert capsys.readouterr().err == ("" if slower is None else "error: slower than the row\n")
 
 
@@ -62,19 +72,25 @@ def test_a_loader_that_got_slower_fails(
 def test_what_cannot_be_written_or_goes_ill_together_is_told_first(
     arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("bench_loader", "tune_loader", "soak_loader"):
-        monkeypatch.setattr(run, name, never)
+    for name in ("compare.compare_loaders", "tune.tune", "soak.soak"):
+        monkeypatch.setattr(f"bench.loaders.{name}", never)
     assert run_cli("bench-loader", *arguments) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
 
 
-def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "bench_loader", lambda *arguments, **options: None)
+def test_looking_whether_a_file_can_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(*arguments: Any, **options: Any) -> None:
+        raise UserError("all was looked at")
+
+    monkeypatch.setattr("bench.loaders.compare.compare_loaders", measured)
     kept = tmp_path / "kept.jsonl"
     kept.write_text("{}\n")
-    assert run_cli("bench-loader", "--record", str(kept), "--plot", str(tmp_path / "plot.png")) == 0
+    assert run_cli("bench-loader", "--record", str(kept), "--plot", str(tmp_path / "plot.png")) == 2
+    assert "all was looked at" in capsys.readouterr().err
     assert kept.read_text() == "{}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["kept.jsonl"]
 
@@ -82,7 +98,7 @@ def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path, mo
 def test_a_row_of_other_work_is_refused_before_anything_is_measured(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "compare_loaders", never)
+    monkeypatch.setattr("bench.loaders.compare.compare_loaders", never)
     row = {"bench": "loader", "machine": {"cpu": "other", "gpu": "none"}, "settings": {"cores": 1, "batch": 8}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"config": {}, "loaders": []}) + "\n")
     assert run_cli("bench-loader", *of(images), "--compare", str(tmp_path / "rows.jsonl")) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -10,6 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,8 @@ from rich.console import Console
 
 from bench.gpu import measured_stages, program_stages, prove
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
-from bench.gpu.prove import Stage
 from bench.measure import Rate
-from bench.training.step import StepFigures
+from bench.training.step import Row, figures_of
 from tests.command_line import run_cli
 
 
@@ -61,14 +60,12 @@ def test_the_loader_is_held_against_the_step_and_its_peers() -> None:
     assert "2 threads" in measured_stages.loader_claims(few)[0].what
 
 
-def step_figures(**changed: Any) -> StepFigures:
+def step_figures(**changed: Any) -> Row:
     rates = {"cached": 1000.0, "loaded": 995.0, "gradient": 1020.0}
     rates |= {name: changed.pop(name) for name in rates.keys() & changed.keys()}
-    figures = StepFigures(
-        "bf16", "cuda:0", 2048, 128, "never", {name: rate(images_per_s) for name, images_per_s in rates.items()},
-        waited_share=0.005, flop_per_image=2e9, peak_memory_mib=1, device_memory_mib=1,
-    )  # fmt: skip
-    return dataclasses.replace(figures, **changed)
+    figures = figures_of({name: rate(images_per_s) for name, images_per_s in rates.items()}, 2048, 2e9)
+    sizes = {"device": "cuda:0", "batch": 2048, "recompute": "never", "waited_share": 0.005}
+    return {**figures, **sizes, **changed}
 
 
 def test_what_the_loader_and_the_optimiser_add_to_a_step() -> None:
@@ -86,7 +83,7 @@ def test_what_the_loader_and_the_optimiser_add_to_a_step() -> None:
 
 
 def test_the_matrix_peak_counts_multiplications_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_stages, "seconds_of", lambda work, device: 1e-3)
+    monkeypatch.setattr("torch.utils.benchmark.Timer.blocked_autorange", lambda self: SimpleNamespace(median=1e-3))
     assert measured_stages.matrix_peak(torch.device("cpu"), 32) == pytest.approx(2 * 32**3 * 1e3)
 
 
@@ -101,16 +98,16 @@ def test_memory_counts_what_the_stage_added_to_the_card() -> None:
 
 
 def test_the_highest_memory_is_seen_while_it_is_there() -> None:
-    with measured_stages.Highest(torch.device("cpu")) as highest:
+    with measured_stages.bytes_seen(torch.device("cpu")) as seen:
         time.sleep(0.2)
-        before = highest.bytes
+        before = max(seen)
         block = np.ones(200 << 20, np.uint8)
         for _ in range(100):  # a look takes its time on a busy machine
-            if highest.bytes - before > 150 << 20:
+            if max(seen) - before > 150 << 20:
                 break
             time.sleep(0.1)
         del block
-    assert highest.bytes - before > 150 << 20
+    assert max(seen) - before > 150 << 20
 
 
 JUNIT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="{}">{}</testsuite></testsuites>'
@@ -176,7 +173,7 @@ def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: p
     monkeypatch.setattr(prove, "_START", "fork")  # these stages need no fresh process, which takes seconds
     job.out.mkdir()
     stages = {"broken": (broken, 60), "gone": (gone, 60), "hanging": (hanging, 3), "good": (good, 60)}
-    rows = [prove.prove_stage(name, Stage(*stage), job) for name, stage in stages.items()]
+    rows = [prove.prove_stage(name, *stage, job) for name, stage in stages.items()]
     told = {row["stage"]: [(claim["found"], claim["holds"]) for claim in row["claims"]] for row in rows}
     assert told == {
         "broken": [("CUDA error: out of memory", False)],
@@ -204,7 +201,7 @@ def test_a_stage_ends_with_what_runs_it(job: Job, monkeypatch: pytest.MonkeyPatc
     signal.setitimer(signal.ITIMER_REAL, 2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            prove.prove_stage("hanging", Stage(hanging, 60), job)
+            prove.prove_stage("hanging", hanging, 60, job)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert_gone(int((job.out / "child").read_text()))
@@ -245,7 +242,7 @@ def test_proved_is_what_holds_throughout(
 ) -> None:
     found = [{"what": what, "found": "1", "wanted": "2", "holds": holds} for what, holds in claims]
     row = {"stage": "run", "seconds": 1.0, "machine": {"gpu": "card"}, "claims": found}
-    monkeypatch.setattr(prove, "prove_stage", lambda name, stage, job: row)
+    monkeypatch.setattr(prove, "prove_stage", lambda name, stage, limit_s, job: row)
     monkeypatch.setattr(prove, "make_dataset", lambda *arguments, **options: None)
     assert prove.prove(["run"], Job(tmp_path, tmp_path, tiny)) is proved
 

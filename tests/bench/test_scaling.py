@@ -17,7 +17,6 @@ from bench.training.scaling import (
     Link,
     Measured,
     Work,
-    efficiency,
     fit_link,
     project,
     sum_s,
@@ -61,7 +60,7 @@ def test_without_cost_of_exchange_nothing_is_lost() -> None:
     for nodes in (1, 2):
         row = project(WORK, cluster, nodes)
         assert row.step_s == pytest.approx(1.6 / row.ranks)
-        assert efficiency(WORK, cluster, row) == pytest.approx(1)
+        assert row.efficiency == pytest.approx(1)
 
 
 def test_what_limits_is_named() -> None:

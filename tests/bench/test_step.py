@@ -50,7 +50,7 @@ def one_step_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
         images = next(batches)
         assert isinstance(batches, Generator)
         batches.close()
-        return measure._Repeat(images, 1.0, 1.0, 1.0)
+        return images, 1.0, 1.0, 1.0
 
     monkeypatch.setattr(measure, "_repeat", repeat)
     monkeypatch.setattr(step, "_SETTLING_STEPS", 0)
@@ -64,13 +64,13 @@ def gradients(bench: step.StepBench) -> torch.Tensor:
 def test_figures_of_two_precisions(config: Config) -> None:
     told: list[tuple[int, int]] = []
     figures = step.bench_train(config, ["fp32", "bf16"], QUICK, lambda done, total: told.append((done, total)))
-    assert [one.precision for one in figures] == ["fp32", "bf16"]
+    assert [one["precision"] for one in figures] == ["fp32", "bf16"]
     assert told[-1] == (24, 24)
     for one in figures:
-        assert one.rates.keys() == ALL
-        assert 0 <= one.waited_share < 1
-        assert one.peak_memory_mib > 100
-        assert one.device_memory_mib is None
+        assert one["images_per_s"].keys() == ALL
+        assert 0 <= one["waited_share"] < 1
+        assert one["peak_memory_mib"] > 100
+        assert one["device_memory_mib"] is None
     row = json.loads(json.dumps(as_json(figures, config, QUICK)))
     assert row["precisions"][1]["images_per_s"].keys() == ALL
     console = Console(width=120, record=True, file=io.StringIO())
@@ -123,7 +123,7 @@ def test_a_batch_that_does_not_fit_is_left_out(config: Config, monkeypatch: pyte
     told: list[tuple[int, int]] = []
     (figures,) = step.bench_train(config, ["fp32"], QUICK, lambda done, total: told.append((done, total)))
     assert told[-1] == (10, 10)
-    assert figures.rates.keys() == ALL - {"plain"}
+    assert figures["images_per_s"].keys() == ALL - {"plain"}
     assert "not measured" in dict(enumerate(as_table([figures]).columns[1].cells)).values()
 
 
@@ -133,7 +133,7 @@ def test_what_the_exact_batch_is_compared_with_may_be_left_out(config: Config) -
     few = dataclasses.replace(QUICK, comparisons=False)
     (figures,) = step.bench_train(config, ["fp32"], few, lambda done, total: told.append((done, total)))
     assert told[-1] == (6, 6)
-    assert figures.rates.keys() == {"cached", "loaded", "gradient"}
+    assert figures["images_per_s"].keys() == {"cached", "loaded", "gradient"}
     row = as_json([figures], config, few)
     assert row["precisions"][0]["images_per_s"].keys() == {"cached", "loaded", "gradient"}
     assert list(as_table([figures]).columns[1].cells).count("not measured") == 3
@@ -168,14 +168,11 @@ def test_shares_in_closed_form() -> None:
         return Rate((images_per_s, images_per_s), 0.0, 1)
 
     rates = {"cached": 50, "loaded": 45, "gradient": 100, "recomputed": 40, "averaged": 50}
-    figures = step.StepFigures(
-        "fp32", "cpu", 100, 10, "never", {name: rate(images_per_s) for name, images_per_s in rates.items()},
-        waited_share=0.02, flop_per_image=2e9, peak_memory_mib=1, device_memory_mib=None,
-    )  # fmt: skip
-    assert figures.step_s.mean == pytest.approx(2)
-    assert figures.optimizer_share == pytest.approx(0.5)
-    assert figures.loader_share == pytest.approx(0.1)
-    assert figures.flop_per_s == pytest.approx(1e11)
+    figures = step.figures_of({name: rate(images_per_s) for name, images_per_s in rates.items()}, 100, 2e9)
+    assert figures["step_s"][0] == pytest.approx(2)
+    assert figures["optimizer_share"] == pytest.approx(0.5)
+    assert figures["loader_share"] == pytest.approx(0.1)
+    assert figures["model_flop_per_s"] == pytest.approx(1e11)
 
 
 def test_too_few_images_are_told(config: Config) -> None:
@@ -191,6 +188,6 @@ def test_step_alone_for_the_verdict(config: Config) -> None:
 def test_on_a_gpu(config: Config) -> None:
     on_gpu = step.with_train(config, device="cuda")
     for one in step.bench_train(on_gpu, ["fp32", "bf16", "fp16"], QUICK):
-        assert one.device.startswith("cuda")
-        assert one.device_memory_mib is not None
-        assert 0 < one.peak_memory_mib < one.device_memory_mib
+        assert one["device"].startswith("cuda")
+        assert one["device_memory_mib"] is not None
+        assert 0 < one["peak_memory_mib"] < one["device_memory_mib"]

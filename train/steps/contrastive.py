@@ -126,7 +126,7 @@ class ContrastiveStep:
             difference = None
             with self.own_work.running(self.world.device):
                 for first, rows in zip(embedded, micro_batches, strict=True):
-                    embedding = self._embed(batch, rows) if self.recompute == "always" else first
+                    embedding = self.embed(batch, rows) if self.recompute == "always" else first
                     torch.autograd.backward([embedding], [gradient[:, rows]])
                     if self.recompute == "always":
                         change = (embedding.detach() - first).abs().amax()
@@ -136,7 +136,7 @@ class ContrastiveStep:
                 difference = self.world.max_(difference)
         return StepResult(loss, embeddings, difference)
 
-    def _embed(self, batch: Batch, rows: slice) -> Tensor:
+    def embed(self, batch: Batch, rows: slice) -> Tensor:
         """Both views of one micro-batch through network and inverse, with graph: (2, n, D)."""
         activity.moved()
         first, second = batch.views[:2]
@@ -156,10 +156,10 @@ class ContrastiveStep:
         # With graph even if it is dropped at once: both passes then run the same kernels, compiled ones included, and
         # the second pass needs the memory anyway.
         if self.recompute == "auto":
-            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self._embed(batch, rows), self.world.device)
+            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self.embed(batch, rows), self.world.device)
             self.recompute = self._decide(graph_bytes)
         else:
-            embedding = self._embed(batch, rows)
+            embedding = self.embed(batch, rows)
         return embedding.detach() if self.recompute == "always" else embedding
 
     def _decide(self, graph_bytes: int) -> Recompute:

@@ -19,7 +19,7 @@ SATURATION: Final = (0.01, 1.0)
 VALUE: Final = (0.5, 1.0)
 VALUE_SHIFT: Final = (5 / 255, 20 / 255)
 
-_RANGES: Final = np.array([ROTATION_DEG, SHIFT_FRAC, SHIFT_FRAC, SCALE, HUE, SATURATION, VALUE, VALUE_SHIFT])
+RANGES: Final = np.array([ROTATION_DEG, SHIFT_FRAC, SHIFT_FRAC, SCALE, HUE, SATURATION, VALUE, VALUE_SHIFT])
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Draw:
 
 def draw(count: int, rng: np.random.Generator) -> list[Draw]:
     """`count` independent draws, from one call of the generator."""
-    rows = _RANGES[:, 0] + rng.random((count, len(_RANGES))) * (_RANGES[:, 1] - _RANGES[:, 0])
+    rows = RANGES[:, 0] + rng.random((count, len(RANGES))) * (RANGES[:, 1] - RANGES[:, 0])
     return [Draw(*row) for row in rows.tolist()]
 
 

@@ -64,8 +64,7 @@ class TwoViews(Operation):  # type: ignore[misc]
     def generate_code(self) -> Callable[..., Any]:
         """What FFCV compiles."""
         boxes_px, side, loop = self._boxes_px, ranges.VIEW_PX, Compiler.get_iterator()
-        low = np.array([low for low, _ in _RANGES])
-        span = np.array([high - low for low, high in _RANGES])
+        low, span = ranges.RANGES[:, 0].copy(), np.ptp(ranges.RANGES, axis=1)
 
         def two_views(images: Any, out: Any, indices: Any) -> Any:
             for row in loop(len(indices)):
@@ -84,18 +83,6 @@ class TwoViews(Operation):  # type: ignore[misc]
         return replace(previous_state, shape=shape, jit_mode=True), AllocationQuery(shape, np.dtype("u1"))
 
 
-_RANGES: Final = (
-    ranges.ROTATION_DEG,
-    ranges.SHIFT_FRAC,
-    ranges.SHIFT_FRAC,
-    ranges.SCALE,
-    ranges.HUE,
-    ranges.SATURATION,
-    ranges.VALUE,
-    ranges.VALUE_SHIFT,
-)
-
-
 @njit(nogil=True, fastmath=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
     """Warp bilinearly from source to view and jitter in HSV; black beyond the image.
@@ -103,7 +90,7 @@ def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
     Args:
         image: (H, W, 3) uint8.
         box_px: (3,) centre x, centre y, side; side 0 is the square around the whole image.
-        draw: (8,) in the order of `bench.loaders.peers.draws.Draw`.
+        draw: (8,) in the order of `draws.Draw`.
         out: (side, side, 3) uint8, written to.
         side: of the view.
     """

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import Compose, Normalize, ToTensor
 
 from bench.loaders.peers.draws import VIEW_PX, Draw, draw, source_to_view_px, whole_image_px
-from bench.loaders.peers.workers import ViewsOfFiles, start_batches, worker_loader
+from bench.loaders.peers.workers import Files, ViewsOfFiles, start_batches, worker_loader
 
 _NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 
@@ -44,21 +44,10 @@ def _start_samples(dataset: Dataset[Any], workers: int, batch: int) -> Iterator[
         yield len(first)
 
 
-class OpencvSamples(Dataset[tuple[Tensor, Tensor, Tensor, Tensor]]):
-    """The authors' jitter in fewer steps than theirs: one warp, straight from the source, and uint8 handed over.
+class OpencvSamples(Files[tuple[Tensor, Tensor, Tensor, Tensor]]):
+    """The authors' jitter in fewer steps than theirs: one warp, straight from the source, and uint8 handed over."""
 
-    Args:
-        paths: (N,) image files.
-        boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
-    """
-
-    def __init__(self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32]) -> None:
-        self.paths = [str(path) for path in paths]
-        self.boxes_px = boxes_px
-        self._rng: np.random.Generator | None = None
-
-    def __len__(self) -> int:
-        return len(self.paths)
+    _rng: np.random.Generator | None = None
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """First view (3, 128, 128) uint8 and its matrix (2, 3) float32 from source to view; then the second's."""

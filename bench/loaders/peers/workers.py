@@ -7,7 +7,7 @@ import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import cv2
 import numpy as np
@@ -18,12 +18,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches
 
+T = TypeVar("T")
+
 PREFETCH_BATCHES: Final = 2
 """Batches that a worker makes ahead, torch's own default; 4 and 8 were no faster."""
 
 
-class ViewsOfFiles(Dataset[Tensor], ABC):
-    """Two augmented views of each image of a list, a batch at a time.
+class Files(Dataset[T]):
+    """Image files that a peer makes views of.
 
     Args:
         paths: (N,) image files.
@@ -36,6 +38,10 @@ class ViewsOfFiles(Dataset[Tensor], ABC):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+
+class ViewsOfFiles(Files[Tensor], ABC):
+    """Two augmented views of each image of a list, a batch at a time."""
 
     def __getitems__(self, samples: Sequence[int]) -> Tensor:
         """The views of a batch, (2, N, 3, 128, 128) uint8 in shared memory, channels-last."""
