@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,9 +77,12 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     @record_option
     @wraps(command)
     def with_output(as_json: bool, record: Path | None, **options: Any) -> None:
-        from bench.rows import tell
+        def tell(row: dict[str, Any], *shown: Any) -> None:
+            from bench import rows  # not before the configuration has been read
 
-        command(**options, tell=partial(tell, as_json=as_json, record=record))
+            rows.tell(row, *shown, as_json=as_json, record=record)
+
+        command(**options, tell=tell)
 
     return with_output
 
