@@ -61,7 +61,7 @@ format: $(STAMP)  ## let ruff mend what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 lock: $(STAMP)  ## resolve pyproject.toml into requirements.lock, with hashes and without index addresses
-	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --fork-strategy fewest \
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --fork-strategy fewest \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet -o requirements.lock
 
 clean:  ## remove what was generated; the environment stays
