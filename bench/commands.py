@@ -154,6 +154,11 @@ def bench_loader(
     if len(instead) > 1:
         raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
     config = pretraining_config(files, overrides)
+    if not large:  # before torch is imported, which takes longer than to list the images
+        from bench.measure import require_images
+        from pipelines.sources import load_index
+
+        require_images(len(index := load_index(config.data)), batch, index.root)
     from bench.loaders import first_batch as beginning
     from bench.loaders import report, soak
     from bench.loaders import tune as tuning

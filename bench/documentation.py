@@ -32,6 +32,8 @@ def write_docs(results: Path, docs: Path) -> str:
     for page in pages_with_tables(docs):
         write_text(page, write_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
+    if not (readme := docs.parent / "README.md").exists():
+        done.append(f"{readme}: no such file, so no README was written")
     if claims := comparisons(results):
         picture = docs / "images" / "experiment_hands.png"
         picture.parent.mkdir(parents=True, exist_ok=True)

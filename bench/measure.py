@@ -17,6 +17,8 @@ from typing import TypeVar
 import psutil  # type: ignore[import-untyped]
 from scipy.stats import t as student
 
+from errors import UserError
+
 T = TypeVar("T")
 
 
@@ -182,6 +184,12 @@ def _private_and_shared_kib(process: psutil.Process) -> int:
 def open_files() -> int:
     """Open file descriptors of this process and all below it."""
     return sum(_of_family(lambda process: int(process.num_fds())))
+
+
+def require_images(found: int, batch: int, root: Path, key: str = "--batch") -> None:
+    """Raise a `UserError` if a dataset has fewer images than a batch."""
+    if found < batch:
+        raise UserError(f"{root} has {found} images, fewer than {key} = {batch}: use more images or a smaller batch")
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import mmap
 import platform
 import struct
@@ -88,17 +87,17 @@ found:
 }}
 """
 
-log = logging.getLogger(__name__)
-
 
 @functools.cache
-def prepare_decoder_memory() -> None:
-    """Set up this process for decoding on its CPU, and log what was done; once is enough."""
+def prepare_decoder_memory() -> str:
+    """Set up the memory of this process for decoding on its CPU. A second call changes nothing.
+
+    Returns:
+        What was set up, for the log.
+    """
     kept, in_cache = keep_freed_memory(), keep_decoded_in_cache()
-    log.info(
-        "pipelines.decoder_memory = \"auto\": malloc %s what is freed, decoded rows %s through the caches",
-        "keeps" if kept else "does not keep", "go" if in_cache else "do not go",
-    )  # fmt: skip
+    done = [words for words, works in (("malloc reuses memory", kept), ("cached JPEG rows", in_cache)) if works]
+    return f'CPU decoder set up (pipelines.decoder_memory = "auto"): {", ".join(done) or "not possible here"}'
 
 
 def keep_freed_memory() -> bool:

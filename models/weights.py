@@ -92,7 +92,10 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
             f"{key} = {str(path)!r} holds no state dict: expected {expected}, its tensors by name "
             'at the top or under "state_dict".'
         )
-    return {str(name): tensor for name, tensor in content.items()}
+    names = [str(name) for name in content]
+    if all(name.startswith("module.") for name in names):  # torch's DataParallel puts this before every name
+        names = [name.removeprefix("module.") for name in names]
+    return dict(zip(names, content.values(), strict=True))
 
 
 def _load_tensors_only(path: Path) -> Any:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils.benchmark import Timer
 
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.loaders.compare import compare_loaders
@@ -105,7 +104,9 @@ def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None
 
 
 def matrix_peak(device: torch.device, side: int) -> float:
-    """FLOP/s of a product of two square bfloat16 matrices of normal numbers: what the card gives at best."""
+    """Measured FLOP/s of a product of two square bfloat16 matrices of normal numbers, an upper bound for the card."""
+    from torch.utils.benchmark import Timer  # this import warns where there is no GPU
+
     first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = Timer("torch.mm(first, second)", globals={"torch": torch, "first": first, "second": second})
     return 2 * side**3 / product.blocked_autorange().median

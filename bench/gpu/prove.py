@@ -44,10 +44,13 @@ _ITSELF: Final = "the stage itself"
 
 
 def prove(names: Sequence[str], job: Job) -> bool:
-    """Run stages; whether every claim holds that could be looked at, or, in a dry run, whether every stage ended.
+    """Run stages, one after the other, and print a table of their claims.
 
-    A dry run makes its own images first. Each stage writes a row to gpu.jsonl in the job's folder as soon as it ends,
-    and what it measured to other files there.
+    Each stage appends a row to gpu.jsonl in the job's folder when it ends. Its measurements go to other files there. A
+    dry run makes its own images first.
+
+    Returns:
+        Whether no claim was found not to hold. In a dry run: whether every stage ended without an error.
     """
     if job.tiny:
         make_dataset(job.data, poses=24, seed=0, scenes=2)

@@ -15,7 +15,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.loaders.ours import make_loader
-from bench.measure import Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
+from bench.measure import (
+    Progress,
+    Rate,
+    Rounds,
+    Start,
+    interval_of_mean,
+    measure_in_rounds,
+    no_progress,
+    require_images,
+)
 from errors import UserError
 from models.losses import nt_xent
 from pipelines.batch import Batch
@@ -70,11 +79,7 @@ def bench_train(
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     index = load_index(config.data)
-    if len(index) < config.train.batch:
-        raise UserError(
-            f"{index.root} has {len(index)} images, fewer than train.batch = {config.train.batch}: "
-            f"use more images or a smaller batch"
-        )
+    require_images(len(index), config.train.batch, index.root, "train.batch")
     figures = []
     for number, precision in enumerate(precisions):
         bench = StepBench(with_train(config, precision=precision), index, world, settings)

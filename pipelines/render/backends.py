@@ -52,10 +52,15 @@ def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.de
     return backend
 
 
-def prepare_process(config: PipelinesConfig, device: torch.device) -> None:
-    """Set up the memory of a command's process as configured, if it decodes on a CPU; once is enough."""
-    if config.decoder_memory == "auto" and not _decodes_on_gpu(config, device):
-        prepare_decoder_memory()
+def prepare_process(config: PipelinesConfig, device: torch.device) -> str | None:
+    """Set up the memory of a command's process for a decoder on the CPU, if configured and needed.
+
+    Returns:
+        What was set up, for the log; None if nothing was to be done.
+    """
+    if config.decoder_memory == "off" or _decodes_on_gpu(config, device):
+        return None
+    return prepare_decoder_memory()
 
 
 def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
