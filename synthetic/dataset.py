@@ -101,7 +101,6 @@ def make_dataset(
     Args:
         out: folder to fill; absent, empty, or holding this very dataset, finished or not.
         poses: of the training part; four times as many images.
-        seed: of everything random.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.

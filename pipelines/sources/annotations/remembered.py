@@ -28,7 +28,6 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
 
     Args:
         name: what is read and by which version of the reader; another name is another entry.
-        files: what the tables are made from.
         read: makes the tables; none of them holds Python objects.
     """
     stamps = [(str(file.resolve()), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
