@@ -1,6 +1,6 @@
 """What is posed: the names of its keypoints, the bones between them, and how it is drawn.
 
-Two values, `HAND` and `BODY`; nothing else says how many keypoints there are or what they are called. Nothing heavy is
+Each skeleton is a value; nothing else says how many keypoints there are or what they are called. Nothing heavy is
 imported here, since the configuration reads it.
 """
 
@@ -107,8 +107,10 @@ BODY: Final = Skeleton(
 )  # fmt: skip
 """COCO's 17 body points in COCO's order, with COCO's 19 bones."""
 
-SkeletonName = Literal["hand", "body"]
-SKELETONS: Final[Mapping[str, Skeleton]] = {"hand": HAND, "body": BODY}
+SKELETONS: Final[Mapping[str, Skeleton]] = {
+    value.name: value for value in [*globals().values()] if isinstance(value, Skeleton)
+}
+"""Every skeleton that is defined above, by its name; the configuration knows these names."""
 
 HandOrder = Literal["freihand", "mano", "peclr"]
 _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {

@@ -2,7 +2,7 @@
 
 Known are torchvision's ResNets (the authors' published pre-trained encoders are such), the authors' published pose
 networks ("backend_model.", "zroot_ref."), checkpoints of their pre-training code, which uses Lightning
-("encoder.features."), and ours ("encoder.resnet.").
+("encoder.features."), and ours ("encoder.resnet.", or "encoder.network." of other encoders).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from errors import UserError
 from skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]
-Naming = Literal["torchvision", "pose_published", "lightning", "ours"]
+Naming = Literal["torchvision", "pose_published", "lightning", "ours", "ours_no_resnet"]
 
 PUBLISHED_SIDE_PX: Final = 224
 """Side of the views that the authors' pose networks see; their 2D keypoints are in its pixels."""
@@ -32,6 +32,7 @@ _PREFIXES: Final[dict[Naming, str]] = {
     "pose_published": "backend_model.",
     "lightning": "encoder.features.",
     "ours": "encoder.resnet.",
+    "ours_no_resnet": "encoder.network.",
 }
 _LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """What the N of "encoder.features.N" is in torchvision's ResNet."""
@@ -115,7 +116,7 @@ def naming(state: Mapping[str, Tensor]) -> Naming:
 
 
 def encoder_state(state: Mapping[str, Tensor]) -> State:
-    """The encoder in torchvision's names, from any known naming; other tensors of a known naming are left out."""
+    """The encoder in its library's names, from any known naming; other tensors of a known naming are left out."""
     found = naming(state)
     if found == "torchvision":
         return dict(state)
