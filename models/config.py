@@ -1,4 +1,4 @@
-"""The configuration of the networks and of their loss.
+"""The configuration of the networks; of their losses it stands in `models.losses`.
 
 Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a configuration is answered at once.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Positive, Width, one_of
+from bounds import Width, one_of
 from skeleton import SKELETONS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -74,17 +74,6 @@ class EquivarianceConfig:
     variant: Variant = "paper"
     range: Extent = "axis"
     detach_range: bool = True
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class LossConfig:
-    """Settings of NT-Xent.
-
-    Attributes:
-        temperature: divides the cosine; the authors' value, the paper gives none.
-    """
-
-    temperature: Positive = 0.5
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
