@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol
@@ -128,7 +127,7 @@ class FastViews:
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation
-        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views", initializer=_compute_alone)
+        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
@@ -154,12 +153,3 @@ class FastViews:
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
-
-
-def _compute_alone() -> None:
-    """Have torch compute in this thread alone: the threads of a pool share the work already."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of this thread and of those to come, for which it is set back
-    thread = threading.Thread(target=torch.set_num_threads, args=(threads,))
-    thread.start()
-    thread.join()

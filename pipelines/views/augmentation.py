@@ -30,9 +30,6 @@ MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
 LINEAR_HUE_DEG = 30.0
 """A hue cannot be multiplied by a linear map; it is turned as far as this hue, a skin's, would be."""
 
-GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in a grey (ITU-R BT.601, as OpenCV's)."""
-
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class GeometryConfig:
