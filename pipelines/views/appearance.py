@@ -168,15 +168,18 @@ def _blur_tables(draws: FloatArray, side_px: int, _: float, device: torch.device
 @_loops
 def _blur(views: Views, rows: IntArray, weights: FloatArray, mirrored: IntArray) -> None:
     """First along the rows, then down the columns."""
-    side, long = views.shape[1], len(mirrored)
-    wide, blurred, total = np.empty((long, 3), F), np.empty((long, 3 * side), F), np.empty(3 * side, F)
+    side, long, reach = views.shape[1], len(mirrored), weights.shape[1] // 2
+    wide, blurred, total = np.empty(3 * long, F), np.empty((long, 3 * side), F), np.empty(3 * side, F)
     for m in range(len(rows)):
         view = views[rows[m]]
         for y in range(long):
-            for x in range(long):
+            row = view[mirrored[y]]
+            wide[3 * reach : 3 * (reach + side)] = row.reshape(-1)
+            for x in range(reach):
                 for channel in range(3):
-                    wide[x, channel] = F(view[mirrored[y], mirrored[x], channel])
-            _weigh(wide.reshape(-1), 3, weights[m], blurred[y])
+                    wide[3 * x + channel] = row[mirrored[x], channel]
+                    wide[3 * (reach + side + x) + channel] = row[mirrored[reach + side + x], channel]
+            _weigh(wide, 3, weights[m], blurred[y])
         for y in range(side):
             _weigh(blurred[y:].reshape(-1), 3 * side, weights[m], total)
             row = view[y].reshape(-1)
