@@ -1,4 +1,4 @@
-"""Contrastive pre-training: what the trainer needs to know of it."""
+"""Contrastive pre-training: the trainer's first task."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 
 def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
-    """Pre-train an encoder as configured; under torchrun, every rank calls this. See `Trainer.run`."""
+    """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
     return Trainer(config, resume, lambda _, world, steps, fresh: Pretraining(config, world, steps, fresh=fresh)).run()
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
-    """The encoder with its projection head; LARS around Adam; the contrastive loss. Arguments as `TrainingState`."""
+    """Pre-training: encoder and projection head, LARS around Adam, contrastive loss. Arguments as `TrainingState`."""
 
     title = "pre-training"
     views = 2
@@ -66,7 +66,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return build_network(encoder, self.config.projector)
 
     def size_keys(self) -> dict[str, str]:
-        """Of the head, the wider of its layers."""
+        """The keys of the encoder and of the head's wider layer."""
         projector = self.config.projector
         widest = "dim" if projector.dim > projector.hidden else "hidden"
         width = f"projector.{widest} = {getattr(projector, widest)}"
@@ -81,7 +81,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return self.contrastive(batch)
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """With the parts of a batch, if there are several sources."""
+        """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""
         whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
             "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
@@ -99,12 +99,12 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
     def draw(self, folder: RunFolder) -> None:
-        """The loss, and the rank of the positive."""
-        if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+        """Draw the loss and the rank of the positive."""
+        if rows := folder.read_metrics():  # there are none if the run stops before the first row
             save_loss(folder.loss_picture, rows, start=math.log(2 * self.config.train.batch - 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """With the number of ranks over which batch norm is taken."""
+        """Adds the number of ranks over which batch norm is taken."""
         return {**super().state_dict(), "norm_ranks": self._norm_ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -113,5 +113,5 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         if saved["norm_ranks"] != self._norm_ranks:
             raise UserError(
                 f"the checkpoint was made with train.sync_batch_norm over {saved['norm_ranks']} ranks, and there are "
-                f"{self._norm_ranks} now, which would train another function: start as many processes as before"
+                f"{self._norm_ranks} now, which changes the result: start as many processes as before"
             )

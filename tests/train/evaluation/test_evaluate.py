@@ -165,7 +165,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     assert np.isnan(tables["epe_cm"][11]).sum() == 1
     assert np.isnan(tables["epe_cm"][14]).sum() == 20
     poses.joints[:] = np.nan
-    with pytest.raises(UserError, match=r"no hand is left to measure .*16 prediction is no number"):
+    with pytest.raises(UserError, match=r"no sample can be measured .*16 prediction is no number"):
         measure(knowing, config, index, truth, poses)
 
 
@@ -241,7 +241,7 @@ def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> 
 
 def test_the_network_cannot_be_set(run: Path) -> None:
     loaded = load_pose_run(run)
-    with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be another"):
+    with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be changed"):
         evaluation_config(loaded, [], ["pose.root=middle_mcp"])
     with pytest.raises(UserError, match=r"encoder\.name belongs"):
         evaluation_config(loaded, [], ["encoder.name=resnet50"])
