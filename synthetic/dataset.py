@@ -62,7 +62,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Part:
-    """Training or evaluation."""
+    """A part of the dataset: training or evaluation."""
 
     name: str
     number: int

@@ -304,7 +304,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "prediction by pre-training": (
         ["predict", "{root}/run", "{root}/images/00.jpg"],
-        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+        ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
     "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
     "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
@@ -347,7 +347,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
     "ONNX of pre-training": (
         ["export", "{root}/run", "--onnx", "{root}/e.onnx"],
-        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+        ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
     "ONNX of another ending": (["export", "{root}/run", "--onnx", "{root}/e.pth"], ["e.pth ends in .pth", ".onnx"]),
     "report of no run": (["report", "{root}/empty"], ["{root}/empty is no run's folder", "pretrain or finetune"]),

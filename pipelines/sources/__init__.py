@@ -100,7 +100,7 @@ def _load_shards(config: DataConfig, root: Path, verify: bool) -> Index:
     for key in ("part", "versions"):
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
-            raise UserError(f"data.{key} = {chosen!r}: shards hold what was packed. Leave it out.")
+            raise UserError(f"data.{key} = {chosen!r}: it was chosen when the shards were packed. Leave it out.")
     index = load_shards(root, window=config.shuffle_shards, verify=verify)
     if config.split == "all":
         return index

@@ -87,7 +87,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     fits = np.isfinite(scale[:, 0])
     kept = np.flatnonzero(there & fits)
     if not len(kept):
-        raise UserError(f"{root}: every frame has another shape than it was annotated in; fetch the original videos.")
+        raise UserError(f"{root}: every frame has another aspect ratio than its annotation; fetch the original videos.")
     scale = scale[kept]
     if len(kept) < count or (scale != 1).any():
         log.warning(

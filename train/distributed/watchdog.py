@@ -40,7 +40,7 @@ class Sighting:
 
 
 def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
-    """One line that names the rank that the others wait for; None while any rank makes progress.
+    """Find the rank that the others wait for: one line with its name, or None while any rank makes progress.
 
     Silent ranks come first: they were killed, stopped or cut off. Next are ranks that have not begun the collective in
     which the others are. If all are in the same collective, the cause is the network or a GPU.

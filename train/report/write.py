@@ -41,7 +41,7 @@ def write_report(
         error_curves, worst = curves.error_curves(found), galleries.hands(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
-        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
+        raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
     content = {
         **figures,
         "measured": found,

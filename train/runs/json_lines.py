@@ -41,7 +41,7 @@ def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str
             damaged.append(number)
     if damaged:
         rows = "1 row is damaged" if len(damaged) == 1 else f"{len(damaged)} rows are damaged"
-        log.warning("%s: %s and left out, line %d the first", file, rows, damaged[0])
+        log.warning("%s: %s and left out, the first in line %d", file, rows, damaged[0])
 
 
 def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | None:

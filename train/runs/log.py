@@ -1,4 +1,4 @@
-"""Output of a running run: a progress line, metrics.jsonl and TensorBoard."""
+"""The log of a run: progress line, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Meter:
             yield batch
 
     def after_step(self, batch: Batch, result: Result, *, log_now: bool) -> None:
-        """Count a step, and write a row of metrics if it is time: only then does anything wait for the device."""
+        """Count a step. With `log_now`, write a row of metrics, which waits for the device."""
         self._steps += 1
         step = self._state.steps_done
         if self._samples is not None:
@@ -211,7 +211,7 @@ class Meter:
         self._since += time.perf_counter() - start
 
     def validated(self, row: Mapping[str, float] | None) -> None:
-        """Write down the figures of a validation, if there was one."""
+        """Write the metrics of a validation, if there was one."""
         if self._log is not None and row is not None:
             with self.writing():
                 self._log.write_validation(row)

@@ -199,7 +199,7 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
 def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
     saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
     Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)
-    with pytest.raises(UserError, match="is of pre-training, which knows no poses"):
+    with pytest.raises(UserError, match="is from pre-training and predicts no poses"):
         call(run, tmp_path / "out", compare=tmp_path / "pre", progress=lambda *_: pytest.fail("it was measured first"))
     assert not (tmp_path / "out").exists()
 
