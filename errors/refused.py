@@ -17,7 +17,7 @@ _LACKS_MEMORY = re.compile(
 _ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)
 _TASKS = (
     (
-        "train/steps/contrastive.py",
+        "train/steps/exact.py",
         "a training step",
         'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"',
     ),

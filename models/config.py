@@ -1,4 +1,4 @@
-"""Configuration of the networks and of their loss.
+"""Configuration of the networks; that of the losses is in `models.losses`.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Positive, Width
+from bounds import Width
 from skeleton import SKELETONS, SkeletonName
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -68,17 +68,6 @@ class EquivarianceConfig:
     variant: Variant = "paper"
     range: Extent = "axis"
     detach_range: bool = True
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class LossConfig:
-    """Settings of NT-Xent.
-
-    Attributes:
-        temperature: divides the cosine. The default is the authors'; the paper gives none.
-    """
-
-    temperature: Positive = 0.5
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

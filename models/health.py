@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.losses import TILE_ELEMENTS
+from models.losses.nt_xent import TILE_ELEMENTS
 
 
 class Health(NamedTuple):

@@ -26,7 +26,6 @@ from bench.measure import (
     require_images,
 )
 from errors import UserError
-from models.losses import nt_xent
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
@@ -34,7 +33,7 @@ from pipelines.sources import load_index
 from train.config.pretraining import Config
 from train.distributed.world import World, described_world
 from train.pretrain import Pretraining
-from train.steps.contrastive import ContrastiveStep
+from train.steps.exact import ExactStep
 from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.stopwatch import Stopwatch
 
@@ -192,7 +191,7 @@ class StepBench:
             "device": str(self.world.device),
             "batch": train.batch,
             "micro_batch": train.micro_batch,
-            "recompute": self.state.contrastive.recompute,
+            "recompute": self.state.exact.recompute,
             **figures_of(rates, train.batch, self.flop_per_image()),
             "waited_share": round(self._waited_s / self._looped_s, 5),
             "peak_memory_mib": round(peak_mib),
@@ -250,19 +249,18 @@ class StepBench:
     def _loader(self) -> Loader:
         return make_loader(self._index, self._config, self._config.train.batch, self.world.device)
 
-    def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ContrastiveStep:
-        exact = copy.copy(self.state.contrastive)
+    def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ExactStep[Batch]:
+        exact = copy.copy(self.state.exact)
         exact.micro_batch, exact.recompute = micro_batch, recompute
         return exact
 
     def _averaged(self, batch: Batch) -> None:
         """The mean of the losses of small batches: gradient accumulation as it is usually written."""
-        train = self._config.train
+        train, exact = self._config.train, self.state.exact
         self.state.network.zero_grad()
         count = train.batch // train.micro_batch
         for start in range(0, train.batch, train.micro_batch):
-            first, second = self.state.contrastive.embed(batch, slice(start, start + train.micro_batch))
-            loss = nt_xent(first, second, self._config.loss.temperature) / count
+            loss = exact.loss(exact.embed(batch, slice(start, start + train.micro_batch))) / count
             self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
@@ -279,7 +277,7 @@ class StepBench:
 
     def _whole_batch_fits(self) -> bool:
         train = self._config.train
-        own, rows = self.state.contrastive, slice(0, train.micro_batch)
+        own, rows = self.state.exact, slice(0, train.micro_batch)
         _, graph_bytes = with_graph_bytes(own.network, lambda: own.embed(self.batches[0], rows), self.world.device)
         return graph_bytes * (train.batch // train.micro_batch) < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
 
