@@ -324,7 +324,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "experiment with a seed twice": (
         ["experiment", "{root}/whole.toml", "--set", "seeds=[0, 0]"],
-        ["seeds = [0, 0]: expected each once"],
+        ["seeds = [0, 0]: expected each seed once"],
     ),
     "experiment with an arm elsewhere": (
         ["experiment", "{root}/whole.toml", "--set", 'pretrain.arms={{"../../x"={{}}}}'],

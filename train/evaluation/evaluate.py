@@ -121,8 +121,8 @@ def _measured(
     labels = PoseLabels.of(index)
     if labelled and not labels.labelled:
         raise UserError(
-            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or see "
-            "what the network says with 'predict'"
+            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
+            "its poses with 'predict'"
         )
     if not labelled and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
         raise UserError(
