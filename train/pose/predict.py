@@ -191,18 +191,6 @@ def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
     }
 
 
-class _Pictures:
-    """Pictures of any format, converted to PNG for the training loader."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-
-    def read(self, sample: int) -> bytes:
-        """The sample's picture as PNG: upright, 8 bits, no alpha."""
-        bgr = read_picture(str(self._files[sample]))[..., ::-1]
-        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
-
-
 @lru_cache(maxsize=4)
 def read_picture(file: str) -> Image:
     """Read a picture (H, W, 3) RGB as displayed.
@@ -309,7 +297,12 @@ def _estimate(
     cameras: Sequence[npt.NDArray[np.float32]],
     progress: Progress | None = None,
 ) -> Poses:
-    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files).read)
+    def as_png(sample: int) -> bytes:
+        """A picture of any kind as training's loader reads it: upright, eight bits, no alpha."""
+        bgr = read_picture(str(files[sample]))[..., ::-1]
+        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+
+    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=as_png)
     world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)

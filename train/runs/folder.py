@@ -7,6 +7,7 @@ import logging
 import platform
 import subprocess
 import tomllib
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from parsing import regular
 from train.config.tables import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints
 from train.runs.json_lines import cut_rows, read_rows
-from train.runs.lock import LOCK, FolderLock
+from train.runs.lock import LOCK, locked
 from writing import write_text
 
 log = logging.getLogger(__name__)
@@ -42,14 +43,14 @@ class RunFolder:
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
 
-    def lock(self, config: object, resume: Resume) -> FolderLock:
+    def lock(self, config: object, resume: Resume) -> AbstractContextManager[None]:
         """The lock that rank 0 holds from before `check` until the run has ended.
 
         A folder that cannot be used is a `UserError`; nothing is written into it.
         """
         if not (self.root / LOCK).exists():
             self._require_usable(config, resume)
-        return FolderLock(self.root)
+        return locked(self.root)
 
     def check(self, config: object, resume: Resume) -> Path | None:
         """The checkpoint to resume from, or None to start.

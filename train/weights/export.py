@@ -103,7 +103,13 @@ def export_onnx(source: Path, out: Path) -> str:
     if not out.parent.is_dir():  # the export below takes long
         raise NotWritten(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        _require(package)
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise UserError(
+                f"--onnx needs the package {package}, which cannot be imported ({error}): "
+                "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
+            ) from error
     run = load_pose_run(source)
     side_px = run.config.geometry.side_px
     network = PoseOnnx(run.network).eval()
@@ -174,16 +180,6 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
-
-
-def _require(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(
-            f"--onnx needs the package {package}, which cannot be imported ({error}): "
-            "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
-        ) from error
 
 
 def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,12 @@ class Files(Dataset[T]):
     def __len__(self) -> int:
         return len(self.paths)
 
+    @classmethod
+    def start(cls, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], workers: int, batch: int) -> Iterator[int]:
+        """Endless sizes of batches that worker processes make."""
+        for views, *_ in worker_loader(cls(paths, boxes_px), workers, batch):
+            yield len(views)
+
 
 class ViewsOfFiles(Files[Tensor], ABC):
     """Two augmented views of each image of a list, a batch at a time."""
@@ -60,12 +66,6 @@ class ViewsOfFiles(Files[Tensor], ABC):
     @abstractmethod
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
         """Write one image's views into `out`, (2, 128, 128, 3) uint8."""
-
-
-def start_batches(dataset: ViewsOfFiles, workers: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches that worker processes fill."""
-    for views in worker_loader(dataset, workers, batch):
-        yield views.shape[1]
 
 
 def worker_loader(dataset: Dataset[Any], workers: int, batch: int) -> DataLoader[Any]:
