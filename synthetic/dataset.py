@@ -101,7 +101,6 @@ def make_dataset(
     Args:
         out: output folder: missing, empty, or with this same dataset, finished or not.
         poses: number of poses of the training part; it has four images of each.
-        seed: seed of all random draws.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.

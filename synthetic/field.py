@@ -54,12 +54,8 @@ def build_hand(
 ) -> Solids:
     """A bare hand in the camera frame.
 
-    Args:
-        shape: bones and thickness.
-        skeleton: joints and segment frames in the hand frame.
-        rotation: (3, 3) hand frame to camera frame.
-        translation_m: (3,) the wrist in the camera frame.
-        wrist_rad: flexion and sideways bend of the wrist.
+    The hand frame is rotated by `rotation` (3, 3) into the camera frame, where the wrist is at `translation_m` (3,).
+    `wrist_rad` are its flexion and sideways bend.
     """
     parts = np.zeros((PARTS, 9))
     axes = np.tile(np.eye(3), (PARTS, 1, 1))

@@ -124,7 +124,6 @@ class Hand:
 
     Attributes:
         shape: its bones.
-        angles_rad: (5, 4) joint angles.
         view: the camera.
         xyz_m: (21, 3) keypoints in the camera frame.
         solids: the shapes to render.
@@ -132,7 +131,6 @@ class Hand:
     """
 
     shape: HandShape
-    angles_rad: Floats
     view: View
     xyz_m: Floats
     solids: Solids
@@ -149,7 +147,7 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     """Draw person, pose, camera, clothing and held object."""
     shape = draw_shape(rng)
     holding = bool(rng.random() < _HOLDING)
-    angles, skeleton = draw_pose(rng, shape, grasp=holding)
+    _, skeleton = draw_pose(rng, shape, grasp=holding)
     view = draw_view(rng, skeleton.joints_m)
     solids = build_hand(shape, skeleton, view.rotation, view.translation_m, _draw_wrist(rng, view.rotation))
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
@@ -157,7 +155,6 @@ def draw_hand(rng: np.random.Generator) -> Hand:
         solids = solids._replace(prop=draw_prop(rng, solids, view))
     return Hand(
         shape=shape,
-        angles_rad=angles,
         view=view,
         xyz_m=skeleton.joints_m @ view.rotation.T + view.translation_m,
         solids=solids,

@@ -55,12 +55,9 @@ def within_limits(angles_rad: Floats) -> Floats:
 
 
 def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
-    """Joint angles (5, 4) in radians, and the skeleton so posed, without interpenetrating digits.
+    """Joint angles (5, 4) in radians, and the bones so posed, without interpenetrating digits.
 
-    Args:
-        rng: source of the draw.
-        shape: the bones.
-        grasp: choose among poses that can hold an object.
+    With `grasp` the pose can hold an object.
     """
     pool = _GRASPS if grasp else range(len(_GESTURES_RAD))
     first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))

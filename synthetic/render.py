@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import minimum_filter
 
 from synthetic.field import Solids, hand_distance, prop_distance, scene_distance, sleeve_distance
 from synthetic.jit import Floats, Pixels, kernel
-from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, cloth_at, skin_at, thing_at
+from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin_at, thing_at
 
 SAMPLE_COLUMNS = 13
 """Columns of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
@@ -59,7 +60,9 @@ def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_p
         np.zeros((side_px, side_px), np.float32),
         np.zeros((side_px, side_px), np.uint8),
     )
-    used = _collect(solids, lens, far, starts, distance, outline, paint, bulk, rendering)
+    # Of the hits through the centres of a pixel and its neighbours, the nearest: nothing stands much nearer.
+    nearest = minimum_filter(np.where(distance > 0, distance, 1e3), size=3, mode="nearest")
+    used = _collect(solids, lens, far, starts, distance, nearest, outline, paint, bulk, rendering)
     return rendering._replace(pixels=rendering.pixels[:used], samples=rendering.samples[:used])
 
 
@@ -121,18 +124,14 @@ def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, start
     return distance
 
 
-@kernel
 def _outlines(distance: Floats) -> NDArray[np.bool_]:
     """Mask of the pixels at a step in depth, or between surface and background."""
-    rows, columns = distance.shape
-    outline = np.zeros((rows, columns), np.bool_)
-    for row in range(rows):
-        for column in range(columns):
-            here = distance[row, column]
-            if column + 1 < columns and abs(here - distance[row, column + 1]) > _OUTLINE_M:
-                outline[row, column] = outline[row, column + 1] = True
-            if row + 1 < rows and abs(here - distance[row + 1, column]) > _OUTLINE_M:
-                outline[row, column] = outline[row + 1, column] = True
+    down, across = (np.abs(np.diff(distance, axis=axis)) > _OUTLINE_M for axis in (0, 1))
+    outline = np.zeros(distance.shape, np.bool_)
+    outline[:-1] |= down
+    outline[1:] |= down
+    outline[:, :-1] |= across
+    outline[:, 1:] |= across
     return outline
 
 
@@ -158,18 +157,10 @@ def _distance_to(material: int, x: float, y: float, z: float, solids: Solids) ->
 
 @kernel
 def _describe(
-    material: int,
-    here: float,
-    x: float,
-    y: float,
-    z: float,
-    solids: Solids,
-    paint: Paint,
-    bulk: float,
-    colour: Floats,
-    sample: Pixels,
+    material: int, here: float, point: Vector, solids: Solids, paint: Paint, bulk: float, colour: Floats, sample: Pixels
 ) -> None:
     """Fill all but the weight of a sample at a surface point."""
+    x, y, z = point
     # Forward differences share the value at the point; their step is wider than the hit tolerance, or its noise shows.
     h = 0.0005
     nx = _distance_to(material, x + h, y, z, solids) - here
@@ -189,7 +180,7 @@ def _describe(
         inside = 0.008
         gap = hand_distance(x - nx * inside, y - ny * inside, z - nz * inside, solids)
         thin = min(max(1.0 + gap / inside, 0.0), 1.0)
-        skin_at(x, y, z, nx, ny, nz, solids, paint.skin, bulk, colour)
+        skin_at(point, (nx, ny, nz), solids, paint.skin, bulk, colour)
     elif material == CLOTH:
         cloth_at(x, y, z, solids.sleeve, paint.cloth, colour)
     else:
@@ -202,23 +193,13 @@ def _describe(
 
 
 @kernel
-def _nearest_around(distance: Floats, row: int, column: int) -> float:
-    """Shortest distance to a hit among a pixel and its neighbours, a safe start for further rays."""
-    near = 1e3
-    for y in range(max(row - 1, 0), min(row + 2, distance.shape[0])):
-        for x in range(max(column - 1, 0), min(column + 2, distance.shape[1])):
-            if distance[y, x] > 0.0:
-                near = min(near, distance[y, x])
-    return near
-
-
-@kernel
 def _collect(
     solids: Solids,
     lens: Floats,
     far: float,
     starts: Floats,
     distance: Floats,
+    nearest: Floats,
     outline: NDArray[np.bool_],
     paint: Paint,
     bulk: float,
@@ -235,7 +216,6 @@ def _collect(
             start = starts[row // _TILE_PX, column // _TILE_PX]
             if start < 0.0:
                 continue
-            near = _nearest_around(distance, row, column) if outline[row, column] else 0.0
             for ray in range(-1, 4 if outline[row, column] else 0):
                 # Ray -1 goes through the centre; the others form a rotated square and share the pixel.
                 along = (0.5, 0.375, 0.875, 0.625, 0.125)[ray + 1]
@@ -243,7 +223,7 @@ def _collect(
                 dx, dy, dz, norm = _ray(lens, column + along, row + across)
                 t = distance[row, column]
                 if ray >= 0:
-                    t = _march(dx, dy, dz, max(start, near - 0.006), far * norm, solids)
+                    t = _march(dx, dy, dz, max(start, nearest[row, column] - 0.006), far * norm, solids)
                 if t <= 0.0:
                     continue
                 x, y, z = dx * t, dy * t, dz * t
@@ -251,7 +231,7 @@ def _collect(
                 if ray < 0:
                     rendering.depth_m[row, column], rendering.material[row, column] = z, material
                 if ray >= 0 or not outline[row, column]:  # at outlines, the centre's colour is not used
-                    _describe(material, here, x, y, z, solids, paint, bulk, colour, rendering.samples[used])
+                    _describe(material, here, (x, y, z), solids, paint, bulk, colour, rendering.samples[used])
                     rendering.samples[used, 0] = 0.25 if ray >= 0 else 1.0
                     rendering.pixels[used] = row * side + column
                     used += 1

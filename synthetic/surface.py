@@ -10,6 +10,8 @@ from synthetic.jit import Floats, kernel
 
 NOTHING, SKIN, CLOTH, OBJECT = range(4)
 
+Vector = tuple[float, float, float]
+
 # From the lightest to the darkest human skin, sRGB of the back of the hand.
 _SKIN_SRGB = (
     np.array(
@@ -114,19 +116,9 @@ def _palm_lines(x: float, y: float) -> float:
 
 
 @kernel
-def skin_at(
-    x: float,
-    y: float,
-    z: float,
-    nx: float,
-    ny: float,
-    nz: float,
-    solids: Solids,
-    skin: Floats,
-    bulk: float,
-    out: Floats,
-) -> None:
+def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: float, out: Floats) -> None:
     """Write colour (linear RGB) and gloss of the skin at a point with a unit normal to `out` (4,)."""
+    (x, y, z), (nx, ny, nz) = point, normal
     parts = solids.parts
     nearest = 0
     distance = part_distance(x, y, z, parts, 0)

@@ -65,12 +65,9 @@ def compare_loaders(
     """Measure our loader as configured, its parts, and every installed peer in rounds.
 
     Args:
-        config: configuration of the training run.
-        settings: how long to measure, and on what.
         device: device of our loader's batches.
         sources: see `conditions`.
         step: rate of the training step alone, in images, for the verdict.
-        progress: see `Progress`.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with

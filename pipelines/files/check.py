@@ -36,10 +36,7 @@ _OTHER_KINDS: Final = (
 def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
     """Check that a file is a JPEG, PNG or WebP of whole structure, which DALI's decoder can read.
 
-    The kind is read from the bytes, not from a file name. Bytes after the image's end are tolerated.
-
-    Args:
-        data: the whole file as bytes, or as an array (bytes,) uint8.
+    The kind is read from the bytes of the whole file, not from its name. Bytes after the image's end are tolerated.
 
     Raises:
         BadImage: the file is anything else; the message has the reason.

@@ -37,10 +37,7 @@ _FAULTS: Final = {
 
 @cached(numba.njit, nogil=True)
 def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
-    """Follow a JPEG's segments up to its first scan, and search its end marker backwards.
-
-    Args:
-        data: (bytes,) uint8.
+    """Follow the segments of a JPEG, (bytes,) uint8, up to its first scan, and search its end marker backwards.
 
     Returns:
         A fault, its byte offset, and two numbers for its message. Without a fault: `SOUND`, the Exif orientation,
