@@ -85,7 +85,7 @@ def evaluate(
     tables = [report.table_of(title, measured)]
     rows = measure.worst_hands(evaluation, worst)
     content["worst"] = report.of_hands(evaluation, rows.tolist())
-    shown = {_name(run): evaluation}
+    shown = {_name(run): content}
     if other_run is not None:
         same_images = measure.for_other_run(config, other_run)
         other, _, _ = _measured(other_run, same_images, crop, world, proper_rotation, progress)
@@ -95,7 +95,7 @@ def evaluate(
         content["comparison"] = report.comparison(differences, theirs)
         tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
         name = _name(other_run)
-        shown[name if name not in shown else f"{name}, the other"] = other
+        shown[name if name not in shown else f"{name}, the other"] = theirs
     few = dataclasses.replace(evaluation.index, sources=()).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")

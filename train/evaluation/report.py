@@ -7,7 +7,7 @@ import dataclasses
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import cv2
 import matplotlib as mpl
@@ -27,6 +27,13 @@ from writing import write_text
 
 CAPTION_PX = 20
 """Height of the text above a picture."""
+
+PCK: Final = {
+    "aligned_m": ("PCK, aligned", "cm", 100.0, "pa_epe_cm"),
+    "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
+    "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
+}
+"""Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
 
 
 def results(
@@ -122,31 +129,28 @@ def save_hands(path: Path, evaluation: Evaluation) -> None:
     write_text(path, text.getvalue())
 
 
-def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
+def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the PCK curves of one or two runs, and below the error of each keypoint. Keys are names for the legend."""
-    kinds = {"3d_m": ("3D", "epe_cm"), "aligned_m": ("3D, aligned", "pa_epe_cm"), "2d_px": ("2D", "epe_px")}
-    shown = [name for name in kinds if all(name in _curves(e) for e in evaluations.values())]
-    colours = ("#1f6fb4", "#c0504d")
-    names = [name.replace("_", " ") for name in next(iter(evaluations.values())).labels.skeleton.keypoints]
+    first = next(iter(results_of.values()))
+    shown = [name for name in PCK if all(name in results["pck"] for results in results_of.values())]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(4.2 * max(len(shown), 1), 6.4), layout="constrained")
         axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
-        for column, name in enumerate(shown):
-            curve, bars = axes[0][column], axes[1][column]
-            (title, per_keypoint), unit = kinds[name], "px" if name.endswith("px") else "cm"
-            for number, (label, evaluation) in enumerate(evaluations.items()):
-                errors, thresholds = _curves(evaluation)[name]
-                x = thresholds if unit == "px" else 100 * thresholds
-                curve.plot(x, pck_curve(errors, thresholds), color=colours[number], label=label)
-                means = mean_over_hands(evaluation.tables()[per_keypoint])
-                width = 0.8 / len(evaluations)
-                bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colours[number])
+        for name, curve, bars in zip(shown, *axes, strict=False):
+            title, unit, factor, metric = PCK[name]
+            names = [keypoint.replace("_", " ") for keypoint in first["per_keypoint"][metric]]
+            for number, (label, results) in enumerate(results_of.items()):
+                pck, width = results["pck"][name], 0.8 / len(results_of)
+                colour = ("#1f6fb4", "#c0504d")[number]
+                curve.plot(factor * np.array(pck["thresholds"]), pck["share"], color=colour, label=label)
+                means = np.array([*results["per_keypoint"][metric].values()], np.float64)
+                bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colour)
             curve.set_ylim(0, 1)
             curve.set_xlim(0, None)
             curve.set_title(title)
-            curve.set_xlabel(f"error within [{'px of the source' if unit == 'px' else unit}]")
+            curve.set_xlabel(f"error within [{unit}]")
             curve.grid(color="0.9")
-            if len(evaluations) > 1:
+            if len(results_of) > 1:
                 curve.legend(frameon=False)
             bars.set_ylabel(f"mean error [{unit}]")
             bars.set_xticks(np.arange(len(names)) + 0.4, names, rotation=90)

@@ -10,14 +10,10 @@ import numpy as np
 from models.losses import LOSSES
 from models.losses.loss import Loss
 from skeleton import SKELETONS
+from train.evaluation.report import PCK
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
 from train.report.contents import Measured, Run
 
-_PCK: Final = {
-    "aligned_m": ("PCK, aligned", "cm", 100.0),
-    "3d_m": ("PCK, camera's frame", "cm", 100.0),
-    "2d_px": ("PCK, picture", "px", 1.0),
-}
 _PER_KEYPOINT: Final = {
     "pa_epe_cm": "Mean error, aligned [cm]",
     "pa_epe_px": "Mean error, aligned [px]",
@@ -39,7 +35,7 @@ def error_curves(found: Measured | None) -> list[Curves]:
     if found is None:
         return []
     charts = []
-    for name, (title, unit, factor) in _PCK.items():
+    for name, (title, unit, factor, _) in PCK.items():
         if all(name in result["pck"] for result in found.results):
             lines = [
                 Line([factor * x for x in result["pck"][name]["thresholds"]], result["pck"][name]["share"], number)
