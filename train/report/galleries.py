@@ -11,18 +11,15 @@ import cv2
 import numpy as np
 
 from errors import UserError
-from skeleton import SKELETONS
 from train.evaluation.report import CAPTION_PX
-from train.pictures import Image, draw_skeleton, read_sheet, shown_side_px
+from train.pictures import Image, read_sheet, shown_side_px
 from train.pose.metrics import METRICS
-from train.pose.pictures import POSE_PX, side_view
-from train.pose.predict import read_picture
+from train.pose.pictures import POSE_PX
 from train.report.contents import Measured, Run, read_json
 from train.report.numbers import as_text
 
 SHOWN: Final = 12
 """Largest number of pictures of a kind."""
-_PREDICTION_PX: Final = 288
 
 
 class Tile(NamedTuple):
@@ -36,11 +33,12 @@ class Tile(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """Pictures of a kind, with a title and a line of explanation."""
+    """Pictures of a kind, with a title and a line of explanation; `wide` pictures take a row each."""
 
     title: str
     text: str
     tiles: Sequence[Tile]
+    wide: bool = False
 
 
 def views(runs: Sequence[Run]) -> list[Gallery]:
@@ -68,39 +66,19 @@ def predictions(folder: Path | None) -> list[Gallery]:
         raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run it first")
     tiles = []
     for file in files[:SHOWN]:
-        said = read_json(file)
+        said, picture = read_json(file), cv2.imread(str(file.with_suffix(".png")))
         try:
-            picture = _prediction(said)
             name = Path(said["image"]).name
             warning = {"likely": ": needs a box"}.get(str(said["box_needed"]), "")
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, cv2.error) as error:
+        except (LookupError, TypeError) as error:
             raise UserError(f"{file} is no prediction ({error}); expected what predict writes. Make it anew") from error
-        tiles.append(_tile(picture, f"pose predicted in {name}", f"{name}{warning}"))
-    text = "The view of the network with its prediction, and the prediction from the side, with the camera on the left."
+        if picture is None:
+            raise UserError(f"{file} has no picture beside it; expected the .png that predict writes. Make it anew")
+        tiles.append(_tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", f"{name}{warning}"))
+    text = "The picture, the view of the network with its prediction, and the prediction in 3D."
     if any("needs a box" in tile.caption for tile in tiles):
         text += " “Needs a box”: on a crop around its prediction, the network predicts another pose."
-    return [Gallery("Predictions", text, tiles)]
-
-
-def _prediction(said: Mapping[str, Any]) -> Image:
-    image = read_picture(said["image"])
-    x0, y0, x1, y1 = said["box_px"]
-    scale = _PREDICTION_PX / max(x1 - x0, y1 - y0, 1e-6)
-    shrink = max(1.0, 1 / scale)  # averaging, against aliasing
-    size = [max(1, round(length / shrink)) for length in image.shape[1::-1]]
-    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    matrix = np.array([[scale * shrink, 0, -scale * x0], [0, scale * shrink, -scale * y0]])
-    side = (_PREDICTION_PX, _PREDICTION_PX)
-    view: Image = np.asarray(cv2.warpAffine(small, matrix, side, borderValue=(128, 128, 128)), np.uint8)
-    skeleton = SKELETONS[said.get("skeleton", "hand")]
-    draw_skeleton(view, (np.array(said["keypoints_px"], np.float64) - [x0, y0]) * scale, skeleton)
-    if said["joints"] is None:
-        return view
-    joints = np.array(said["joints"], np.float64)
-    if said["unit"] == "m":
-        start, end = skeleton.reference_bone
-        joints = joints / np.linalg.norm(joints[start] - joints[end])
-    return np.concatenate([view, side_view(joints, None, skeleton, _PREDICTION_PX)], axis=1)
+    return [Gallery("Predictions", text, tiles, wide=True)]
 
 
 def hands(found: Measured | None) -> list[Gallery]:
