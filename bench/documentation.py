@@ -103,7 +103,7 @@ def _first_batch(results: Path) -> str:
 
 
 def _proofs(results: Path) -> str:
-    """A table of the newest row of each kind that tests record."""
+    """A table of rows that tests record: the newest row of each kind."""
     lines = []
     for file in sorted(results.glob("*.jsonl")):
         if file.stem in _IN_OTHER_TABLES:

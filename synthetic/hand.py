@@ -1,4 +1,4 @@
-"""One pose of the dataset: everything about it is a pure function of (seed, pose).
+"""One pose of the dataset, a pure function of (seed, pose).
 
 The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
 """
@@ -26,7 +26,7 @@ _HOLDING = 0.15
 
 @dataclass(frozen=True)
 class View:
-    """Where the hand is for the camera.
+    """Camera, and the hand's position in its frame.
 
     Attributes:
         intrinsics: (3, 3) K, pixels.
@@ -62,7 +62,7 @@ def draw_view(rng: np.random.Generator, joints_m: Floats) -> View:
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
     turned = joints_m @ rotation.T
     translation = np.array([0.0, 0.0, 0.7])
-    # Perspective makes size and place depend on each other: a few rounds settle both to a fraction of a pixel.
+    # Size and position depend on each other by perspective; a few rounds converge to a fraction of a pixel.
     for _ in range(6):
         image = project(turned + translation, intrinsics)
         low, high = image.min(axis=0), image.max(axis=0)
@@ -88,7 +88,7 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
 
 
 def draw_prop(rng: np.random.Generator, bare: Solids, view: View) -> Floats:
-    """A ball, cylinder or box in a bare hand (see Solids.prop), or none where the fingers leave no room."""
+    """A ball, cylinder or box in a bare hand (see Solids.prop), or none if the fingers leave no room."""
     prop = np.zeros(16)
     kind = int(rng.choice([BALL, CYLINDER, BOX]))
     tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
@@ -126,7 +126,7 @@ class Hand:
         shape: its bones.
         view: the camera.
         xyz_m: (21, 3) keypoints in the camera frame.
-        solids: what is rendered.
+        solids: the shapes to render.
         paint: colours.
     """
 

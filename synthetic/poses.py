@@ -1,4 +1,4 @@
-"""Hand poses: everyday gestures and grasps, blended, loosened, and kept free of fingers inside fingers."""
+"""Draws hand poses: blends of gestures and grasps, with random deviations and without fingers inside each other."""
 
 import numpy as np
 
@@ -42,7 +42,7 @@ _REST = 2
 _GRASPS = (11, 12, 22)
 
 MAX_OVERLAP_M = 0.0025
-"""Flesh yields: segments may share this much depth where they touch."""
+"""Largest depth in metres by which touching segments may overlap, as flesh is soft."""
 _TRIES = 24
 
 
@@ -65,7 +65,7 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tup
     aim = weight * first + (1.0 - weight) * second
     least = np.inf
     for attempt in range(_TRIES):
-        # Each try opens the hand a little: blends of two gestures can cross where neither of them does.
+        # Each attempt opens the hand a little: fingers may cross in a blend although they cross in neither gesture.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
         angles = within_limits((1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST])
         skeleton = pose_hand(shape, angles)
@@ -107,9 +107,9 @@ _FIRST, _SECOND = np.array(
 
 
 def deepest_overlap(joints_m: Floats, radii_m: Floats) -> float:
-    """How deep any segment of a digit reaches into another digit or into the palm, metres; negative: free space.
+    """Largest depth in metres by which a digit's segment reaches into another digit or the palm; negative: a gap.
 
-    Given are the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
+    Takes the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
     """
     wrist, points = joints_m[0], joints_m[1:].reshape(DIGITS, 4, 3)
     knuckles, palm_m = points[1:, 0], 1.1 * radii_m[1:, 0]

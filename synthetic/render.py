@@ -1,11 +1,11 @@
-"""Sphere tracing of the field into surface samples, which any scene can then light.
+"""Sphere tracing of the distance field into surface samples, which are lit later.
 
 Pixels are corner-based: pixel (row, column) covers [column, column + 1] x [row, row + 1], so its centre is at
 (column + 0.5, row + 0.5) and the ray through image point (u, v) has direction K^-1 (u, v, 1). A keypoint projected with
 K therefore lands on the rendered joint without any half-pixel shift.
 
-A pixel in the interior of a surface has one sample, through its centre. Pixels at outlines, outer and inner ones, have
-four: that is where aliasing would show.
+A pixel inside a surface has one sample, through its centre. Pixels at outer and inner outlines have four, against
+aliasing.
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from synthetic.jit import Floats, Pixels, kernel
 from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin_at, thing_at
 
 SAMPLE_COLUMNS = 13
-"""Of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
+"""Columns of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
 
 _TILE_PX = 4
 _NEAR_M = 0.08
 HIT_M = 0.0003
-"""Where rays stop: what is rendered is the field's level set at this distance, a quarter of a pixel outside of it."""
+"""Distance from the surface at which rays stop: a quarter of a pixel outside."""
 _OUTLINE_M = 0.004
 
 
@@ -35,7 +35,7 @@ class Rendering(NamedTuple):
         pixels: (M,) int64, row * width + column of the pixel that each sample belongs to.
         samples: (M, 13) float32: weight (share of the pixel), point in metres and unit normal in the camera frame,
             linear RGB, gloss, openness (1: nothing near, 0: deep in a crease), thinness (1: light shines through).
-        depth_m: (H, W) float32, z of the surface at each pixel's centre; 0 where the background is seen.
+        depth_m: (H, W) float32, z of the surface at each pixel's centre; 0 for the background.
         material: (H, W) uint8 at each pixel's centre: NOTHING, SKIN, CLOTH or OBJECT.
     """
 
@@ -92,7 +92,7 @@ def _march(dx: float, dy: float, dz: float, start: float, far: float, solids: So
 
 @kernel
 def _approach(solids: Solids, lens: Floats, side_px: int, far: float) -> Floats:
-    """How far every ray of a tile can travel before anything is near, metres per tile; -1: the tile is empty."""
+    """Distance that all rays of a tile can travel safely, metres per tile; -1: the tile is empty."""
     tiles = (side_px + _TILE_PX - 1) // _TILE_PX
     starts = np.empty((tiles, tiles))
     spread = 0.75 * _TILE_PX / min(lens[0], lens[1])
@@ -113,7 +113,7 @@ def _approach(solids: Solids, lens: Floats, side_px: int, far: float) -> Floats:
 
 @kernel
 def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, starts: Floats) -> Floats:
-    """Distance along the ray through each pixel's centre, (H, W) metres; -1 where it meets nothing."""
+    """Distance along the ray through each pixel's centre, (H, W) metres; -1 for a miss."""
     distance = np.full((side_px, side_px), -1.0)
     for row in range(side_px):
         for column in range(side_px):
@@ -125,7 +125,7 @@ def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, start
 
 
 def _outlines(distance: Floats) -> NDArray[np.bool_]:
-    """Pixels beside a step in depth, or between surface and background."""
+    """Mask of the pixels at a step in depth, or between surface and background."""
     down, across = (np.abs(np.diff(distance, axis=axis)) > _OUTLINE_M for axis in (0, 1))
     outline = np.zeros(distance.shape, np.bool_)
     outline[:-1] |= down
@@ -137,7 +137,7 @@ def _outlines(distance: Floats) -> NDArray[np.bool_]:
 
 @kernel
 def _nearest_surface(x: float, y: float, z: float, solids: Solids) -> tuple[int, float]:
-    """What is nearest, SKIN, CLOTH or OBJECT, and its signed distance, metres."""
+    """The nearest material, SKIN, CLOTH or OBJECT, and its signed distance, metres."""
     hand = hand_distance(x, y, z, solids)
     covered = sleeve_distance(x, y, z, solids.sleeve)
     held = prop_distance(x, y, z, solids.prop)
@@ -230,7 +230,7 @@ def _collect(
                 material, here = _nearest_surface(x, y, z, solids)
                 if ray < 0:
                     rendering.depth_m[row, column], rendering.material[row, column] = z, material
-                if ray >= 0 or not outline[row, column]:  # there the centre's colour does not count
+                if ray >= 0 or not outline[row, column]:  # at outlines, the centre's colour is not used
                     _describe(material, here, (x, y, z), solids, paint, bulk, colour, rendering.samples[used])
                     rendering.samples[used, 0] = 0.25 if ray >= 0 else 1.0
                     rendering.pixels[used] = row * side + column

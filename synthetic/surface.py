@@ -1,4 +1,4 @@
-"""What the surface is made of at a point: skin of palm and back, creases, knuckles, nails, cloth, object paint."""
+"""Colour and gloss of the surface at a point: skin of palm and back, creases, knuckles, nails, cloth, object."""
 
 import math
 from typing import NamedTuple
@@ -138,7 +138,7 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
 
     palmar = _ramp(0.15, -0.55, dorsal)
     if 10 <= nearest < 12:
-        # The pale skin of the palm fades out along the forearm.
+        # The pale skin of the palm ends gradually along the forearm.
         palmar *= 1.0 - 0.75 * _ramp(-0.01, 0.07, along)
     flush = 0.0
     dark = 0.0

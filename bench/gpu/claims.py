@@ -74,7 +74,7 @@ class Job:
         return [f"data.root={self.data}", "encoder.weights=random", *more, *(_TINY if self.tiny else ())]
 
     def config(self, *files: str, overrides: Sequence[str] = ()) -> Config:
-        """The configuration made from these files in configs/."""
+        """The job's configuration, from TOML files in configs/."""
         return load_config(Config, [CONFIGS / name for name in files], self.overrides(*overrides))
 
     def seconds(self, seconds: float) -> float:

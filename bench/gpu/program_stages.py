@@ -120,7 +120,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def _render(out: Path) -> Path:
-    """Render as many hands as the time allows, estimated from a few."""
+    """Render a few hands to measure the speed, then as many as the time allows."""
     for before in ("few", "hands"):
         shutil.rmtree(out / before, ignore_errors=True)
     marks: list[tuple[float, int]] = []

@@ -22,7 +22,7 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
 
     Returns:
         A row of bench/results/. "index_s" is what the index took; "first_batch_s" is from building the loader to its
-        first batch, work included that a process does only once.
+        first batch; it includes work that a process does only once.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: a table, JSON, one row per hand, PCK curves, and the worst hands as pictures."""
+"""Writes the results of an evaluation: a table, JSON, a row per sample, PCK curves, and pictures of the worst."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from train.pose.pictures import pose_picture
 from writing import write_text
 
 CAPTION_PX = 20
-"""Height of what stands above it."""
+"""Height of the text above a picture."""
+
+PCK: Final = {
+    "aligned_m": ("PCK, aligned", "cm", 100.0, "pa_epe_cm"),
+    "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
+    "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
+}
+"""Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
 
 PCK: Final = {
     "aligned_m": ("PCK, aligned", "cm", 100.0, "pa_epe_cm"),
@@ -39,7 +46,7 @@ PCK: Final = {
 def results(
     evaluation: Evaluation, intervals: Mapping[str, Interval], *, proper_rotation: bool, crop: str
 ) -> dict[str, Any]:
-    """Everything that was measured, for JSON."""
+    """All results, for JSON."""
     tables = evaluation.tables()
     return {
         "checkpoint": str(evaluation.run.path),
@@ -66,7 +73,7 @@ def results(
 
 
 def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """A paired difference, for JSON: this run minus the other, of which `theirs` are the results."""
+    """The paired difference for JSON: this run minus the other; `theirs` are the other's results."""
     return {
         "minus": theirs["checkpoint"],
         "difference": {name: _interval_for_json(interval) for name, interval in differences.items()},
@@ -75,13 +82,13 @@ def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -
 
 
 def _interval_for_json(interval: Interval) -> dict[str, float | None]:
-    """Value, low and high; low and high are None where no interval can be given."""
+    """Value, low and high; low and high are None if there is no interval."""
     low, high = _for_json(np.array([interval.low, interval.high]))
     return {"value": interval.value, "low": low, "high": high}
 
 
 def _for_json(values: Floats) -> list[float | None]:
-    """JSON has no NaN."""
+    """Replace NaN by None, since JSON has no NaN."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 
@@ -95,7 +102,7 @@ def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
 
 
 def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = False) -> Table:
-    """The metrics with their intervals, for the terminal."""
+    """A table of the metrics with their intervals, for the terminal."""
     table = Table(title=escape(printable(title)), title_justify="left", title_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -109,7 +116,7 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
 
 
 def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
-    """The file of each row, and the mean of each metric over its keypoints; None where not measured."""
+    """For each row its file and the mean of each metric over the keypoints; None if not measured."""
     tables, hands = evaluation.tables(), []
     for row in rows:
         hand: dict[str, Any] = {"file": evaluation.index.paths[row]}
@@ -120,7 +127,7 @@ def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]
 
 
 def save_hands(path: Path, evaluation: Evaluation) -> None:
-    """`of_hands` of all images as a table, empty where not measured."""
+    """Write `of_hands` of all images as CSV; a value that was not measured is empty."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, ["file", *evaluation.tables()])
     table.writeheader()
@@ -130,7 +137,7 @@ def save_hands(path: Path, evaluation: Evaluation) -> None:
 
 
 def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
-    """PCK curves of the results of one or two runs, by the name that the legend shows; each keypoint's error below."""
+    """Draw the PCK curves of one or two runs, and below the error of each keypoint. Keys are names for the legend."""
     first = next(iter(results_of.values()))
     shown = [name for name in PCK if all(name in results["pck"] for results in results_of.values())]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
@@ -160,7 +167,7 @@ def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
-    """The hands of some rows, of which `poses` has the views' images: three pictures each, and the errors above."""
+    """Draw the samples of some rows: three pictures each, with the errors above. `poses` has the views' images."""
     tables = evaluation.tables()
     pictures = []
     for number, row in enumerate(rows.tolist()):
