@@ -35,13 +35,6 @@ PCK: Final = {
 }
 """Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
 
-PCK: Final = {
-    "aligned_m": ("PCK, aligned", "cm", 100.0, "pa_epe_cm"),
-    "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
-    "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
-}
-"""Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
-
 
 def results(
     evaluation: Evaluation, intervals: Mapping[str, Interval], *, proper_rotation: bool, crop: str
