@@ -253,9 +253,6 @@ class Schedule:
     """The steps and rows that one rank loads.
 
     Attributes:
-        order: the sample at each place.
-        rows: the rank's rows of each global batch.
-        first_step: step of the first batch.
         last_step: the schedule ends before this step; None: never.
     """
 
