@@ -52,11 +52,11 @@ class VICReg(Loss):
         """The three terms before weighting; the last two are summed over the views.
 
         Raises:
-            ValueError: the embeddings are not (2, N, D).
+            ValueError: the embeddings are not (2, N, D) with N at least 2.
         """
         import torch
 
-        require_pairs(embeddings)
+        require_pairs(embeddings, least=2)
         _, samples, dim = embeddings.shape
         with torch.autocast(embeddings.device.type, enabled=False):
             exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
