@@ -2,7 +2,7 @@
 
 Four namings are known: torchvision's ResNets, which include the authors' published encoders; the authors' published
 pose networks ("backend_model.", "zroot_ref."); Lightning checkpoints of their pre-training ("encoder.features."); and
-ours ("encoder.resnet.").
+ours ("encoder.resnet.", or "encoder.network." of other encoders).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from errors import UserError
 from skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]
-Naming = Literal["torchvision", "pose_published", "lightning", "ours"]
+Naming = Literal["torchvision", "pose_published", "lightning", "ours", "ours_no_resnet"]
 
 PUBLISHED_SIDE_PX: Final = 224
 """Side of the views of the authors' pose networks; their 2D keypoints are in pixels of such a view."""
@@ -32,6 +32,7 @@ _PREFIXES: Final[dict[Naming, str]] = {
     "pose_published": "backend_model.",
     "lightning": "encoder.features.",
     "ours": "encoder.resnet.",
+    "ours_no_resnet": "encoder.network.",
 }
 _LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """Name in torchvision's ResNet of the N-th module in "encoder.features.N"."""
@@ -118,7 +119,7 @@ def naming(state: Mapping[str, Tensor]) -> Naming:
 
 
 def encoder_state(state: Mapping[str, Tensor]) -> State:
-    """The encoder's tensors in torchvision's names, from any known naming. Other tensors are left out."""
+    """The encoder's tensors in its library's names, from any known naming. Other tensors are left out."""
     found = naming(state)
     if found == "torchvision":
         return dict(state)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
+from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import WHOLE_IMAGE
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")
@@ -28,6 +29,12 @@ def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.floa
     """
     side_px = (high_px - low_px).max(axis=1, keepdims=True)
     return np.concatenate([(low_px + high_px) / 2, side_px], axis=1).astype(np.float32)
+
+
+def refuse_boxes(config: DataConfig, reason: str) -> None:
+    """For a source that knows its boxes: a `UserError` with the reason if it was given a file of others."""
+    if box_file(config) is not None:
+        raise UserError(f"data.box = {config.box!r}: {reason}. Leave it out.")
 
 
 def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:

@@ -6,14 +6,15 @@ Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is tha
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
+from pipelines.config import DataConfig
 from pipelines.samples.index import Index
-from pipelines.sources.boxes import squares_around
+from pipelines.sources.boxes import refuse_boxes, squares_around
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS, Skeleton
 
@@ -21,15 +22,11 @@ ANNOTATIONS: Final = "annotations.json"
 """The file that is read unless `data.annotations` names another."""
 
 
-def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations: str | None = None) -> Index:
+def load_coco(config: DataConfig) -> Index:
     """Everybody of whom a keypoint is labelled, in the order of the file; crowds are left out.
 
-    COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based.
-
-    Args:
-        root: the folder that `file_name` is relative to.
-        split: "train" and "val" are 90/10 of the images, always the same; or "all".
-        annotations: the JSON file, relative to `root`; `ANNOTATIONS` by default.
+    COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based. An image's `file_name` is
+    relative to `data.root`.
 
     Returns:
         The index, an image being the group. The box is the square around the annotation's, or around the keypoints
@@ -38,7 +35,9 @@ def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations:
     Raises:
         UserError: the file is missing or does not fit the format, or nobody is labelled.
     """
-    file = root / (annotations or ANNOTATIONS)
+    refuse_boxes(config, "COCO's annotations hold the boxes")
+    root = Path(config.root)
+    file = root / (config.annotations or ANNOTATIONS)
     try:
         content = parse_json(regular(file).read_bytes())
         skeleton = _skeleton(file, content["categories"])
@@ -75,7 +74,7 @@ def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations:
         group=image,
         skeleton=skeleton,
     )
-    return index if split == "all" else index.select(rows_of_split(image, split))
+    return index if config.split == "all" else index.select(rows_of_split(image, config.split))
 
 
 def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:

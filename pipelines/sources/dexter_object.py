@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import regular
+from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
@@ -51,20 +52,17 @@ _ENDINGS: Final = (".png", ".jpg", ".jpeg")
 log = logging.getLogger(__name__)
 
 
-def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
+def load_dexter_object(config: DataConfig) -> Index:
     """All frames with an annotated fingertip, sequence by sequence.
 
-    `root` holds `data/SEQUENCE/color/`, whose n-th file in the order of names belongs to the n-th line of
+    `data.root` holds `data/SEQUENCE/color/`, whose n-th file in the order of names belongs to the n-th line of
     `data/SEQUENCE/annotations/SEQUENCE3D.txt`. A line is `x, y, z; x, y, z; ...` in millimetres.
 
     Only fingertips are annotated, and of them those that are visible: all other keypoints are NaN, in `keypoints_px`
     and in `xyz_m`, so whatever is computed on them has to leave out what is NaN. The box is the square around the
     fingertips, or `LEAST_BOX_M` at their depth if that is larger. All samples are mirrored, being left hands. Frames
-    without an annotated fingertip are left out and counted in one warning.
-
-    Args:
-        root: see above.
-        boxes: a file for `read_boxes`, which calls an image "data/Grasp1/color/NAME.png"; without it, as above.
+    without an annotated fingertip are left out and counted in one warning. A file of boxes calls an image
+    "data/Grasp1/color/NAME.png".
 
     Returns:
         The index, with targets K and xyz_m, in the colour camera's frame.
@@ -72,6 +70,9 @@ def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
     Raises:
         UserError: a folder or file is missing or does not fit the layout.
     """
+    if config.split != "all":
+        raise UserError(f'data.split = {config.split!r}: Dexter+Object is not split. Use "all".')
+    root, boxes = Path(config.root), box_file(config)
     data = root / "data"
     if not data.is_dir():
         raise UserError(f"{data}: no such folder; expected {', '.join(SEQUENCES)} in it. Check data.root.")

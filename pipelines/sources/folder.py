@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from errors import UserError
+from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
@@ -26,19 +27,19 @@ _ENDINGS_TOLD: Final = 5
 log = logging.getLogger(__name__)
 
 
-def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
+def load_folder(config: DataConfig) -> Index:
     """All JPEG, PNG and WebP files under a folder, in the order of their names.
 
     Hidden files and folders are left out. Links to folders are followed, each real folder being read once. Links that
     lead nowhere, and images of kinds that are not read, are left out and counted in one warning.
 
-    Args:
-        root: the folder; paths of the index, and names in `boxes`, are relative to it.
-        boxes: CSV or JSON of hand boxes, see `read_boxes`; without it, and for files without a box, the whole image.
+    Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Without such a
+    file, and for images without a box, the whole image is the box.
 
     Raises:
-        UserError: the folder is missing, unreadable or has no images, or `boxes` does not fit it.
+        UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
     """
+    root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
@@ -53,7 +54,7 @@ def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
         log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
     paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    box_px = whole if boxes is None else read_boxes(boxes, paths)
+    box_px = whole if config.box == "center" else read_boxes(Path(config.box), paths)
     return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from rich.progress import track
 
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
+from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
@@ -43,33 +44,22 @@ _LINE: Final = re.compile(r"[\w-]+/[\w-]+")
 log = logging.getLogger(__name__)
 
 
-def load_ho3d(
-    root: Path,
-    *,
-    part: Literal["training", "evaluation"] = "training",
-    split: Literal["all", "train", "val"] = "all",
-    boxes: Path | None = None,
-) -> Index:
+def load_ho3d(config: DataConfig) -> Index:
     """The frames that `train.txt` or `evaluation.txt` lists, in its order.
 
-    `root` holds these lists, whose lines are SEQUENCE/FRAME, and `train/SEQUENCE/rgb/FRAME.png` (version 2) or `.jpg`
-    (version 3) with `train/SEQUENCE/meta/FRAME.pkl`; likewise `evaluation/`. The pickles are read without running
-    them, see `numpy_pickle`. All hands are right ones.
+    `data.root` holds these lists, whose lines are SEQUENCE/FRAME, and `train/SEQUENCE/rgb/FRAME.png` (version 2) or
+    `.jpg` (version 3) with `train/SEQUENCE/meta/FRAME.pkl`; likewise `evaluation/`. The pickles are read without
+    running them, see `numpy_pickle`. All hands are right ones.
 
     Keypoints are camMat times handJoints3D, after OpenGL's axes and MANO's order are turned into those of `Index`; the
     corner-based frame is assumed, as for FreiHAND. Their square is the box. The evaluation part publishes the wrist
-    and a box (handBoundingBox) only: the other keypoints are NaN, unless `root` holds the `evaluation_xyz.json` that
-    was published later.
+    and a box (handBoundingBox) only: the other keypoints are NaN, unless `data.root` holds the `evaluation_xyz.json`
+    that was published later.
 
     Listed frames whose image is missing, or whose annotation has no hand, are left out and counted in one warning.
     The group is a moment: the frames of the same number in the sequences of one recording, whose names differ in the
-    last of at least two digits, the camera.
-
-    Args:
-        root: see above.
-        part: which of the lists.
-        split: "train" and "val" divide the recordings of the training part 90/10, always in the same way.
-        boxes: a file for `read_boxes`, which calls an image "train/ABF10/rgb/0000.png"; without it, the keypoints'.
+    last of at least two digits, the camera. Splits divide the recordings. A file of boxes calls an image
+    "train/ABF10/rgb/0000.png".
 
     Returns:
         The index, with targets K, xyz_m and scale_m.
@@ -78,6 +68,7 @@ def load_ho3d(
         UserError: a file is missing or does not fit the layout, a pickle asks for more than arrays, or no frame is
             there.
     """
+    root, part, split, boxes = Path(config.root), config.part, config.split, box_file(config)
     if part == "evaluation" and split != "all":
         raise UserError(f"split {split!r} of HO-3D's evaluation part: only training is split. Use split 'all'.")
     folder = "train" if part == "training" else "evaluation"

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json
+from pipelines.config import DataConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
@@ -89,7 +90,7 @@ def pack(
         already_there = _claim(out, job)
         if already_there:
             try:
-                load_shards(out)
+                load_shards(DataConfig("shards", str(out)))
             except UserError as error:
                 again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
                 raise UserError(f"{error} {again}") from error

@@ -29,8 +29,11 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json, regular
+from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.index import Blocks, Index, NamesOnDemand
+from pipelines.sources.boxes import refuse_boxes
+from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
 
 log = logging.getLogger(__name__)
@@ -58,20 +61,27 @@ _READ_BYTES: Final = 1 << 20
 Table = npt.NDArray[Any]
 
 
-def load_shards(root: Path, *, window: int | None = None, verify: bool = False) -> Index:
-    """What `pack` wrote, in the order of the source that was packed.
+def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
+    """What `pack` wrote, in the order of the source that was packed; what was chosen in packing it cannot be again.
 
     Args:
-        root: the folder of the shards.
-        window: shuffle within so many shards at a time, the shards in random order; None shuffles over all.
+        config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the
+            shards in random order; unset, over all.
         verify: compare the checksum of each sample when it is read.
 
     Returns:
         The index. Its labels are memory-mapped.
 
     Raises:
-        UserError: the folder is none of shards, a shard is missing or cut, or the index does not fit.
+        UserError: the folder is none of shards, a shard is missing or cut, or the index does not fit; or a key is set
+            that has no meaning for shards.
     """
+    refuse_boxes(config, "shards hold the boxes that they were packed with")
+    for key in ("part", "versions"):
+        chosen = getattr(config, key)
+        if chosen != getattr(DataConfig, key):
+            raise UserError(f"data.{key} = {chosen!r}: shards hold what was packed. Leave it out.")
+    root, window = Path(config.root), config.shuffle_shards
     content = _read_index_file(root)
     shards: list[dict[str, Any]] = content["shards"]
     _check_shards(root, shards)
@@ -82,7 +92,7 @@ def load_shards(root: Path, *, window: int | None = None, verify: bool = False) 
     tables = {name: _read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     store = ShardStore([root / shard["file"] for shard in shards], first, tables, window, verify=verify)
-    return Index(
+    index = Index(
         name=content["name"],
         root=root,
         paths=NamesOnDemand(len(store), store.name),
@@ -95,6 +105,14 @@ def load_shards(root: Path, *, window: int | None = None, verify: bool = False) 
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
+    if config.split == "all":
+        return index
+    if index.group is None:
+        raise UserError(
+            f"data.split = {config.split!r}: the shards of {root} do not say which of their images belong together, so "
+            'they cannot be split. Use "all", or pack the splits apart.'
+        )
+    return index.select(rows_of_split(np.asarray(index.group), config.split))
 
 
 class ShardStore:

@@ -10,20 +10,21 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
 from parsing import as_numbers
+from pipelines.config import DataConfig
 from pipelines.samples.index import Index, read_file
 from pipelines.samples.probe import displayed_size_px
 from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.annotations.stored_images import first_stored
-from pipelines.sources.boxes import squares_around
+from pipelines.sources.boxes import refuse_boxes, squares_around
 
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
 _MOST_PX: Final = 2**31
@@ -33,12 +34,12 @@ _SAME_SHAPE: Final = 0.01
 log = logging.getLogger(__name__)
 
 
-def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regressor: Path | None = None) -> Index:
-    """The hands of one part whose frames are there.
+def load_youtube3d(config: DataConfig) -> Index:
+    """The hands of one part, train, val or test, whose frames are there.
 
-    `root` holds `youtube_PART.json` and the frames, `youtube/VIDEO/video/frames/FRAME.png`; a frame stored as .jpg or
-    .jpeg is taken too. A frame may show several hands, each a row. Frames that are missing (videos go offline) are
-    left out and counted in one warning. Rows keep the order of the annotations; the frame is the group.
+    `data.root` holds `youtube_PART.json` and the frames, `youtube/VIDEO/video/frames/FRAME.png`; a frame stored as
+    .jpg or .jpeg is taken too. A frame may show several hands, each a row. Frames that are missing (videos go offline)
+    are left out and counted in one warning. Rows keep the order of the annotations; the frame is the group.
 
     The box is the square around the mesh's vertices. Left hands are mirrored. A video that was fetched in another
     resolution than it was annotated in has its boxes and keypoints scaled; its first frame there tells.
@@ -47,18 +48,16 @@ def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regress
     the first pixel's corner or its centre is not said, and the corner is assumed. Their z is a depth in the same unit
     (a weak perspective), so there is no camera and no metre.
 
-    Args:
-        root: see above.
-        part: "train", "val" or "test".
-        regressor: MANO's joint regressor, see `read_regressor`; with it, keypoints are known.
-
     Returns:
-        The index; with a regressor, keypoints and the target xyz_px (N, 21, 3), keypoints with their depth, all in
-        pixels. It knows a pose up to scale and shift, which is what Procrustes-aligned metrics need.
+        The index; with `data.regressor` (see `read_regressor`), keypoints and the target xyz_px (N, 21, 3), keypoints
+        with their depth, all in pixels: a pose up to scale and shift, which Procrustes-aligned metrics need.
 
     Raises:
         UserError: a file is missing or does not fit the layout, or no frame is there.
     """
+    refuse_boxes(config, "YouTube3DHands has its own boxes, one for each hand of a frame")
+    root, part = Path(config.root), _part(config)
+    regressor = None if config.regressor is None else Path(config.regressor)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; expected youtube_{part}.json and youtube/ in it. Check data.root.")
     annotations = root / f"youtube_{part}.json"
@@ -71,6 +70,14 @@ def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regress
     matrix = None if regressor is None else keypoint_regressor(read_regressor(regressor))
     hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, matrix))
     return _index(root, part, hands)
+
+
+def _part(config: DataConfig) -> str:
+    if config.part == "training":
+        return "val" if config.split == "val" else "train"
+    if config.split != "all":
+        raise UserError(f'data.split = {config.split!r}: YouTube3DHands\' test part is not split. Use "all".')
+    return "test"
 
 
 def _index(root: Path, part: str, hands: Tables) -> Index:

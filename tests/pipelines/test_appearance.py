@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipelines.arrays import FloatArray
-from pipelines.config import PipelinesConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
@@ -229,7 +229,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
     rng = np.random.default_rng(0)
     for number in range(25):
         cv2.imwrite(str(root / f"{number:02}.png"), smooth_image(rng, 30, 40, 3))
-    return load_folder(root)
+    return load_folder(DataConfig("folder", str(root)))
 
 
 def pixels(folder: Index, backend: Backend, edges: list[int], dali_batch: int) -> dict[int, torch.Tensor]:

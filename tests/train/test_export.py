@@ -47,7 +47,7 @@ def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path
     for source, start in ((tmp_path, best.path), (newest, newest)):
         out = tmp_path / "encoder.pth"
         assert str(start) in export_encoder(source, out)
-        wanted = load_pose_run(start).network.encoder.torchvision_state_dict()
+        wanted = load_pose_run(start).network.encoder.library_state_dict()
         torch.testing.assert_close(torch.load(out, weights_only=True), wanted, rtol=0, atol=0)
     shutil.rmtree(tmp_path / "best")
     assert str(newest) in export_encoder(tmp_path, out)

@@ -78,7 +78,8 @@ def evaluate(
         log.warning("these images, or some of them, are what the run was trained on")
     measured = measure.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
-    title = f"{run.path}, {len(evaluation.index) - sum(evaluation.errors.left_out.values())} hands"
+    measured_on = len(evaluation.index) - sum(evaluation.errors.left_out.values())
+    title = f"{run.path}, {measured_on} {evaluation.labels.skeleton.plural}"
     if reasons := evaluation.errors.reasons:
         title += f", left out: {reasons}"
     tables = [report.table_of(title, measured)]

@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
-from models.encoders import Encoder
+from models.encoders import make_encoder
 from models.pose import PoseNetwork
 from pipelines.config import each_source
 from train.config.finetuning import FinetuneConfig
@@ -63,7 +63,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
-    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
+    network = PoseNetwork(make_encoder(config.encoder.name), config.pose)
     try:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:

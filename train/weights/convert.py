@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from errors import UserError
 from models.config import PoseConfig
-from models.encoders import Encoder
+from models.encoders import make_encoder
 from models.pose import PoseNetwork
 from models.weights import (
     PUBLISHED_SIDE_PX,
@@ -69,7 +69,7 @@ def convert(source: Path, out: Path, to: Target) -> str:
 
 def _to_ours(state: State, path: Path, out: Path) -> str:
     found = naming(state)
-    if found == "ours":
+    if found in ("ours", "ours_no_resnet"):
         raise UserError(
             f"{path} is a checkpoint of ours already; `export` writes its encoder, --to published converts it"
         )
@@ -90,8 +90,8 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
     if encoder is None:
         raise UserError(f"{path}: its backend_model is no ResNet that is known: expected {_EXPECTED}")
     with torch.device("meta"):  # shapes alone
-        built = PoseNetwork(Encoder(encoder), PUBLISHED_POSE)
-        wanted = {f"backend_model.{key}": value for key, value in built.encoder.torchvision_state_dict().items()}
+        built = PoseNetwork(make_encoder(encoder), PUBLISHED_POSE)
+        wanted = {f"backend_model.{key}": value for key, value in built.encoder.library_state_dict().items()}
         outputs = 3 * len(built.skeleton) + 1  # nothing reads the last one
         wanted["backend_model.fc.weight"] = torch.empty(outputs, built.encoder.feature_dim)
         wanted["backend_model.fc.bias"] = torch.empty(outputs)
@@ -113,7 +113,7 @@ def _to_published(state: State, path: Path, out: Path) -> str:
     if "head.weight" in state or "head.0.weight" in state:
         return _pose_to_published(state, path, out)
     encoder, name = _checked_encoder(state, path)
-    features = Encoder(name).feature_dim
+    features = make_encoder(name).feature_dim
     fc = {"fc.weight": torch.zeros(1000, features), "fc.bias": torch.zeros(1000)}
     save_tensors({"state_dict": {**fc, **encoder}}, out, {})
     return f'{out}: {name} in torchvision\'s names under "state_dict", fc without meaning'
@@ -154,7 +154,7 @@ def _checked_encoder(state: State, path: Path) -> tuple[State, str]:
         first = next(iter(state), "nothing")
         raise UserError(f"{path} holds no ResNet that is known (its first tensor is {first}): expected {_EXPECTED}")
     with torch.device("meta"):
-        wanted = Encoder(name).torchvision_state_dict()
+        wanted = make_encoder(name).library_state_dict()
     check_state(
         encoder, wanted, origin=str(path), model=f"torchvision's {name}",
         remedy=f"expected {_EXPECTED}.", ignored=lambda key: key.startswith("fc."),

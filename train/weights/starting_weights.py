@@ -9,7 +9,7 @@ from torch import Tensor
 
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig
-from models.encoders import Encoder, build_encoder
+from models.encoders import build_encoder, make_encoder
 from models.pose import PoseNetwork
 from models.weights import encoder_state
 from train.runs.checkpoint import Checkpoints, load_checkpoint
@@ -24,8 +24,8 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
     state = _state_of_run(encoder)
     if state is None:
         return PoseNetwork(build_encoder(encoder), pose)
-    network = PoseNetwork(Encoder(encoder.name), pose)
-    network.encoder.resnet.load_state_dict(state)
+    network = PoseNetwork(make_encoder(encoder.name), pose)
+    network.encoder.load_library_state(state, encoder.weights, encoder.name)
     return network
 
 
