@@ -72,7 +72,7 @@ def test_a_defect_is_nothing_that_the_machine_refuses(error: Exception) -> None:
 
 def test_a_file_is_named_whatever_its_name_says() -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "out of memory.jpg")
-    assert of_machine(error) == "out of memory.jpg: Permission denied. Check the path and its rights"
+    assert of_machine(error) == "out of memory.jpg: Permission denied. Check the path and its permissions"
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,11 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """With the parts of a batch, if there are several sources."""
+        whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s, %s",
+            "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
-            (index.box_px[:, 2] == 0).sum(),
+            f" ({whole} without a box: the whole image is used)" if whole else "",
             steps_per_epoch,
             loader.backend,
             self.world.device,
