@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 
+from errors import UserError
 from models.config import EncoderConfig
 from models.encoders import build_encoder, make_encoder
 from models.network import Normalize
@@ -22,6 +23,7 @@ from train.finetune import finetune
 from train.pose.predict import predict
 from train.pose.run import load_pose_run
 from train.pretrain import pretrain
+from train.weights.convert import convert
 from train.weights.export import export_encoder
 
 STEPS = 6
@@ -126,3 +128,5 @@ def test_fine_tuning_starts_from_the_run_and_predicts(hands: Path, name: str, ru
     (found,) = predict(fine, [str(picture)], tmp_path / "out").predictions
     assert cv2.imread(str(picture)) is not None
     assert len(found.keypoints_px) == 21
+    with pytest.raises(UserError, match=f"its encoder is {name}; the authors' pose network has a ResNet"):
+        convert(fine, tmp_path / "theirs.pth", "published")
