@@ -58,7 +58,6 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
     become empty stand-ins. A prefix "module." (DataParallel) is removed.
 
     Args:
-        path: the file.
         key: the option or key that names the file, for messages, such as "encoder.weights".
         expected: what the file should hold, for messages.
 
@@ -217,14 +216,11 @@ def check_state(
     remedy: str,
     ignored: Callable[[str], bool] = lambda key: False,
 ) -> None:
-    """Check the names and shapes of a state dict.
+    """Check the names and shapes of the tensors that were read.
 
     Args:
-        state: the tensors that were read.
         wanted: the expected tensors.
-        origin: the file, for messages.
-        model: name of the model of `wanted`, for messages.
-        remedy: the last part of the message.
+        origin: the file, for messages, as are `model`, the name of `wanted`, and `remedy`, their last part.
         ignored: whether a name that is not in `wanted` is allowed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Any folder of images with one hand each: the case of most users."""
+"""Any folder of images with one hand or body each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_READ: Final = {
     ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
     ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
 }  # fmt: skip
-"""Kinds of images that no decoder of the data path takes."""
+"""Endings of image formats that the data path cannot decode."""
 
 _ENDINGS_TOLD: Final = 5
 
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 def load_folder(config: DataConfig) -> Index:
-    """All JPEG, PNG and WebP files under a folder, in the order of their names.
+    """List all JPEG, PNG and WebP files under a folder, sorted by name.
 
-    Hidden files and folders are left out. Links to folders are followed, each real folder being read once. Links that
-    lead nowhere, and images of kinds that are not read, are left out and counted in one warning.
+    Hidden files and folders are left out. Links to folders are followed; each real folder is read once. Broken links
+    and images of other formats are left out and counted in one warning.
 
-    Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Without such a
-    file, and for images without a box, the whole image is the box.
+    Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Images
+    without a box are used whole.
 
     Raises:
         UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
@@ -59,14 +59,14 @@ def load_folder(config: DataConfig) -> Index:
 
 
 class _Found(NamedTuple):
-    """What is in a folder and below it: names of images, endings of other files, links that lead nowhere."""
+    """Content of a folder and its subfolders: names of images, endings of other files, broken links."""
 
     images: list[str]
     others: Counter[str]
     lost_links: list[str]
 
     def told(self, *, images_alone: bool = False) -> str:
-        """What is not used, counted; all of it, or images of kinds that are not read and lost links alone."""
+        """Counts of unused files by ending; with `images_alone`, only of image formats and broken links."""
         others = [(-count, ending) for ending, count in self.others.items() if ending in _NOT_READ or not images_alone]
         parts = [f"{-count} {ending or 'without an ending'}" for count, ending in sorted(others)[:_ENDINGS_TOLD]]
         if len(others) > _ENDINGS_TOLD:
@@ -78,7 +78,7 @@ class _Found(NamedTuple):
         return ", ".join(parts) or "nothing"
 
     def remedy(self) -> str:
-        """What to do about images that cannot be used."""
+        """Advice about images that cannot be used."""
         kinds = sorted({_NOT_READ[ending] for ending in self.others if ending in _NOT_READ})
         parts = []
         if kinds:
@@ -91,7 +91,7 @@ class _Found(NamedTuple):
 
 def _files_under(root: Path) -> _Found:
     found = _Found([], Counter(), [])
-    folders, links = [""], list[str]()  # linked folders come last, so that files keep the shortest names
+    folders, links = [""], list[str]()  # linked folders come last, so that files get their shortest paths
     seen: set[tuple[int, int]] = set()
     while folders or links:
         inside = folders.pop() if folders else links.pop(0)
@@ -123,7 +123,7 @@ def _files_under(root: Path) -> _Found:
 
 
 def _leads_somewhere(link: os.DirEntry[str]) -> bool:
-    """Whether there is a file or folder behind a link; not so if links lead in a circle."""
+    """Whether a link leads to a file or folder; False for a loop of links."""
     try:
         link.stat()
     except OSError:

@@ -24,31 +24,30 @@ from pipelines.sources.subsets import rows_of_split
 from skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
-"""The backgrounds in the order of the files: green screen, then three ways of replacing it."""
+"""The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 
 
 _FARTHEST_M: Final = 20.0
-"""A hand farther than this is a mistake of the unit."""
+"""Largest distance of a hand in metres; a larger one means a wrong unit."""
 
 _LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
 
 def load_freihand(config: DataConfig) -> Index:
-    """FreiHAND, or a smaller set in its layout.
+    """Read FreiHAND, or a smaller set in its layout.
 
     Image v * N + i shows pose i before background v of N poses and four backgrounds; evaluation images have one each.
     Rows are ordered by version, then pose; a split keeps the versions of a pose together. Labels are read where their
     files exist; only `data.box = "joints"` needs them. A file of boxes calls an image "training/rgb/00000000.jpg".
 
-    Keypoints are K times xyz, divided by depth, in the corner-based frame of `Index`. The dataset does not say
-    whether its K counts pixels from the first pixel's corner or from its centre; the corner is assumed, and the other
-    reading would shift them by half a pixel.
+    Keypoints are K times xyz, divided by depth, in the corner-based frame of `Index`. The dataset does not define
+    whether its K counts pixels from the first pixel's corner or its centre. The corner is assumed; with the centre,
+    keypoints would shift by half a pixel.
 
     Returns:
-        The index, the pose being the group, with targets K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in metres in the
-        camera's frame, and scale_m (N,) in metres, the length of the middle finger's first phalanx; each where its
-        file exists.
+        The index; a pose is a group. Targets, as far as their files exist: K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in
+        metres in the camera's frame, and scale_m (N,) in metres, the length of the middle finger's first phalanx.
 
     Raises:
         UserError: a folder, image or needed label file is missing, or labels do not fit the images.
@@ -72,7 +71,7 @@ def load_freihand(config: DataConfig) -> Index:
 
     paths = [_name(part, image) for image in images.tolist()]
     keypoints_px = None
-    if {"K", "xyz"} <= labels.keys():  # of each pose, before the versions multiply them
+    if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
         keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
     if box == "center":
         box_px = np.tile(_center_box_px(root / paths[0], config.center_frac), (len(paths), 1))
@@ -135,7 +134,7 @@ def _count_images(root: Path, part: str) -> int:
 
 
 def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[str, npt.NDArray[np.float64]]:
-    """The label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
+    """Read the label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
     labels = {}
     for name, shape in _LABELS.items():
         file = root / f"{part}_{name}.json"

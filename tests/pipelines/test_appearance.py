@@ -18,7 +18,8 @@ from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
-from pipelines.views.appearance import noise_levels
+from pipelines.views import appearance as arithmetic
+from pipelines.views.appearance import change_appearance, noise_levels
 from pipelines.views.augmentation import MAX_BLUR_SIGMA_PX, AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import Draw, draw_view
 from tests.pipelines import reference
@@ -171,6 +172,30 @@ def test_noise_and_holes_are_the_same_bits_everywhere(backend: Backend, option: 
     draws = draws_of(appearance, GeometryConfig(side_px=40), len(images))
     for image, draw, made in zip(images, draws, views_of(backend, images, draws, appearance), strict=True):
         np.testing.assert_array_equal(made, reference.change_appearance(image, appearance, draw))
+
+
+@pytest.mark.parametrize("option", ALWAYS)
+def test_tensors_of_many_views_become_what_loops_make_of_each(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has the tensors and a CPU the loops; here a CPU computes both, for a share of the views."""
+    rng = np.random.default_rng(0)
+    images = np.stack([smooth_image(rng, 20, 20, 2) for _ in range(140)])
+    draws = draws_of(ALWAYS[option], GeometryConfig(side_px=20), len(images))
+    draws[3::7, Draw[option.upper()]] = 0
+    made = []
+    for devices in (frozenset({"cpu"}), frozenset[str]()):
+        monkeypatch.setattr(arithmetic, "_IN_LOOPS", devices)
+        views = torch.from_numpy(images.copy())
+        change_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
+        made.append(views.numpy().astype(int))
+    in_loops, tensors = made
+    assert (in_loops[::2] == images[::2]).all()
+    if option == "blur":  # a sum of products, which one may round oftener
+        assert np.abs(in_loops - tensors).max() <= 1
+    else:
+        np.testing.assert_array_equal(in_loops, tensors)
+    for row in range(1, 30, 2):
+        expected = reference.change_appearance(images[row], ALWAYS[option], draws[row])
+        assert np.abs(tensors[row] - expected).max() <= 1
 
 
 def noise_of(draws: FloatArray, side_px: int = 64) -> np.ndarray:

@@ -59,7 +59,7 @@ def test_a_checkpoint_is_not_written_over(run: Path, tmp_path: Path) -> None:
     shutil.copy(next((run / "best").iterdir()), checkpoint)
     before = checkpoint.read_bytes()
     for write in (export_encoder, lambda source, out: convert(source, out, "published")):
-        with pytest.raises(UserError, match=r"pose.pth is what this command reads, and is not written over"):
+        with pytest.raises(UserError, match=r"pose.pth is an input of this command and is not overwritten"):
             write(checkpoint, checkpoint)
     assert checkpoint.read_bytes() == before
 

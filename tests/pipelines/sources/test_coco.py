@@ -114,9 +114,9 @@ def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"keypoints": [1, 2, 2]}, "expected 51 numbers as keypoints and 4 as bbox"),
+        ({"keypoints": [1, 2, 2]}, "expected 51 numbers in keypoints and 4 in bbox"),
         ({"keypoints": ["a", "b", 2] * 17}, "expected 51 numbers"),
-        ({"bbox": [1, 2]}, "expected 51 numbers as keypoints and 4 as bbox"),
+        ({"bbox": [1, 2]}, "expected 51 numbers in keypoints and 4 in bbox"),
         ({"image_id": "none"}, "not keypoints in COCO's JSON format"),
         ({"keypoints": None}, "not keypoints in COCO's JSON format"),
     ],

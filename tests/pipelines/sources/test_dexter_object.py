@@ -43,7 +43,7 @@ def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCap
     ]
     assert all(index.path(row).is_file() for row in range(10))
     assert [record.message for record in caplog.records] == [
-        f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; in the others no fingertip is annotated"
+        f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; the other frames have no annotated fingertip"
     ]
     assert [HAND.keypoints[tip] for tip in TIPS] == ["thumb_tip", "index_tip", "middle_tip", "ring_tip", "little_tip"]
     keypoints_px, xyz_m = index.keypoints_px, index.targets["xyz_m"]

@@ -59,7 +59,7 @@ def test_boxes_become_squares_around_them(root: Path, form: str, caplog: pytest.
     expected = [WHOLE_IMAGE] * 3 + [(1.5, 5, 8), (30, 25, 40)]
     np.testing.assert_array_equal(index.box_px, np.array(expected, np.float32))
     assert [record.message for record in caplog.records] == [
-        f"{boxes}: no box for 3 of 5 images (a.JPEG the first); theirs is the whole image"
+        f"{boxes}: no box for 3 of 5 images (a.JPEG the first); for these, the whole image is used"
     ]
 
 
@@ -93,7 +93,7 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.json", '[{"file": "c.jpg", "x0": 1}]', "entry 1: expected an object with the keys file, x0, y0, x1, y1"),
         ("b.json", '[{"file": 3, "x0": 1, "y0": 1, "x1": 2, "y1": 2}]', "entry 1: there is no image 3"),
         ("b.json", '"c.jpg"', "expected {.*found '\"c.jpg\"'"),
-        ("b.txt", "", "come from a .csv or .json file"),
+        ("b.txt", "", "expected a .csv or .json file"),
         ("b.csv", "file,x0,y0,x1,y1\n", "holds no box"),
         ("b.json", "{}", "holds no box"),
         ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' stands twice"),

@@ -102,7 +102,7 @@ def test_a_video_of_another_shape_is_left_out(root: Path, caplog: pytest.LogCapt
     assert "those of 1 have another shape" in caplog.text
     for frame in (12, 40):
         write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 180, 320)
-    with pytest.raises(UserError, match="every frame has another shape"):
+    with pytest.raises(UserError, match="every frame has another aspect ratio"):
         load_youtube3d(DataConfig("youtube3d", str(root)))
 
 
