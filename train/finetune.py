@@ -78,7 +78,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
-        network = start_pose_network(encoder, self.config.pose)
+        network = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
         network.encoder.requires_grad_(not self.config.train.frozen)
         return network
 

@@ -69,7 +69,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
-        return build_network(encoder, self.config.projector)
+        return build_network(encoder, self.config.projector, self.config.geometry.side_px)
 
     def size_keys(self) -> dict[str, str]:
         """The keys of the encoder and of the head's wider layer."""
@@ -80,7 +80,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def build_optimizer(self) -> Lars:
         """LARS around Adam."""
-        return build_optimizer(self.config.optim, self.network.named_parameters(), self.config.train.batch)
+        network = self.network
+        undecayed = {f"encoder.{network.encoder.inner}.{name}" for name in network.encoder.undecayed()}
+        return build_optimizer(self.config.optim, network.named_parameters(), self.config.train.batch, undecayed)
 
     def gradient(self, batch: Batch) -> StepResult:
         """The exact gradient of the loss."""

@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, cast
 
 import torch
@@ -94,13 +94,19 @@ class Lars(torch.optim.Optimizer):
         return f"LARS around {kind.__module__.split('.')[0]}'s {kind.__name__}{fused}"
 
 
-def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, Parameter]], batch: int) -> Lars:
+def build_optimizer(
+    config: OptimConfig,
+    named_parameters: Iterable[tuple[str, Parameter]],
+    batch: int,
+    undecayed: Collection[str] = (),
+) -> Lars:
     """Adam in LARS, with one parameter group that decays and one that does not.
 
     Args:
         config: all settings; the learning rate is set without warm-up, which is `learning_rate_factor`'s.
         named_parameters: of the network, on their device already; those that need no gradient are left out.
         batch: images per optimiser step, over all ranks and micro-batches.
+        undecayed: further parameters that do not decay.
 
     Raises:
         UserError: apex is asked for and cannot be used.
@@ -109,7 +115,7 @@ def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, P
     exempt: list[Parameter] = []
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            (exempt if _is_exempt(config, name, parameter) else decayed).append(parameter)
+            (exempt if name in undecayed or _is_exempt(config, name, parameter) else decayed).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": parameters, "weight_decay": decay}
         for parameters, decay in ((decayed, config.weight_decay), (exempt, 0.0))
