@@ -22,17 +22,17 @@ from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
-from train.config.tables import to_dict
+from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import Together, together
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
-from train.runs.checkpoint import BackgroundWriter
+from train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
-from train.runs.resume import restore
+from train.steps.optim import describe, require_same
 from train.steps.state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,10 @@ class Trainer:
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
+        backends = world.gather_objects(describe(task.optimizer))
+        together(world, lambda: require_same(backends))
         if checkpoint is not None:
-            together(world, lambda: restore(task, checkpoint, config, images=index.counts))
+            together(world, lambda: self._restore(task, checkpoint, index.counts))
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
             return
@@ -126,6 +128,40 @@ class Trainer:
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, index, loader)
+
+    def _restore(self, task: Task[Any, Any], path: Path, images: list[int]) -> None:
+        """Put a checkpoint into a fresh task.
+
+        Args:
+            images: of each source, which must be as many as they were: the order depends on their numbers.
+
+        Raises:
+            UserError: the file is not readable, or of another run, data or model.
+        """
+        saved = load_checkpoint(path)
+        difference = first_difference(saved["config"], to_dict(self.config))
+        if difference is not None:
+            raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
+        for key in (*task.state_dict(), "images"):
+            if key not in saved:
+                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}. Use another one of this run.")
+        if saved["images"] != images:
+            before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
+            raise UserError(
+                f"{path} is of a run on {before} images, and there are {now} now: restore the data, or "
+                f"start a new run with --set run.out=..."
+            )
+        try:
+            task.load_state_dict(saved)
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # torch checks little of what it is given, and has many errors
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"{path} holds another model, or a state that does not fit it: {reason}") from error
+        log.info("going on after step %d, from %s", task.steps_done, path)
+        backend = describe(task.optimizer)
+        if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say
+            log.info("the checkpoint was made with %s; from here on it is %s", saved["backend"], backend)
 
     def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop where the ranks agree to."""
@@ -163,7 +199,8 @@ class Trainer:
                 if save_now or bad_files.too_many:
                     together(world, meter.require_finite_weights)
                     if world.is_main:
-                        writer.save(done, {"config": to_dict(config), "images": index.counts, **task.state_dict()})
+                        saved = {"config": to_dict(config), "images": index.counts, **task.state_dict()}
+                        writer.save(done, {**saved, "backend": describe(task.optimizer)})
                 if bad_files.too_many:
                     together(world, writer.finish)
                     together(world, bad_files.require_few)

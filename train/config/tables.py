@@ -23,6 +23,7 @@ FREE_ON_RESUME = (
     "data.regressor",
     "pipelines",
     "encoder.weights",
+    "optim.backend",
     "train.recompute",
     "train.compile",
     "train.device",

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 _PARTS: dict[str, type] = {
     "step": int, "config": dict, "network": dict, "optimizer": dict, "scheduler": dict, "scaler": dict,
-    "bad_files": dict, "images": list, "best": dict, "norm_ranks": int,
+    "bad_files": dict, "images": list, "best": dict, "norm_ranks": int, "backend": str,
 }  # fmt: skip
 _NEEDED = ("step", "config", "network")
 _NAME = re.compile(r"step_(\d{9})\.pt")
