@@ -32,6 +32,8 @@ from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
+from train.runs.profiler import profiled
+from train.runs.trackers import require_installed
 from train.steps.optim import describe, require_same
 from train.steps.state import N, R, TrainingState
 
@@ -100,6 +102,7 @@ class Trainer:
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
+        together(world, lambda: require_installed(config.run.trackers) if world.is_main else None)
         set_threads(config.train.threads, world)
         prepare_process(config.pipelines, world.device)
         torch.manual_seed(config.run.seed)
@@ -175,6 +178,7 @@ class Trainer:
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
             Meter(config, folder, task, world, writer=writer, title=task.title) as meter,
+            profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
             ranks = Together(world, stop, meter.check)
             for batch in ranks.each(meter.timed(loader)):
@@ -193,6 +197,7 @@ class Trainer:
                     together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
                 with meter.paused():
+                    step_done()
                     meter.validated(task.validate(folder))
                 with meter.writing():
                     bad_files.count(batch, agree=log_now or save_now)

@@ -35,6 +35,9 @@ class RunConfig:
         keep: checkpoints that stay.
         log_samples: write which samples every step saw, for audits.
         rank_timeout_s: seconds after which a rank that does not come, or does not get on, is named and the run ends.
+        trackers: what also gets the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
+        profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
+            warm-up; 0 records none.
     """
 
     out: str = "runs/pretrain"
@@ -44,6 +47,8 @@ class RunConfig:
     keep: Count = 3
     log_samples: bool = False
     rank_timeout_s: Timeout = 600.0
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
+    profile_steps: Annotated[int, Field(ge=0, le=100)] = 0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -18,6 +18,8 @@ FREE_ON_RESUME = (
     "run.keep",
     "run.log_samples",
     "run.rank_timeout_s",
+    "run.trackers",
+    "run.profile_steps",
     "data.root",
     "data.max_bad_share",
     "data.regressor",

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.config.finetuning import FinetuneConfig
-from train.distributed.activity import activity
+from train.distributed.watchdog import activity
 from train.distributed.world import World, micro_batch_share
 from train.pose.labels import PoseTargets
 from train.steps.batch_statistics import one_momentum_step

@@ -90,6 +90,12 @@ class Checkpoints:
         return path
 
 
+def not_written(what: str, error: OSError, left: str = "") -> UserError:
+    """What the disk refused to a run: what cannot be written, why, what is left, and how to go on."""
+    remedy = "Make room or set the folder's rights, then go on with --resume auto"
+    return UserError(f"{what}: {error.strerror or error}{left}. {remedy}")
+
+
 def find_checkpoint(source: Path, expected: str) -> Path:
     """The file itself; of a run's folder its best checkpoint on validation, or the newest if none was validated.
 
@@ -159,11 +165,8 @@ class BackgroundWriter:
             return
         if not isinstance(error, OSError):
             raise error
-        raise UserError(
-            f"the checkpoint of step {self._step} cannot be written to {self.checkpoints.folder}: "
-            f"{error.strerror or error}; the newest one there is {self.checkpoints.latest() or 'none'}. Make room or "
-            f"set the folder's rights, then go on with --resume auto"
-        ) from error
+        what = f"the checkpoint of step {self._step} cannot be written to {self.checkpoints.folder}"
+        raise not_written(what, error, f"; the newest one there is {self.checkpoints.latest() or 'none'}") from error
 
     def _wait(self) -> None:
         if self._thread is not None:

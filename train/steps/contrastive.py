@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from models.health import health
 from models.losses import nt_xent_rows
 from pipelines.batch import Batch
-from train.distributed.activity import activity
+from train.distributed.watchdog import activity
 from train.distributed.world import World, micro_batch_share
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.memory import free_bytes, with_graph_bytes
