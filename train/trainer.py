@@ -104,7 +104,7 @@ class Trainer:
         config, world, folder = self.config, self.world, self.folder
         together(world, lambda: require_installed(config.run.trackers) if world.is_main else None)
         set_threads(config.train.threads, world)
-        prepare_process(config.pipelines, world.device)
+        prepared = prepare_process(config.pipelines, world.device)
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
@@ -130,6 +130,8 @@ class Trainer:
         loader = together(world, partial(make_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
+            if prepared is not None:
+                log.info("%s", prepared)
         self._take_steps(task, index, loader)
 
     def _restore(self, task: Task[Any, Any], path: Path, images: list[int]) -> None:

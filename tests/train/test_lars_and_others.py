@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from train.steps.optim import Lars
+from train import Lars
 
 SHAPES = [(4, 3), (5,), (2, 3, 3)]
 LR, TRUST, EPS = 0.05, 0.02, 1e-8
