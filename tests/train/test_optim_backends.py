@@ -182,7 +182,7 @@ def test_a_run_goes_on_under_the_other_backend(tmp_path: Path, caplog: pytest.Lo
         for name, value in whole.items():
             torch.testing.assert_close(saved["network"][name], value, atol=1e-9, rtol=1e-9)
         told = "\n".join(record.getMessage() for record in caplog.records)
-        assert "going on after step 3" in told
+        assert "resuming after step 3" in told
         assert ("made with LARS around torch's Adam, fused; from here on it is LARS around apex" in told) == (
             backend == "apex"
         )
