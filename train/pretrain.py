@@ -24,7 +24,7 @@ from train.pictures import save_loss
 from train.runs.folder import Resume, RunFolder
 from train.steps.batch_statistics import synchronise
 from train.steps.exact import ExactStep, StepResult, embed_views
-from train.steps.optim import Lars, build_optimizer
+from train.steps.optim import Lars, build_optimizer, describe
 from train.trainer import Task, Trainer
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             steps_per_epoch,
             loader.backend,
             self.world.device,
-            self.optimizer.describe(),
+            describe(self.optimizer),
             self.precision,
         )
         if index.sources:

@@ -38,6 +38,9 @@ class RunConfig:
         log_samples: write the samples of every step to a file, for audits.
         rank_timeout_s: seconds without a sign of a rank, or without progress, after which the run ends; the message
             names the rank.
+        trackers: what also gets the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
+        profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
+            warm-up; 0 records none.
     """
 
     out: str = "runs/pretrain"
@@ -47,6 +50,8 @@ class RunConfig:
     keep: Count = 3
     log_samples: bool = False
     rank_timeout_s: Timeout = 600.0
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
+    profile_steps: Annotated[int, Field(ge=0, le=100)] = 0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

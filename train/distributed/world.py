@@ -16,9 +16,8 @@ from torch import Tensor
 
 from errors import RanksLost, UserError
 from train.config.pretraining import require_whole_micro_batches
-from train.distributed.activity import activity
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
-from train.distributed.watchdog import Watchdog
+from train.distributed.watchdog import Watchdog, activity
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from train.config.finetuning import FinetuneConfig
-from train.distributed.activity import activity
+from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.pose.labels import left_for_right
 from train.steps.state import PRECISIONS, resolve_precision

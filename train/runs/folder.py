@@ -42,6 +42,7 @@ class RunFolder:
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
+        self.profile_file = root / "profile.txt"
 
     def lock(self, config: object, resume: Resume) -> AbstractContextManager[None]:
         """The lock that rank 0 holds from before `check` until the run has ended.
@@ -142,7 +143,8 @@ class RunFolder:
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
             cut_rows(file, step)
         if step == 0:  # an earlier run saved no checkpoint
-            for file in (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture):
+            files = (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture)
+            for file in (*files, self.profile_file, *self.root.glob("tracker-*.txt")):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if int(path.stem.removeprefix("step_")) > step:
