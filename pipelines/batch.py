@@ -49,7 +49,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; a copy only where it is elsewhere."""
         views = tuple(
             View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))

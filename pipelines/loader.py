@@ -113,9 +113,13 @@ class Loader:
                     view.image.record_stream(torch.cuda.current_stream(self._device))
             yield item
 
+    def stop(self) -> None:
+        """Have the thread that works ahead end soon, without waiting for it."""
+        self._stop.set()
+
     def close(self) -> None:
         """Stop working ahead and free what the pipelines hold."""
-        self._stop.set()
+        self.stop()
         if self._thread is not None:
             while self._thread.is_alive():
                 try:

@@ -21,6 +21,7 @@ from models.losses import nt_xent
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
+from pipelines.samples.order import steps_per_epoch
 from pipelines.sources import load_index
 from train.config.pretraining import Config
 from train.distributed.world import World, described_world
@@ -70,11 +71,7 @@ def bench_train(
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     index = load_index(config.data)
-    if len(index) < config.train.batch:
-        raise UserError(
-            f"{index.root} has {len(index)} images, fewer than train.batch = {config.train.batch}: "
-            f"use more images or a smaller batch"
-        )
+    steps_per_epoch(index, config.train.batch, "train.batch")  # refuses too few images
     figures = []
     for number, precision in enumerate(precisions):
         bench = StepBench(with_train(config, precision=precision), index, world, settings)
@@ -146,8 +143,7 @@ class StepBench:
     def __init__(self, config: Config, index: Index, world: World, settings: StepSettings) -> None:
         self._config, self._index, self.world, self._settings = config, index, world, settings
         torch.manual_seed(config.run.seed)
-        steps_per_epoch = max(1, len(index) // config.train.batch)
-        self.state = Pretraining(config, world, steps_per_epoch, fresh=True)
+        self.state = Pretraining(config, world, max(1, len(index) // config.train.batch), fresh=True)
         with self._loader() as loader:
             self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]
         self._waited_s, self._looped_s = 0.0, 0.0
