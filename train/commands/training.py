@@ -28,9 +28,12 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
     \b
       python cli.py pretrain -c configs/demo.toml
       python cli.py pretrain -c configs/peclr_rn50.toml --set data.root=/data/freihand --resume auto
+      python cli.py pretrain -c configs/peclr_rn152.toml -c configs/both_datasets.toml
       torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
 
-    The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves and leaves.
+    configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND; both_datasets.toml, given after one
+    of them, adds YouTube3DHands. The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png.
+    Ctrl-C saves and leaves.
     """
     from train.config.pretraining import Config
 
