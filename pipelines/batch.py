@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class View:
     """One augmented view of each of N samples.
 
@@ -29,7 +29,7 @@ class View:
         return View(self.image[start:stop], self.matrix[start:stop], self.source_to_view_px[start:stop])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batch:
     """N samples, each in every view.
 
