@@ -1,7 +1,7 @@
 """Run `python -m examples.leaves`: equivariance for something that is no hand; an embedding turns with the leaf.
 
-An embedding is points in the plane. The loss undoes each view's matrix on them, so the network learns to turn its points
-as the leaf is turned. How often is a leaf's other view the nearest, with the matrices undone and without?
+An embedding is points in the plane. The loss undoes each view's matrix on them, so the network learns to turn its
+points as the leaf is turned. How often is a leaf's other view the nearest, with the matrices undone and without?
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ def draw_leaves(folder: Path, count: int, side_px: int = 128) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     angle = np.linspace(-np.pi, np.pi, 200)
     for number in range(count):
-        lobes, depth, width, turn = (
-            rng.integers(2, 8),
-            rng.uniform(0, 0.4),
-            rng.uniform(0.3, 1),
-            rng.uniform(0, 2 * np.pi),
-        )
+        lobes, depth, width = rng.integers(2, 8), rng.uniform(0, 0.4), rng.uniform(0.3, 1)
         radius = 0.25 * side_px * (1 + depth * np.cos(lobes * angle)) * (1 + 0.6 * np.cos(angle))  # one end is the tip
-        x, y = radius * np.cos(angle), width * radius * np.sin(angle)
-        outline = np.stack([x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)], axis=1)
+        outline = radius * (np.cos(angle) + 1j * width * np.sin(angle)) * np.exp(2j * np.pi * rng.random())  # x + i y
         picture = np.full((side_px, side_px, 3), rng.integers(90, 160), np.uint8)
-        corners = (outline + side_px / 2).astype(np.int32)
+        corners = (np.stack([outline.real, outline.imag], axis=1) + side_px / 2).astype(np.int32)
         cv2.fillPoly(picture, [corners], (40, int(rng.integers(90, 200)), int(rng.integers(30, 200))))
         cv2.line(picture, corners[0].tolist(), corners[100].tolist(), (230, 230, 230), 2)
         cv2.imwrite(str(folder / f"{number:04}.png"), picture)
