@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from errors import UserError
+from models.losses import LOSSES
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
@@ -18,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
 KEYS = {key for kind in KINDS for key, _ in flatten(to_dict(kind()))}
+KEYS |= {f"loss.{field.name}" for loss in LOSSES.values() for field in dataclasses.fields(cast(Any, loss))}
 UNSET = {"optim.lr", "data.regressor", "data.annotations", "data.bad_list", "data.shuffle_shards", "pipelines.batch",
          "pipelines.threads", "train.threads"}  # fmt: skip
 FILES = (".py", ".jsonl", ".json", ".md", ".txt", ".toml")

@@ -77,7 +77,8 @@ def _hint(key: str, known: set[str]) -> str:
         if not keys <= known and without_numbers(key) in keys:
             return f"it is one of '{command}', not of this command"
     if key in known:
-        return "it is one of another loss.name, not of this one"
+        owners = " or ".join(repr(name) for name, one in LOSSES.items() if key in _known_keys(one, "loss."))
+        return f"it is a key of loss.name = {owners}: choose that loss, or leave the key out"
     table, _, _ = key.partition(".")
     name = key.split(".")[-1]
     matches = difflib.get_close_matches(without_numbers(key), known, 1, 0.6) or [
