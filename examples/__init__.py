@@ -1,1 +1,1 @@
-"""Small programs around `pipelines.make_loader`; the first line of each says the command."""
+"""Small programs around `make_loader`; the first line of each says the command."""

@@ -1,4 +1,4 @@
-"""Run `python -m examples.leaves`: equivariance for something that is no hand; an embedding turns with the leaf.
+"""Run `.venv/bin/python -m examples.leaves`: equivariance without hands; an embedding turns with the leaf.
 
 An embedding is points in the plane. The loss undoes each view's matrix on them, so the network learns to turn its
 points as the leaf is turned. How often is a leaf's other view the nearest, with the matrices undone and without?
@@ -63,7 +63,7 @@ def main() -> None:
                 for batch in loader:
                     points = [network(view.image / 255) for view in batch.views]  # (N, 64): 32 points
                     undone = [undo_view(z, view.matrix) for z, view in zip(points, batch.views, strict=True)]
-                    loss = info_nce(*undone)
+                    loss = info_nce(undone[0], undone[1])
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()

@@ -1,4 +1,4 @@
-"""Run `python -m examples.loop`: a training loop of plain PyTorch on views from the loader; the loss goes down.
+"""Run `.venv/bin/python -m examples.loop`: a loop of plain PyTorch on views from the loader; the loss goes down.
 
 It draws pictures of coloured shapes, and trains a small network to tell which two views show the same picture.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -30,11 +31,11 @@ def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
         cv2.imwrite(str(folder / f"{number:04}.png"), picture)
 
 
-def small_network(dim: int) -> nn.Module:
+def small_network(dim: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
     """(N, 3, S, S) in [0, 1] -> (N, dim)."""
     layers: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), norm(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, dim))
 
 

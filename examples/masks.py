@@ -1,4 +1,4 @@
-"""Run `python -m examples.masks`: the matrices of the views carry segmentation masks; writes masks.png.
+"""Run `.venv/bin/python -m examples.masks`: the matrices of the views carry segmentation masks; writes masks.png.
 
 It draws pictures of shapes with their masks. A second loader with the same seed makes the views of the mask files. The
 masks that OpenCV warps with `source_to_view_px` are compared with them, pixel by pixel.

@@ -1,4 +1,4 @@
-"""Run `python -m examples.resume_lightning`: a Lightning run, stopped in mid-epoch; it goes on with the next batch.
+"""Run `.venv/bin/python -m examples.resume_lightning`: a Lightning run, stopped in mid-epoch and resumed.
 
 Lightning saves the loader's state in its checkpoints, since the loader has `state_dict` and `load_state_dict`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, even_share, steps_per_epoch
 from pipelines.sources import load_index
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+
+log = logging.getLogger(__name__)
 
 
 def make_loader(
@@ -69,8 +72,8 @@ def make_loader(
     place = torch.device(device)
     if place == torch.device("cuda"):
         place = torch.device("cuda", torch.cuda.current_device())
-    if prepare:
-        prepare_process(config, place)
+    if prepare and (prepared := prepare_process(config, place)) is not None:
+        log.info("%s", prepared)
     if isinstance(data, str | Path):
         data = DataConfig(source="folder", root=str(data))
     return EpochLoader(
@@ -103,6 +106,7 @@ class EpochLoader:
 
     Attributes:
         index: the samples; `batch.samples` are its rows.
+        device: where the batches are.
         quarantine: files that cannot be used, as far as they have been met.
 
     Raises:
@@ -113,7 +117,7 @@ class EpochLoader:
         self, index: Index, rows: range, *, batch: int, seed: int, device: torch.device, **loader: Any
     ) -> None:
         self._steps = steps_per_epoch(index, batch)
-        self.index, self.quarantine, self._device = index, Quarantine(), device
+        self.index, self.quarantine, self.device = index, Quarantine(), device
         self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
         self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)
         self._data: dict[str, Any] = {"batch": batch, "seed": seed, "images": index.counts}
@@ -155,7 +159,7 @@ class EpochLoader:
             raise
         self._step += 1
         self._running.step = self._step
-        return batch.to(self._device)
+        return batch.to(self.device)
 
     @property
     def epoch(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from errors import UserError
-from pipelines import ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, epochs, make_loader
+from pipelines import ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
 from pipelines.batch import Batch
 from pipelines.epochs import EpochLoader
 from pipelines.loader import Loader
@@ -222,7 +222,7 @@ def test_an_error_of_the_loader_does_not_stay(folder: Path, monkeypatch: pytest.
     with small_loader(folder) as loader:
         take(loader, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(epochs.Batch, "to", lambda self, device: 1 / 0)
+            patch.setattr(Batch, "to", lambda self, device: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 take(loader, 1)
         loader.load_state_dict(loader.state_dict())
