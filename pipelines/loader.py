@@ -109,9 +109,13 @@ class Loader:
                     view.image.record_stream(torch.cuda.current_stream(self._device))
             yield item
 
+    def stop(self) -> None:
+        """Tell the thread to end, without waiting for it."""
+        self._stop.set()
+
     def close(self) -> None:
         """Stop the thread and free the memory of the pipelines."""
-        self._stop.set()
+        self.stop()
         if self._thread is not None:
             while self._thread.is_alive():
                 try:

@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from errors import UserError
 from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
@@ -108,7 +107,7 @@ class Trainer:
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
-        epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
+        epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
@@ -229,14 +228,3 @@ def set_threads(threads: int | None, world: World) -> None:
     elif world.is_main:
         warn_of_threads("train.threads", threads, world.local_world_size)
     torch.set_num_threads(threads)
-
-
-def steps_per_epoch(index: Index, batch: int) -> int:
-    """Number of whole batches in an epoch; the remaining samples are not used. Zero is a `UserError`."""
-    steps = len(index) // batch
-    if steps == 0:
-        raise UserError(
-            f"{index.root} has {len(index)} images, fewer than train.batch = {batch}: "
-            f"use more images or a smaller batch"
-        )
-    return steps

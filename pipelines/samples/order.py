@@ -231,6 +231,27 @@ def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -
     return np.random.Generator(bits).integers(count, size=attempts)
 
 
+def steps_per_epoch(index: Index, batch: int, name: str = "batch") -> int:
+    """Whole batches that the samples give; what does not fill one sits the epoch out.
+
+    Raises:
+        UserError: there are fewer samples than a batch, which is the key `name` of the configuration.
+    """
+    steps = len(index) // batch
+    if steps == 0:
+        raise UserError(
+            f"{index.root} has {len(index)} images, fewer than {name} = {batch}: use more images or a smaller batch"
+        )
+    return steps
+
+
+def even_share(count: int, rank: int, world_size: int) -> range:
+    """The consecutive ones of `count` that a rank takes; the first ranks take one more where it does not divide."""
+    each, more = divmod(count, world_size)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
 @dataclass(frozen=True)
 class RankSlice:
     """The consecutive rows [start, stop) of every global batch of `batch` samples that one rank loads."""
