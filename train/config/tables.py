@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
     "train.device",
     "train.threads",
     "validation",
+    "probe",
 )
 """Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
 

@@ -31,7 +31,7 @@ class Run:
         config: its tables, as plain values.
         config_text: the same as TOML.
         rows: of metrics.jsonl.
-        validations: of validation.jsonl.
+        validations: of validation.jsonl; the probes of pre-training.
         evaluation: what `evaluate` wrote into it, or None.
     """
 
@@ -94,7 +94,8 @@ def read_run(root: Path) -> Run:
     if kind == "fine-tuning":
         starts = {"random": "from scratch", "imagenet": "from ImageNet"}
         name = starts.get(config["encoder"]["weights"], "pre-trained")
-    return Run(folder, kind, name, config, text, rows, folder.read_validations(), evaluation)
+    validations = folder.read_validations() if kind == "fine-tuning" else folder.read_probes()
+    return Run(folder, kind, name, config, text, rows, validations, evaluation)
 
 
 def sources_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
