@@ -1,6 +1,7 @@
 """Command line, run as `python cli.py COMMAND`, or under `torchrun` for several processes.
 
-The commands stand next to what they drive. They import it when they are called, so that `--help` answers at once.
+Each command is defined beside the code that it calls, and imports that code only when it runs, so that `--help` is
+fast.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import signal
 import sys
 from typing import Any
 
-# Ctrl-C ends the imports below without a traceback; where it is ignored, as in the background, it stays so.
+# Ctrl-C during the imports below ends the process without a traceback. If it is ignored, as for background jobs, it
+# stays ignored.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -34,14 +36,14 @@ from train.distributed.interrupt import Interrupted
 
 
 class OneLineErrors(click.Group):
-    """Whatever is wrong with the input ends in one line and exit code 2; a run that was asked to stop says where."""
+    """Turns errors into one line and exit code 2. An interrupted run prints where it stopped."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
         if restarts.refused_before():
             sys.exit(2)
         choose_cache_folder()
-        if logging.lastResort is not None:  # prints the warnings of commands that configure no log
+        if logging.lastResort is not None:  # this handler prints the warnings of commands that configure no log
             logging.lastResort.setFormatter(OneLine("%(message)s"))
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -71,7 +73,7 @@ class OneLineErrors(click.Group):
             sys.exit(130)
         except Exception as error:
             message = of_machine(error)
-            if message is None:  # a defect of ours
+            if message is None:  # a bug of ours
                 raise
             _fail(message)
         sys.exit(0)
@@ -88,22 +90,22 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
 
 
 def _check_environment() -> None:
-    """Refuse what Numba would end its import for, with a traceback."""
+    """Refuse a value that makes the import of Numba fail with a traceback."""
     threads = os.environ.get("NUMBA_NUM_THREADS", "1")
     if not threads.isdecimal() or int(threads) < 1:
         raise UserError(f"NUMBA_NUM_THREADS = {threads!r} in the environment: expected a number from 1 on. Unset it.")
 
 
 def _shortened(word: str) -> str:
-    """What is longer than any sensible path, in little."""
+    """Cut the middle out of a word that is longer than any sensible path."""
     return word if len(word) <= 500 else f"{word[:200]}...{word[-100:]} ({len(word)} characters)"
 
 
 def _hint(error: click.UsageError) -> str:
-    """What was probably meant by options and arguments that click does not know."""
+    """A hint for options and arguments that click does not know."""
     if isinstance(error, click.NoSuchOption):
         if error.ctx is not None and error.ctx.parent is None:
-            return " Options stand behind the command."
+            return " Options come after the command."
         if "." in error.option_name:
             return f" A key of the configuration is set by --set {error.option_name.lstrip('-')}=VALUE."
     elif "unexpected extra argument" in error.message:

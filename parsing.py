@@ -1,4 +1,4 @@
-"""Parses what users bring. Whatever a file holds, one kind of exception says that it is wrong."""
+"""Parses files of users. Wrong content always raises the same kind of exception."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from errors import UserError
 
 
 def regular(file: Path) -> Path:
-    """The path itself, for a file to read; OSError for a pipe or a device, which might never end, or no file."""
+    """Return the path of a regular file. A missing file, or a pipe or device, which might never end, is an OSError."""
     mode = file.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises by itself
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises OSError anyway
         raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
     return file
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
-    """The value of a JSON document; of a key that stands twice in an object the last one counts, or it is wrong.
+    """Parse a JSON document. If an object has a key twice, the last one counts, or with `unique_keys` it is an error.
 
     Raises:
-        ValueError: it is no JSON, is not UTF-8, is nested too deeply, or holds a number of too many digits or, with
+        ValueError: the text is not JSON, not UTF-8, nested too deeply, has a number with too many digits or, with
             `unique_keys`, a key twice.
     """
     try:
@@ -47,7 +47,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
-    """Nested lists of numbers as an array; None if they are anything else, ragged, or beyond what a float holds."""
+    """Convert nested lists of numbers to an array; None for ragged lists, numbers beyond a float's range, or anything
+    else."""
     try:
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -56,9 +57,9 @@ def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
 
 @contextmanager
 def paths_in_one_line(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a `UserError` that names the file, or `path` if the system names none."""
+    """Turn an OSError into a `UserError` with the name of the file, or `path` if the error has no name."""
     try:
         yield
     except OSError as error:
         where = path if error.filename is None else error.filename
-        raise UserError(f"{where}: {error.strerror or error}. Check the path, and who may read it.") from error
+        raise UserError(f"{where}: {error.strerror or error}. Check the path and its permissions.") from error

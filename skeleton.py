@@ -1,7 +1,7 @@
-"""What is posed: the names of its keypoints, the bones between them, and how it is drawn.
+"""Skeletons, of a hand and of a body: names of the keypoints, bones, and colours for drawing.
 
-Two values, `HAND` and `BODY`; nothing else says how many keypoints there are or what they are called. Nothing heavy is
-imported here, since the configuration reads it.
+No other file contains a number or a name of keypoints. This file imports neither torch nor DALI, since the
+configuration uses it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Skeleton:
 
     Attributes:
         keypoints: (K,) names, in the order of every array and tensor with a row for each keypoint.
-        root: the keypoint that depths are relative to, unless the configuration names another.
-        reference_bone: its two ends; its length is 1 in a scale-normalised pose.
-        limbs: chains of keypoints with the colour that they are drawn in.
-        groups: consecutive keypoints under one name, with their number, as charts label them; together all K.
-        groups_order: how the keypoints of a group follow each other, in words.
+        root: keypoint that depths are relative to, unless the configuration has another.
+        reference_bone: two keypoints; their distance is 1 in a scale-normalised pose.
+        limbs: chains of keypoints, each with its colour.
+        groups: names and sizes of groups of consecutive keypoints, for charts; together all K.
+        groups_order: description of the order of keypoints within a group.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Skeleton:
 
     @cached_property
     def mirror(self) -> tuple[int, ...]:
-        """(K,) which keypoint each one looks like in a mirror: left for right."""
+        """(K,) the keypoint that each one becomes in a mirror image: left and right are exchanged."""
         swapped = {"left": "right", "right": "left"}
         sides = (name.partition("_") for name in self.keypoints)
         return tuple(self.keypoints.index(f"{swapped.get(side, side)}{_}{part}") for side, _, part in sides)
@@ -57,7 +57,8 @@ class Skeleton:
 
 FINGERS: Final = ("thumb", "index", "middle", "ring", "little")
 _JOINTS: Final = ("mcp", "pip", "dip", "tip")
-"""Of each finger, from the palm outward. The thumb's are called so too; anatomy says cmc, mcp, ip, tip."""
+"""Joints of each finger, from the palm outward. The thumb's have the same names here; in anatomy they are cmc, mcp, ip,
+tip."""
 _FINGER_COLOURS: Final = ((255, 92, 92), (255, 190, 60), (110, 220, 90), (70, 170, 255), (205, 120, 255))
 
 HAND: Final = Skeleton(
@@ -120,7 +121,7 @@ _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {
     ),
     "peclr": ("wrist", *(f"{finger}_{joint}" for joint in _JOINTS for finger in FINGERS)),
 }
-"""The hand's keypoints as others number them.
+"""The hand's keypoints in the orders of other projects.
 
 MANO with the five fingertip vertices appended (16 joints of the model, then thumb to little), which is HO-3D's order
 too; and the authors' models (PeCLR's code calls it "ait"): all mcp, then all pip, dip and tip.
@@ -128,6 +129,6 @@ too; and the authors' models (PeCLR's code calls it "ait"): all mcp, then all pi
 
 
 def hand_rows(source: HandOrder, target: HandOrder) -> list[int]:
-    """Where the keypoints of `target` stand in `source`: row i of the result is row hand_rows[i] of the input."""
+    """Rows that reorder a hand's keypoints from `source` to `target`: output row i is input row hand_rows[i]."""
     place = {name: row for row, name in enumerate(_HAND_ORDERS[source])}
     return [place[name] for name in _HAND_ORDERS[target]]

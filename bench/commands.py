@@ -1,4 +1,4 @@
-"""Commands that measure: the loader, the training step, the ranks, a GPU; and the tables of what they found."""
+"""Commands that measure: the loader, the training step, the ranks, a GPU; and bench-docs, which writes the tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = FiniteRange(0.1, 1e5)
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A file that can be written to; checked before anything is measured."""
+    """Check that a file can be written, before anything is measured."""
     if path is None:
         return None
     there = path.exists()
@@ -49,7 +49,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 
 def _rows(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A file of rows, or a new one; rows are appended to it."""
+    """Check that a file can take rows: it is new, or holds rows already."""
     if path is not None and path.is_file():
         with path.open("rb") as file:
             start = file.read(100).lstrip()
@@ -59,26 +59,28 @@ def _rows(context: click.Context, parameter: click.Parameter, path: Path | None)
 
 
 def _picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """A picture that can be written."""
+    """Check that a picture can be written."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{parameter.opts[0]} {path}: expected a name that ends in .png, .svg or .pdf")
     return _writable(context, parameter, path)
 
 
 def record_option(command: F) -> F:
-    """`--record`, a file of rows."""
-    return click.option("--record", type=FILE, callback=_rows, help="Append the JSON to this file, a line.")(command)
+    """Add `--record`, a file of rows."""
+    return click.option(
+        "--record", type=FILE, callback=_rows, help="Append the result to this file as a line of JSON."
+    )(command)
 
 
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--json` and `--record`, as every command that measures takes them; it gets `tell`, which obeys both."""
+    """Add `--json` and `--record`. The command gets `tell`, a function that prints and records its row accordingly."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+    @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
     @record_option
     @wraps(command)
     def with_output(as_json: bool, record: Path | None, **options: Any) -> None:
         def tell(row: dict[str, Any], *shown: Any) -> None:
-            from bench import rows  # not before the configuration has been read
+            from bench import rows  # imported late, so that a wrong configuration is reported first
 
             rows.tell(row, *shown, as_json=as_json, record=record)
 
@@ -88,10 +90,10 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def rounds_options(repeats: int) -> Callable[[F], F]:
-    """`--repeats` and `--seconds` of what is measured in rounds."""
+    """Add `--repeats` and `--seconds`."""
 
     def with_options(command: F) -> F:
-        help = "Least length of a repeat."
+        help = "Minimum length of a repeat."
         command = click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=help)(command)
         help = "Rounds; each measures everything once."
         return click.option("--repeats", default=repeats, show_default=True, type=ROUNDS, help=help)(command)
@@ -101,28 +103,36 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 
 @click.command("bench-loader")
 @config_options
-@click.option("--cores", default=None, type=WORKERS, help="Cores for every loader.  [default: all]")
+@click.option("--cores", default=None, type=WORKERS, help="Cores that every loader may use.  [default: all]")
 @click.option("--batch", default=256, show_default=True, type=IntegerRange(1, 65536), help="Images in a batch.")
 @rounds_options(7)
-@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure what people use instead, too.")
-@click.option("--large", is_flag=True, help="On 1280 x 720 frames with a hand, made of the configured images.")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
+@click.option(
+    "--large",
+    is_flag=True,
+    help="Measure on 1280 x 720 frames that contain a hand; they are made from the configured images.",
+)
 @click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
-@click.option("--plot", type=FILE, callback=_picture, metavar="OUT.png", help="Draw what was found.")
+@click.option("--plot", type=FILE, callback=_picture, metavar="OUT.png", help="Draw the result.")
 @output_options
 @click.option(
     "--compare",
     metavar="FILE[:NUMBER]",
-    help="Fail (exit 1) if slower, beyond both intervals, than this row, or the file's last.",
+    help="Exit with 1 if slower than this row (default: the file's last), the intervals not overlapping.",
 )
-@click.option("--tune", is_flag=True, help="Instead: find the loader's settings for this machine, as TOML.")
+@click.option(
+    "--tune", is_flag=True, help="Instead: search the loader's fastest settings on this machine; prints TOML."
+)
 @click.option(
     "--soak",
     "soak_minutes",
     type=FiniteRange(0.1, 1e5),
     metavar="MINUTES",
-    help="Instead: run our loader so long; fails (exit 1) if memory or open files grow after the first minute.",
+    help="Instead: run our loader for so long; exit with 1 if memory or open files grow after the first minute.",
 )
-@click.option("--first-batch", is_flag=True, help="Instead: how long the index and the first batch take.")
+@click.option(
+    "--first-batch", is_flag=True, help="Instead: measure the time to read the index and to make the first batch."
+)
 def bench_loader(
     files: Sequence[Path],
     overrides: Sequence[str],
@@ -140,7 +150,7 @@ def bench_loader(
     first_batch: bool,
     tell: Callable[..., None],
 ) -> None:
-    """Is training loader-bound, and by what? Our loader, its parts, and other loaders, on the same cores in one run.
+    """Measure our loader, its parts and other loaders on the same cores, and tell whether training is loader-bound.
 
     \b
       python cli.py make-data .data/hands
@@ -152,8 +162,13 @@ def bench_loader(
     asked = {"--tune": tune, "--soak": soak_minutes is not None, "--first-batch": first_batch}
     instead = [name for name, given in asked.items() if given]
     if len(instead) > 1:
-        raise UserError(f"{' and '.join(instead)} are each instead of the measurement: give one of them")
+        raise UserError(f"{' and '.join(instead)} exclude each other: give one of them")
     config = pretraining_config(files, overrides)
+    if not large:  # before torch is imported, which takes longer than to list the images
+        from bench.measure import require_images
+        from pipelines.sources import load_index
+
+        require_images(len(index := load_index(config.data)), batch, index.root)
     from bench.loaders import first_batch as beginning
     from bench.loaders import report, soak
     from bench.loaders import tune as tuning
@@ -221,7 +236,7 @@ def bench_train(
     seconds: float,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the training step: with batches at hand, with the loader, and what the exact large batch costs.
+    """Measure the training step on batches in memory and with the loader, and what the exact large batch costs.
 
     \b
       python cli.py bench-train -c configs/demo.toml
@@ -244,11 +259,11 @@ def bench_train(
 
 @click.command("bench-gpu")
 @click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
-@click.option("--data", default=".data/hands", show_default=True, type=PATH, help="As make-data writes it.")
+@click.option("--data", default=".data/hands", show_default=True, type=PATH, help="Folder that make-data wrote.")
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
 @click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
 def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
-    """Check on this GPU what is claimed of GPUs: a table of claims, and rows for bench/results/ in --out.
+    """Check the project's claims about GPUs on this one: a table of claims, and rows for bench/results/ in --out.
 
     
       python cli.py make-data .data/hands
@@ -266,7 +281,7 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
     if unknown:
         raise UserError(f"--stage {unknown[0]}: expected one of {', '.join(STAGES)}")
     if not (dry_run or torch.cuda.is_available()):
-        raise UserError("torch sees no GPU here: see nvidia-smi, or try it out with --dry-run")
+        raise UserError("torch finds no GPU: check nvidia-smi, or use --dry-run")
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "gpu.jsonl").touch()
@@ -282,7 +297,9 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
 @click.command("bench-scale")
 @config_options
 @click.option("--cluster", "cluster_file", type=PATH, help="A TOML file that describes a cluster.")
-@click.option("--nodes", default="1,2,4,8,16,32", show_default=True, help="To project to, separated by commas.")
+@click.option(
+    "--nodes", default="1,2,4,8,16,32", show_default=True, help="Numbers of nodes to project to, separated by commas."
+)
 @click.option("--repeats", default=5, show_default=True, type=COUNT, help="Timed steps of each size.")
 @output_options
 def bench_scale(
@@ -293,13 +310,13 @@ def bench_scale(
     repeats: int,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the step and the exchanges between the ranks at hand, and project to more nodes.
+    """Measure the step and the exchanges between the ranks of this run, and project to more nodes.
 
     \b
       python cli.py bench-scale -c configs/demo.toml
       torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
 
-    Without --cluster the ranks at hand count as one node, and the link between them as the link between nodes.
+    Without --cluster the ranks of this run count as one node, and their link as the link between nodes.
     """
     if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", word) for word in nodes.split(",")):
         raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")
@@ -320,7 +337,8 @@ def bench_scale(
 @click.option("--results", default="bench/results", show_default=True, type=FOLDER)
 @click.option("--docs", default="docs", show_default=True, type=PathOfUser(path_type=Path, exists=True))
 def bench_docs(results: Path, docs: Path) -> None:
-    """Write the tables of README.md and docs/, and the picture of docs/experiments.md, anew from bench/results/."""
+    """Write the tables of README.md and docs/ and the picture of docs/experiments.md from the rows of
+    bench/results/."""
     from bench.documentation import write_docs
 
     click.echo(write_docs(results, docs))

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from the rows of bench/results/, so that no figure stands without one.
+"""Writes the tables of README.md and docs/ from the rows of bench/results/, so that every figure has its row.
 
 A table stands between `<!-- rows: NAME -->` and `<!-- end rows -->`.
 """
@@ -27,11 +27,13 @@ _BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 
 def write_docs(results: Path, docs: Path) -> str:
-    """Make anew the tables of a folder of pages and of the README.md beside it, and the picture; says what was done."""
+    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture; returns a summary."""
     done = []
     for page in pages_with_tables(docs):
         write_text(page, write_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
+    if not (readme := docs.parent / "README.md").exists():
+        done.append(f"{readme}: no such file, so no README was written")
     if claims := comparisons(results):
         picture = docs / "images" / "experiment_hands.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -47,10 +49,10 @@ def pages_with_tables(docs: Path) -> list[Path]:
 
 
 def write_tables(text: str, results: Path) -> str:
-    """A page with its tables made anew from the rows of a folder.
+    """The page with its tables replaced, made from the rows of the folder `results`.
 
     Raises:
-        UserError: a table has a name that nothing makes.
+        UserError: a table's name is unknown.
     """
 
     def made(block: re.Match[str]) -> str:
@@ -66,11 +68,11 @@ def write_tables(text: str, results: Path) -> str:
 
 
 class _NoRowError(LookupError):
-    """Nothing that a table shows has been measured yet."""
+    """There is no row yet for a table."""
 
 
 def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
-    """Of the newest row of such sources: its loaders or its stages, all figures or those for the README."""
+    """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
 
     def table(results: Path) -> str:
         file = results / "loader.jsonl"
@@ -104,7 +106,7 @@ def _first_batch(results: Path) -> str:
 
 
 def _proofs(results: Path) -> str:
-    """The last row of each kind that tests record, as it is."""
+    """A table of the newest row of each kind that tests record."""
     lines = []
     for file in sorted(results.glob("*.jsonl")):
         if file.stem in _IN_OTHER_TABLES:
@@ -145,7 +147,7 @@ def _soak(results: Path) -> str:
 
 
 def _gpu(results: Path) -> str:
-    """The claims of the newest run of each stage of `bench-gpu`, as they stand in its row."""
+    """A table of the claims in the newest row of each stage of `bench-gpu`."""
     stages = {row["stage"]: row for row in _rows(results / "gpu.jsonl") if not row["dry_run"]}
     if not stages:
         raise _NoRowError(": none of this has been measured")
@@ -195,7 +197,7 @@ COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "
 
 
 def comparison_cells(row: Row) -> tuple[str, ...]:
-    """A row of the kind "comparison", under `COMPARISON_HEADS`."""
+    """The cells of a row of kind "comparison", in the order of `COMPARISON_HEADS`."""
     return (
         f"{row['better']} minus {row['than']}",
         _metric(row["metric"]),
@@ -213,7 +215,7 @@ def _metric(name: str) -> str:
 def save_comparisons(rows: Sequence[Row], out: Path) -> None:
     """Draw rows of the kind "comparison": the seeds' differences, their mean and its interval.
 
-    A panel for each, since they have different units.
+    Each comparison has a panel of its own, since their units differ.
     """
     figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)

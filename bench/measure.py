@@ -1,4 +1,4 @@
-"""How fast an iterator hands over images, and at what cost in processor time."""
+"""Measures how many images an iterator yields per second, and the processor time that it takes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 from scipy.stats import t as student
+
+from errors import UserError
 
 T = TypeVar("T")
 
@@ -42,10 +44,11 @@ class Rate:
 
     Attributes:
         images_per_s: one rate for each repeat, at least two.
-        cpu_s_per_image: processor seconds of this process and all below it, over all repeats.
+        cpu_s_per_image: processor seconds of this process and its descendants, over all repeats.
         images: how many images the repeats took in all.
         seconds: how long the repeats took in all.
-        memory_mib: of this process and all below it at the end of a repeat, the largest: what is shared counts once.
+        memory_mib: largest memory of this process and its descendants at the end of a repeat; shared memory counts
+            once.
     """
 
     images_per_s: tuple[float, ...]
@@ -71,9 +74,9 @@ class Rate:
         return self.cpu_s_per_image * self.images / self.seconds
 
     def over(self, other: Rate) -> Interval:
-        """How many times as fast as `other`, from rounds in which both took their turn.
+        """How many times as fast as `other`, from rounds in which both were measured.
 
-        The geometric mean of the rounds' ratios: a machine that is slower in one round is slower for both.
+        This is the geometric mean of the rounds' ratios, since a slow round of the machine slows down both.
         """
         logs = [math.log(a / b) for a, b in zip(self.images_per_s, other.images_per_s, strict=True)]
         interval = interval_of_mean(logs)
@@ -81,15 +84,15 @@ class Rate:
 
 
 Start = Callable[[], Iterator[int]]
-"""Makes an endless iterator; each item is the number of source images in a batch just handed over."""
+"""Makes an endless iterator; each item is the number of source images in a finished batch."""
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number of repeats done, and with the number of all."""
+"""Called with the number of repeats done and the number of all repeats."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Reports nothing."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +100,9 @@ class Rounds:
     """How long to measure.
 
     Attributes:
-        repeats: rounds, in each of which everything is timed once; at least 2, for an interval.
-        repeat_s: least length of a repeat, which ends with a batch.
-        warmup_s: left out before each repeat, from the first batch on. What comes before it, start-up, is left out too.
+        repeats: number of rounds; each times everything once. At least 2, for an interval.
+        repeat_s: minimum length of a repeat, which ends with a batch.
+        warmup_s: seconds after the first batch that are not measured. The start-up is not measured either.
     """
 
     repeats: int = 5
@@ -108,9 +111,9 @@ class Rounds:
 
 
 def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress = no_progress) -> list[Rate]:
-    """Time endless iterators in their steady state: A B C, A B C, ..., so that all see the same drifting machine.
+    """Time endless iterators in their steady state, in turn: A B C, A B C, ..., so that drifts of the machine hit all.
 
-    Each is started afresh in each round, so that nothing of another works or waits beside it.
+    Each round starts them anew, one at a time, so that no other runs beside.
 
     Raises:
         ValueError: for fewer than two rounds.
@@ -150,7 +153,7 @@ def _rate(repeats: Sequence[_Repeat]) -> Rate:
 
 
 def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
-    """Images handed over in the first batches that take `least_s`, and how long that was in seconds."""
+    """Take batches for at least `least_s` seconds: the number of images, and the seconds."""
     images = 0
     began = time.perf_counter()
     for count in batches:
@@ -162,31 +165,37 @@ def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
 
 
 def cpu_seconds() -> float:
-    """Processor seconds, user and system, of this process and all below it, ended children included."""
+    """Processor seconds (user and system) of this process and its descendants, ended children included."""
     return sum(_of_family(lambda process: sum(process.cpu_times()[:4])))
 
 
 def memory_mib() -> float:
-    """Memory that this process and all below it took; what they share is counted once (proportional set size).
+    """Memory in MiB of this process and its descendants; shared memory counts once (proportional set size).
 
-    Pages of files, which programs and libraries are, do not count: how much of them is ours depends on what else runs.
+    Pages of files, such as libraries, do not count, since other processes may share them.
     """
     return sum(_of_family(_private_and_shared_kib)) / 1024
 
 
 def _private_and_shared_kib(process: psutil.Process) -> int:
-    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()  # psutil gives it with pages of files
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()  # psutil counts pages of files too
     return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def open_files() -> int:
-    """Open file descriptors of this process and all below it."""
+    """Number of open file descriptors of this process and its descendants."""
     return sum(_of_family(lambda process: int(process.num_fds())))
+
+
+def require_images(found: int, batch: int, root: Path, key: str = "--batch") -> None:
+    """Raise a `UserError` if a dataset has fewer images than a batch."""
+    if found < batch:
+        raise UserError(f"{root} has {found} images, fewer than {key} = {batch}: use more images or a smaller batch")
 
 
 @contextmanager
 def limited_to_cores(count: int) -> Generator[None]:
-    """Keep this process, its threads and all below it on `count` of the cores that it may use now.
+    """Restrict this process, its threads and its descendants to `count` of its cores.
 
     Raises:
         ValueError: there are not that many.
@@ -202,14 +211,14 @@ def limited_to_cores(count: int) -> Generator[None]:
 
 
 def _set_cores(cores: set[int]) -> None:
-    # Threads and processes that exist do not follow a change of the main thread; new ones inherit it.
+    # Existing threads and processes keep their cores if only the main thread changes; new ones inherit its cores.
     for thread in chain.from_iterable(_of_family(lambda process: process.threads())):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(thread.id, cores)
 
 
 def _of_family(ask: Callable[[psutil.Process], T]) -> list[T]:
-    """Answers of this process and of all below it, but for those that end meanwhile."""
+    """Results of `ask` for this process and its descendants, except those that end meanwhile."""
     this = psutil.Process()
     answers = []
     for process in [this, *this.children(recursive=True)]:

@@ -1,4 +1,4 @@
-"""The rows of bench/results/: describes the machine, prints, writes and reads rows."""
+"""Makes, prints, writes and reads the rows of bench/results/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train.config.pretraining import Config
 from train.config.tables import to_dict
 from train.runs.folder import versions
 
-_TABLE_WIDTH = 116  # a terminal that is narrower wraps the lines
+_TABLE_WIDTH = 116  # a narrower terminal wraps the lines
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -34,20 +34,20 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():  # which psutil does not tell
+    for line in Path("/proc/cpuinfo").read_text().splitlines():  # psutil does not have it
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "unknown"
 
 
 def data_tables(config: Config) -> dict[str, Any]:
-    """The tables of a configuration that say what a loader makes, and how."""
+    """The tables of a configuration that concern the loader."""
     tables = to_dict(config)
     return {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")}
 
 
 def tell(row: dict[str, Any], *shown: RenderableType, as_json: bool, record: Path | None) -> None:
-    """Print a row, as JSON or as what is to be shown instead, and append it to a file, if there is one."""
+    """Print a row as JSON, or `shown` instead, and append it to the file `record` if there is one."""
     if as_json:
         click.echo(json.dumps(row))
     else:

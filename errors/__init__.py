@@ -1,4 +1,4 @@
-"""What ends in one line with exit code 2. Nothing is imported here, since every command imports it."""
+"""Errors that end a command with one line and exit code 2. Nothing is imported here: every command imports it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class UserError(Exception):
 
 
 class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
-    """Another rank of the run met bad input and prints it: this one leaves with the same exit code, in silence."""
+    """Another rank reports the error. This one ends silently with the same exit code."""
 
 
 class RanksLost(UserError):  # noqa: N818  what has happened, not a defect
-    """Other ranks, or the place where they meet, cannot be reached: the input is not to blame, a restart may help."""
+    """Other ranks or the rendezvous cannot be reached. The input is not the cause, and a restart may help."""

@@ -1,4 +1,4 @@
-"""What the machine refuses, be it memory or a file, in one line."""
+"""Makes one line of an error of the machine: not enough memory, or a file that cannot be used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LACKS_MEMORY = re.compile(
 _ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)
 _TASKS = (
     (
-        "train/steps/contrastive.py",
+        "train/steps/exact.py",
         "a training step",
         'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"',
     ),
@@ -25,13 +25,14 @@ _TASKS = (
     ("train/pose/inference.py", "estimating poses", "Lower validation.batch"),
     ("pipelines/", "the loader", "Lower pipelines.batch, pipelines.ahead or pipelines.threads"),
 )
-"""Where files of ours begin, what they do, and what makes them need less memory."""
+"""Start of a source file's path, the task of that file, and the setting that lowers its memory."""
 
 
 def of_machine(error: BaseException) -> str | None:
-    """What the machine refused, be it memory or a file, in one line; None for any other error.
+    """One line about an error of the machine (memory, files); None for any other error.
 
-    Errors of NumPy, torch, OpenCV, DALI and of loading libraries are known by their words, so that nothing is imported.
+    Errors of NumPy, torch, OpenCV, DALI and of the dynamic linker are recognised by their text, so that nothing has to
+    be imported.
     """
     told = isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM)
     may_lack = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error).__module__ == "cv2"
@@ -39,13 +40,13 @@ def of_machine(error: BaseException) -> str | None:
         return _out_of_memory(error)
     if isinstance(error, OSError):
         if told and error.filename is not None and error.strerror is not None:
-            return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its rights"
-        return f"the system refused something: {error}. Check disk, memory and rights, then give the command again"
+            return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its permissions"
+        return f"the system reports: {error}. Check disk, memory and permissions, then run the command again"
     return None
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """Which task asked for how much, and what to change, from the innermost of our files in the traceback."""
+    """The task that ran out of memory and what to change. The task is found from the traceback's last file of ours."""
     asked = _ASKED_FOR.search(str(error))
     amount = "more memory"
     if asked is not None:

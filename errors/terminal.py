@@ -1,4 +1,4 @@
-"""How a line is printed that may hold names of files."""
+"""Escapes lines that may contain file names before they are printed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import logging
 
 
 def printable(text: str) -> str:
-    """The text as one line without effect on a terminal: what does not print, such as ESC or a newline, is escaped.
+    """The text as one line, with unprintable characters such as ESC and newlines escaped.
 
-    Names of files may hold anything but "/" and NUL.
+    File names may contain any character except "/" and NUL.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class OneLine(logging.Formatter):
-    """Escapes what would change the terminal or begin another line, such as in names of files."""
+    """A log formatter that escapes control characters and newlines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
         """The message of a record, escaped."""

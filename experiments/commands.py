@@ -17,12 +17,12 @@ from train.commands.options import PATH
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
 @record_option
 def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> None:
-    """Run the experiment of FILE.toml: pre-train and fine-tune in several ways over several seeds, and compare.
+    """Run the experiment of FILE.toml: pre-train and fine-tune in several ways with several seeds, and compare.
 
     \b
       python cli.py experiment configs/experiment_hands.toml --record bench/results/experiments.jsonl
 
-    What was interrupted goes on where it was, down to the step.
+    An interrupted experiment continues at the step where it stopped.
     """
     from experiments.config import load_experiment
 

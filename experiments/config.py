@@ -22,7 +22,7 @@ C = TypeVar("C", Config, FinetuneConfig)
 Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 
 _ARM = re.compile(r"[\w-]+")
-"""Name of an arm, which is part of a folder's."""
+"""Pattern of an arm's name, which is part of a folder's name."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -30,8 +30,8 @@ class Arm:
     """One way to train.
 
     Attributes:
-        set: keys of the run's configuration, as `--set` takes them, after those that all arms share.
-        start: fine-tuning only: the arm of pre-training whose encoder it starts from; None starts as configured.
+        set: keys of the run's configuration, as for `--set`, applied after the shared ones.
+        start: fine-tuning only: the pre-training arm whose encoder is taken; None: as configured.
     """
 
     set: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Phase:
-    """Pre-training or fine-tuning: what its arms share, and the arms.
+    """Pre-training or fine-tuning: the shared settings, and the arms.
 
     Attributes:
         config: TOML files, as `-c` takes them.
@@ -55,7 +55,7 @@ class Phase:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Comparison:
-    """What is claimed: that one arm of fine-tuning is better than another, by a metric."""
+    """The claim that one fine-tuning arm is better than another in a metric."""
 
     better: str
     than: str
@@ -67,15 +67,15 @@ class ExperimentConfig:
     """An experiment.
 
     Attributes:
-        out: folder of its runs.
-        data: folder of FreiHAND, or of rendered hands, which are made if the folder is not there.
+        out: folder of the runs.
+        data: folder of FreiHAND, or of rendered hands, which are made if the folder does not exist.
         poses: rendered hands to make.
-        scenes: backgrounds that they share.
-        pretrain: its arms.
-        finetune: its arms, each of which is measured on the evaluation part.
+        scenes: backgrounds of the rendered hands.
+        pretrain: the pre-training arms.
+        finetune: the fine-tuning arms; each is measured on the evaluation part.
         compare: the claims.
-        seeds: of order, augmentation and weights, one experiment each.
-        figures_of: which checkpoint is measured: the "last" or the "best" on validation.
+        seeds: seeds of order, augmentation and weights; all arms run once per seed.
+        figures_of: checkpoint to measure: the "last", or the "best" on validation.
     """
 
     pretrain: Phase
@@ -93,8 +93,8 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     """Read an experiment's TOML file.
 
     Raises:
-        UserError: it cannot be read, names an arm that there is not or that cannot name a folder, compares an arm with
-            itself, gives a seed twice, or an arm's configuration is wrong.
+        UserError: the file cannot be read, an arm does not exist or cannot name a folder, an arm is compared with
+            itself, a seed appears twice, or an arm's configuration is wrong.
     """
     config = load_config(ExperimentConfig, [file], overrides)
     if len(set(config.seeds)) < len(config.seeds):
@@ -113,7 +113,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
             if name not in config.finetune.arms:
                 raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
         if claim.better == claim.than:
-            raise UserError(f"{file}: compare names {claim.better!r} as better than itself: expected two arms")
+            raise UserError(f"{file}: compare: {claim.better!r} is compared with itself: expected two arms")
     for name in config.pretrain.arms:
         settings_of_arm(Config, config, name, config.seeds[0])
     for name in config.finetune.arms:
@@ -122,7 +122,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
 
 
 def folder_of(config: ExperimentConfig, seed: int, phase: str, name: str) -> Path:
-    """Where an arm runs."""
+    """Folder of an arm's run."""
     return config.out / f"seed_{seed}" / f"{phase}_{name}"
 
 
@@ -130,7 +130,7 @@ def settings_of_arm(kind: type[C], config: ExperimentConfig, name: str, seed: in
     """The configuration of an arm of pre-training or fine-tuning, and the keys that it sets over its phase's files.
 
     Raises:
-        UserError: a key that there is not, or a value that it cannot have.
+        UserError: a key does not exist, or has a wrong value.
     """
     phase = "pretrain" if kind is Config else "finetune"
     shared: Phase = getattr(config, phase)

@@ -1,7 +1,7 @@
 """Experiments: networks pre-trained and fine-tuned in several ways, over several seeds, and compared in pairs.
 
-Within a seed all arms see the same data and start from the same random numbers, and are measured on the same hands. So
-what makes a seed or a hand hard is in both arms of a comparison and cancels in their difference.
+Within a seed, all arms see the same data, use the same random numbers, and are measured on the same hands. So the
+difficulty of a seed or a hand cancels in the difference of two arms.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 _ALIGNMENTS = 5
-"""Rounds of aligning all hands to their mean; it settles after two."""
+"""Rounds of aligning all hands to their mean; two are enough to converge."""
 
 
 def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Row]:
-    """Run what has not been run yet, seed by seed, and compare; the rows of the comparisons, see `compare`.
+    """Run all arms that have not finished, seed by seed, and return the rows of `compare`.
 
-    Every run goes on where it was interrupted, so calling this again finishes an experiment.
+    Interrupted runs are continued, so a second call finishes an interrupted experiment.
 
     Args:
         config: the experiment.
-        record: rows for the arms of each seed, for what each seed took, for what no network gives, and for each
-            comparison are appended to this file, unless it holds them already.
+        record: file to which rows are appended: for each arm and seed, the time of each seed, the constant predictions,
+            and each comparison. A row that the file holds already is not repeated.
     """
     if not config.data.exists():
         with progress_bar("rendering") as progress:
@@ -74,7 +74,9 @@ def run_experiment(config: ExperimentConfig, record: Path | None) -> list[Row]:
         rows = [_pretrain(config, seed, name) for name in config.pretrain.arms]
         rows += [_finetune(config, seed, name) for name in config.finetune.arms]
         took = {key: sum(row[key] for row in rows) for key in ("seconds", "cpu_seconds")}
-        log.info("seed %d: %.1f minutes, %.1f of a CPU", seed, took["seconds"] / 60, took["cpu_seconds"] / 60)
+        log.info(
+            "seed %d: %.1f minutes, %.1f minutes of CPU time", seed, took["seconds"] / 60, took["cpu_seconds"] / 60
+        )
         for row in [*rows, {"kind": "seed", "seed": seed, **took}]:
             _append(record, config, row)
     _append(record, config, {"kind": "constant", **measure_constants(config.data)})
@@ -93,7 +95,7 @@ def _pretrain(config: ExperimentConfig, seed: int, name: str) -> Row:
 
 
 def _finetune(config: ExperimentConfig, seed: int, name: str) -> Row:
-    """Fine-tune and measure one arm; its row, with the metrics on the evaluation part."""
+    """Fine-tune and measure one arm. Returns its row, with the metrics on the evaluation part."""
     settings, overrides = settings_of_arm(FinetuneConfig, config, name, seed)
     folder = Path(settings.run.out)
     with _clock(folder) as took:
@@ -101,7 +103,7 @@ def _finetune(config: ExperimentConfig, seed: int, name: str) -> Row:
         tables_file = _tables_file(config, seed, name)
         if not tables_file.exists():
             last = run.checkpoints.latest()
-            assert last is not None  # the last step writes one
+            assert last is not None  # the last step writes a checkpoint
             tables = measure_arm(load_pose_run(last if config.figures_of == "last" else folder), config.data)
             tables_file.parent.mkdir(parents=True, exist_ok=True)
             np.savez(tables_file, **tables)  # type: ignore[arg-type]
@@ -112,9 +114,9 @@ def _finetune(config: ExperimentConfig, seed: int, name: str) -> Row:
 
 @contextmanager
 def _clock(folder: Path) -> Iterator[dict[str, float]]:
-    """What a run takes, over all calls that it took, in whole seconds: by the wall and of all cores together.
+    """Time a run over all calls: wall time and CPU time of all cores, in whole seconds.
 
-    A call that finds the run finished adds nothing. The yielded dictionary is filled at the end.
+    A call that finds a finished run adds nothing. The yielded dictionary is filled at the end.
     """
     file = folder.with_name(f"{folder.name}.clock.json")
     before = json.loads(file.read_text()) if file.exists() else {"seconds": 0.0, "cpu_seconds": 0.0, "finished": False}
@@ -134,7 +136,7 @@ def _clock(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def measure_arm(run: PoseRun, data: Path) -> dict[str, Floats]:
-    """Errors (N, 21) of a network on the evaluation part: every metric before its mean."""
+    """Errors (N, 21) of a network on the evaluation part, per metric, before the mean."""
     sources = run.config.data if isinstance(run.config.data, tuple) else (run.config.data,)
     source = dataclasses.replace(sources[0], root=str(data), part="evaluation", split="all", label_fraction=1.0)
     index = load_index(source)
@@ -144,7 +146,7 @@ def measure_arm(run: PoseRun, data: Path) -> dict[str, Floats]:
 
 
 def measure_constants(data: Path) -> dict[str, float]:
-    """What two answers that do not look at the picture reach on the evaluation part, see `constant_errors`."""
+    """Errors of two constant predictions on the evaluation part, see `constant_errors`."""
     source = FinetuneDataConfig(root=str(data), split="train", versions=("gs",))
     known, held_out = (
         labels_to_learn(load_index(one), PoseConfig()).joints.astype(np.float64)
@@ -156,13 +158,13 @@ def measure_constants(data: Path) -> dict[str, float]:
 def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
     """PA-EPE in cm of two constant predictions.
 
-    "mean_pose" is the mean of the joints relative to the wrist, as a network that has learnt nothing gives;
-    "rigid_hand" the mean of the hands after alignment to each other: a stiff hand that the metric turns to fit.
+    "mean_pose" is the mean of the joints relative to the wrist: the prediction of a network that has learnt nothing.
+    "rigid_hand" is the mean of the hands after alignment to each other; the metric aligns it to each hand.
 
     Args:
-        known_m: (N, 21, 3) hands to take the means of, in metres. Hands whose label is one point, or no number, do not
-            count.
-        held_out_m: (M, 21, 3) hands to measure on, likewise.
+        known_m: (N, 21, 3) hands whose mean is taken, in metres. Labels that are a single point, or not finite, are
+            left out.
+        held_out_m: (M, 21, 3) hands to measure on, in metres, with the same exception.
 
     Raises:
         UserError: no hand is left.
@@ -183,17 +185,18 @@ def _hands_of_some_size(hands_m: Floats) -> Floats:
     known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(hands_m).all(axis=2))
     kept: Floats = hands_m[known.all(axis=1) & ~in_one_place(hands_m, known)]
     if not len(kept):
-        raise UserError(f"all {len(hands_m)} labels are one point or no numbers: expected hands. Use another dataset")
+        raise UserError(
+            f"all {len(hands_m)} labels are a single point or not finite: expected hands. Use another dataset"
+        )
     return kept
 
 
 def compare(config: ExperimentConfig, claim: Comparison) -> Row:
-    """One arm against another over all seeds: a row with the differences of `better` minus `than`.
+    """Compare two arms over all seeds: a row with the differences `better` minus `than`.
 
-    "low" and "high" end the 95 % interval of their mean; the claim "holds" if it lies on the winning side of zero.
-
-    The interval is Student's over the seeds, widened by what another set of hands would change: the variance of the
-    mean over seeds plus that of the bootstrap over hands of the differences, which all seeds share.
+    "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
+    is on the better side of zero. The interval is Student's, with the sum of two variances: that of the mean over
+    seeds, and that of the bootstrap over hands, which all seeds share.
     """
     better, than = (
         [np.load(_tables_file(config, seed, name))[claim.metric] for seed in config.seeds]
@@ -206,7 +209,7 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Row:
     over_hands = confidence_intervals({claim.metric: np.mean(np.subtract(better, than), axis=0)})[claim.metric]
     mean, count = float(np.mean(differences)), len(differences)
     if count == 1:
-        low, high = float("-inf"), float("inf")  # one seed says nothing about others
+        low, high = float("-inf"), float("inf")  # one seed gives no interval
     else:
         hands_error = (over_hands.high - over_hands.low) / (2 * 1.96)
         error = float(np.sqrt(np.var(differences, ddof=1) / count + hands_error**2))
@@ -218,7 +221,7 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Row:
 
 
 def as_table(outcomes: Sequence[Row]) -> Table:
-    """The comparisons for a terminal."""
+    """The comparisons as a table for the terminal."""
     table = Table(*COMPARISON_HEADS, title="better minus than, paired by seed and hand")
     for row in outcomes:
         table.add_row(*comparison_cells(row))
@@ -230,10 +233,10 @@ def _tables_file(config: ExperimentConfig, seed: int, name: str) -> Path:
 
 
 def _append(record: Path | None, config: ExperimentConfig, own: Row) -> None:
-    """Add a row to a file, if there is one and it does not say the same already."""
+    """Append a row to a file, unless the file holds it already."""
     if record is None:
         return
-    row = json.loads(json.dumps({"bench": "experiment", "out": str(config.out), **own}))  # as it will be read
+    row = json.loads(json.dumps({"bench": "experiment", "out": str(config.out), **own}))  # as reading it back gives it
     known = read_rows(record) if record.exists() else []
     if any(row == {key: value for key, value in other.items() if key != "machine"} for other in known):
         return

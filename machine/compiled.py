@@ -1,6 +1,7 @@
-"""Where Numba keeps compiled functions, if there is any place.
+"""Chooses the folder in which Numba keeps compiled functions.
 
-Numba writes beside the source or into the user's cache. A container that runs as another user may have neither.
+By default Numba writes beside the source or into the user's cache. In a container that runs as another user, both may
+be read-only.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def choose_cache_folder() -> None:
-    """Have Numba keep compiled functions in a temporary folder of this user, where it can write nowhere else.
+    """Have Numba use a temporary folder of this user, if it can write nowhere else.
 
-    Changes the environment. For commands: to be called before anything imports Numba.
+    This changes the environment. Commands call it before Numba is imported.
     """
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111  never raises
     chosen = os.environ.get(_VARIABLE)
@@ -27,17 +28,17 @@ def choose_cache_folder() -> None:
         return
     try:
         os.environ[_VARIABLE] = str(_temporary_folder())
-    except OSError:  # nothing can be written at all: every process compiles for itself
+    except OSError:  # no folder can be written: every process compiles for itself
         os.environ.pop(_VARIABLE, None)
 
 
 def cached(compile_: Callable[..., Any], *signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that compiles and keeps the result on disk, or only compiles where there is no place to keep it.
+    """Decorator that compiles a function and, if there is a writable folder, keeps the result on disk.
 
     Args:
         compile_: `numba.njit` or `numba.cfunc`.
-        signature: its arguments.
-        options: its further ones, without `cache`.
+        signature: positional arguments of `compile_`.
+        options: keyword arguments of `compile_`, without `cache`.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
@@ -61,7 +62,7 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    """The same for all processes of a user, and nobody else's: what lies in it is run."""
+    """A folder that all processes of this user share and no other user can write, since its files are executed."""
     folder = Path(tempfile.gettempdir()) / f"peclr-dali-numba-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

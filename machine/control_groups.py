@@ -1,4 +1,4 @@
-"""Linux's control groups, by which containers limit what their processes take."""
+"""Reads Linux's control groups, with which containers limit their processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path, PurePosixPath
 
 
 def groups(controller: str, system: Path) -> Iterator[Path]:
-    """Folders of the groups that may limit this process: its own and those above it, of version 2 and 1.
+    """Folders of the groups that limit this process: its own and those above it, of versions 2 and 1.
 
-    A container may see its own group as the root of the tree under a path that is the host's, so the root is looked at
-    in any case.
+    In a container the process's own group may appear as the root of the tree, although its path is the host's. So the
+    root is always included.
 
     Args:
-        controller: of version 1, such as "cpu" or "memory".
+        controller: name in version 1, such as "cpu" or "memory".
         system: the root of the file system.
     """
     for line in read(system / "proc/self/cgroup").splitlines():
@@ -30,7 +30,7 @@ def groups(controller: str, system: Path) -> Iterator[Path]:
 
 
 def read(file: Path) -> str:
-    """What stands in a file; nothing if it cannot be read."""
+    """Content of a file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""Counts the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ log = logging.getLogger(__name__)
 
 
 def available_cores() -> int:
-    """Cores that this process may run on, or fewer where a control group limits its CPU time, as containers do."""
+    """Number of cores that this process may use: its CPU affinity, or less if a control group limits its CPU time."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota())))
 
 
 @functools.cache
 def warn_of_threads(key: str, threads: int, processes_here: int) -> None:
-    """Say so, once for each process, where threads are more than twice the cores that they run on.
+    """Warn once per process if there are more than twice as many threads as cores.
 
     Args:
-        key: of the configuration that sets them.
-        threads: of each process.
-        processes_here: that share this machine's cores.
+        key: the configuration's key that sets the threads.
+        threads: threads of each process.
+        processes_here: processes that share this machine's cores.
     """
     cores = available_cores()
     if threads * processes_here > 2 * cores:
@@ -37,7 +37,7 @@ def warn_of_threads(key: str, threads: int, processes_here: int) -> None:
 
 
 def cpu_quota(system: Path = Path("/")) -> float:
-    """The lowest quota of CPU time, in cores, of this process's control group and of those above it.
+    """The lowest quota of CPU time, in cores, among this process's control group and those above it.
 
     Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us) of Linux's control groups.
 
@@ -51,10 +51,10 @@ def cpu_quota(system: Path = Path("/")) -> float:
 
 
 def _quota(group: Path) -> float:
-    """Cores that one group may use; infinity where its files say nothing, or nothing that can be understood."""
+    """Quota of one group in cores; infinity if its files are missing, set no quota, or cannot be parsed."""
     words = read(group / "cpu.max").split()
     if len(words) != 2 or words[0] == "max":
         words = [read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):  # -1 is no quota
+    if not all(word.isdecimal() and int(word) > 0 for word in words):  # -1: no quota
         return math.inf
     return int(words[0]) / int(words[1])

@@ -1,19 +1,18 @@
-"""Memory of the CPU's decoder: settings of this process that make it faster. Only commands change them.
+"""Sets up the memory of this process so that JPEGs decode faster on a CPU. Only commands do this.
 
-nvImageCodec 0.9, behind DALI 2.4, decodes a JPEG into memory of its own and copies the result out. If a row begins at a
-multiple of 32 bytes, libjpeg-turbo stores it past the caches, and the copy waits for main memory. malloc gives each
-thread such a place or another one by chance, and then again and again. So that library, and no other, gets an `operator
-new[]` that hardly ever begins a large array there.
+nvImageCodec 0.9, the decoder of DALI 2.4, decodes a JPEG into its own memory and then copies the result. If a row
+starts at a multiple of 32 bytes, libjpeg-turbo writes it with stores that bypass the caches, and the copy waits for
+main memory. Where malloc places the rows is chance, but stays the same for a thread. So this library, and no other,
+gets an `operator new[]` that avoids these addresses for large arrays.
 
-The decoder also asks for each image's memory anew. A page that the system hands out costs a fault, and is cleared: more
-than reading the files does. So malloc keeps what is freed.
+The decoder also allocates memory for each image. Every new page of the system costs a page fault and is cleared, which
+takes longer than reading the files. So malloc is set to keep freed memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import mmap
 import platform
 import struct
@@ -24,22 +23,22 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 
 LEAST_BYTES: Final = 16384
-"""Smaller arrays are no images and are left where malloc puts them."""
+"""Bytes from which an array counts as an image; smaller arrays are left to malloc."""
 
 TRIES: Final = 8
-"""Arrays that are held at most while another place is sought; the last is taken wherever it begins."""
+"""Attempts to get another address; the last one is used in any case."""
 
 _OPERATOR_NEW_ARRAY: Final = b"_Znam"
 _LIBRARY: Final = "libjpeg_turbo_ext.so*"
 _PAGE: Final = mmap.PAGESIZE
-# Of elf.h: tags of the dynamic section, and the kinds of relocation that hold a function's address.
+# From elf.h: tags of the dynamic section, and types of relocation that hold a function's address.
 _NULL, _STRING_TABLE, _SYMBOL_TABLE, _RELA, _RELA_SIZE, _PLT, _PLT_SIZE = 0, 5, 6, 7, 8, 23, 2
 _GLOB_DAT, _JUMP_SLOT = 6, 7
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
 _MIB = 2**20
 
-# Sizes are rounded up so that malloc's block is an odd number of steps of 16 bytes. If there is no memory, this jumps
-# to the library's own operator: it throws, and no frame of this function stands in the way.
+# Sizes are rounded up so that malloc's block is an odd multiple of 16 bytes. If there is no memory, the code jumps to
+# the library's own operator, which throws.
 _NEW_ARRAY: Final = """
 define i64 @new_array(i64 %size) {{
   %held = alloca i64, i32 {tries}
@@ -88,39 +87,41 @@ found:
 }}
 """
 
-log = logging.getLogger(__name__)
-
 
 @functools.cache
-def prepare_decoder_memory() -> None:
-    """Set up this process for decoding on its CPU, and log what was done; once is enough."""
+def prepare_decoder_memory() -> str:
+    """Set up the memory of this process for decoding on its CPU. A second call changes nothing.
+
+    Returns:
+        What was set up, for the log.
+    """
     kept, in_cache = keep_freed_memory(), keep_decoded_in_cache()
-    log.info(
-        "pipelines.decoder_memory = \"auto\": malloc %s what is freed, decoded rows %s through the caches",
-        "keeps" if kept else "does not keep", "go" if in_cache else "do not go",
-    )  # fmt: skip
+    done = [words for words, works in (("malloc reuses memory", kept), ("cached JPEG rows", in_cache)) if works]
+    return f'CPU decoder set up (pipelines.decoder_memory = "auto"): {", ".join(done) or "not possible here"}'
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep what is freed, for the whole process.
+    """Set malloc to keep freed memory, for the whole process.
 
     Returns:
-        Whether it does. False where the C library is not glibc.
+        Whether this is possible; it is not if the C library is not glibc.
     """
     mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the largest value that it takes: below it nothing is mapped by itself
+    mallopt(
+        _MMAP_THRESHOLD, 32 * _MIB
+    )  # the largest value that mallopt accepts; smaller blocks get no mapping of their own
     mallopt(_TRIM_THRESHOLD, 1024 * _MIB)
     mallopt(_TOP_PAD, 32 * _MIB)
     return True
 
 
 def keep_decoded_in_cache() -> bool:
-    """Give nvImageCodec's JPEG decoder that `operator new[]`, for the whole process; once is enough.
+    """Give nvImageCodec's JPEG decoder the `operator new[]` of `new_array`, for the whole process.
 
     Returns:
-        Whether it has it. False where the library is not found or not built as expected: decoding is slower there.
+        Whether it was done. False if the library is not found or is built differently; decoding is then slower.
     """
     library = _jpeg_library()
     slots = [] if library is None else _slots(library, _OPERATOR_NEW_ARRAY)
@@ -133,10 +134,10 @@ def keep_decoded_in_cache() -> bool:
 
 @functools.cache
 def new_array(plain: int) -> int:
-    """Address of an `operator new[]`: a large array begins at an odd multiple of 16 bytes, and `free` takes it back.
+    """Compile an `operator new[]` whose large arrays start at odd multiples of 16 bytes; returns its address.
 
     Args:
-        plain: address of the `operator new[]` that is called for a small array, and where there is no memory.
+        plain: address of the `operator new[]` for small arrays and for lack of memory. `free` releases all arrays.
     """
     libc = ctypes.CDLL(None)
     malloc, free = (ctypes.cast(function, ctypes.c_void_p).value for function in (libc.malloc, libc.free))
@@ -151,12 +152,12 @@ def new_array(plain: int) -> int:
 
 
 _ENGINES: Final[list[Any]] = []
-"""Own the compiled code, for the life of the process."""
+"""Keeps the compiled code alive until the process ends."""
 
 
 def _jpeg_library() -> ctypes.CDLL | None:
-    """Loaded here if it is not yet; nvImageCodec then gets the same one."""
-    if platform.machine() != "x86_64":  # others do not store past the caches
+    """nvImageCodec's JPEG library; loaded if it is not yet. nvImageCodec gets the same one."""
+    if platform.machine() != "x86_64":  # on other processors, libjpeg-turbo does not bypass the caches
         return None
     spec = find_spec("nvidia.nvimgcodec")
     folders = spec.submodule_search_locations if spec is not None else None
@@ -168,7 +169,7 @@ def _jpeg_library() -> ctypes.CDLL | None:
 
 
 def _slots(library: ctypes.CDLL, symbol: bytes) -> list[int]:
-    """Addresses at which a loaded library keeps the address of a function that it takes from another one."""
+    """Addresses of the slots in which a loaded library holds the address of an imported function."""
     base, _, dynamic = struct.unpack("PPP", ctypes.string_at(library._handle, 3 * 8))  # struct link_map of link.h
     entries: dict[int, int] = {}
     while (entry := struct.unpack("QQ", ctypes.string_at(dynamic, 16)))[0] != _NULL:
@@ -186,9 +187,10 @@ def _slots(library: ctypes.CDLL, symbol: bytes) -> list[int]:
 
 
 def _write_pointer(slot: int, value: int) -> bool:
-    """Whether it may: one aligned store, so that threads that run see the old function or the new one.
+    """Write a function's address into a slot; returns whether the slot can be written.
 
-    The dynamic linker has made the page read-only; it stays writable, since others may have written to it, too.
+    One aligned store lets running threads see either the old or the new function. The dynamic linker has made the page
+    read-only; it stays writable afterwards.
     """
     libc = ctypes.CDLL(None)
     page = ctypes.c_void_p(slot & -_PAGE)

@@ -1,6 +1,6 @@
-"""The configuration of the networks and of their loss.
+"""Configuration of the networks; that of the losses is in `models.losses`.
 
-Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a configuration is answered at once.
+This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Positive, Width
+from bounds import Width
 from skeleton import SKELETONS, SkeletonName
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -19,13 +19,13 @@ Extent = Literal["axis", "scalar"]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class EncoderConfig:
-    """Which encoder, and what its weights start from.
+    """The encoder and its starting weights.
 
     Attributes:
         name: a torchvision ResNet.
-        weights: "imagenet" (torchvision's IMAGENET1K_V1, what the authors start from), "random", or the path of a file
-            of weights, .safetensors or .pth: of a torchvision ResNet, as published by the authors (pre-trained or
-            fine-tuned), of their pre-training's Lightning checkpoints, or a checkpoint of ours.
+        weights: "imagenet" (torchvision's IMAGENET1K_V1, as the authors), "random", or the path of a file of weights: a
+            torchvision ResNet (.safetensors or .pth), a file that the authors published (pre-trained or fine-tuned), a
+            Lightning checkpoint of their pre-training, or a checkpoint of ours.
     """
 
     name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
@@ -49,21 +49,20 @@ class ProjectorConfig:
     def _dim_holds_points(cls, value: int) -> int:
         if value % 2:
             raise ValueError(
-                f"dim = {value}, expected an even number: a projection is read as dim / 2 points (x, y) in latent "
-                f"space, which the inverse transformation moves; {value + 1} would do"
+                f"dim = {value}, expected an even number such as {value + 1}: a projection is dim / 2 points (x, y)"
             )
         return value
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class EquivarianceConfig:
-    """How the augmentation is undone on the projections.
+    """How the augmentation is undone in the projections.
 
     Attributes:
         variant: "paper", "upstream" (the authors' code), "direct" (the supplement's ablation) or "none" (SimCLR).
-        range: the latent extent that a translation is scaled with: per "axis", or one "scalar" over all of a
-            projection's numbers. Only for "paper"; the paper leaves it open, and only "axis" is restored exactly.
-        detach_range: no gradient through that extent. Only for "paper".
+        range: latent extent that scales a translation: per "axis", or one "scalar" over all numbers of a projection.
+            Only for "paper". The paper does not define it; only "axis" gives an exact inverse.
+        detach_range: take no gradient through the range. Only for "paper".
     """
 
     variant: Variant = "paper"
@@ -72,30 +71,18 @@ class EquivarianceConfig:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class LossConfig:
-    """Settings of NT-Xent.
-
-    Attributes:
-        temperature: divides the cosine; the authors' value, the paper gives none.
-    """
-
-    temperature: Positive = 0.5
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PoseConfig:
-    """What stands behind the encoder.
+    """The pose head on the encoder.
 
     Attributes:
         head: "linear", one layer (full fine-tuning), or "mlp", two (on a frozen encoder): paper, supplement.
         hidden: width of the hidden layer of "mlp".
-        skeleton: what is posed: a "hand" of FreiHAND's 21 keypoints, or a "body" of COCO's 17; as the data has it.
-        root: the keypoint that depths are relative to; the paper does not name it. Unset, a hand's "wrist" or a body's
-            "left_hip".
+        skeleton: "hand" (FreiHAND's 21 keypoints) or "body" (COCO's 17); it has to match the data.
+        root: keypoint that depths are relative to. The paper does not name it. If unset: "wrist" of a hand, "left_hip"
+            of a body.
         refine: correct the root's depth by an MLP (Spurr et al. 2020).
-        first_keypoint: what the network predicts as a hand's keypoint 0: the "wrist", or the "palm", halfway between
-            wrist and middle_mcp, as the authors' published models do. The joints that come out have a wrist in both
-            cases.
+        first_keypoint: meaning of a hand's keypoint 0 in the network: the "wrist", or the "palm", halfway between wrist
+            and middle_mcp, as in the authors' published models. The predicted joints have the wrist in both cases.
     """
 
     head: Literal["linear", "mlp"] = "linear"
@@ -117,5 +104,5 @@ class PoseConfig:
     @classmethod
     def _only_hands_have_palms(cls, value: str, info: ValidationInfo) -> str:
         if value == "palm" and info.data.get("skeleton") != "hand":
-            raise ValueError('first_keypoint = "palm": only a hand has one; leave it out')
+            raise ValueError('first_keypoint = "palm": only a hand has a palm; leave this key out')
         return value

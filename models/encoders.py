@@ -60,7 +60,7 @@ def build_encoder(config: EncoderConfig) -> Encoder:
         remedy="expected torchvision's names and shapes; set encoder.name to the model of the file.",
         ignored=lambda key: key.startswith("fc."),
     )
-    # torch adds the batch counters that files from before 2018 lack, since a plain dict carries no version.
+    # A plain dict has no version, so torch adds the batch counters that files from before 2018 lack.
     encoder.resnet.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
     return encoder
 
@@ -69,7 +69,7 @@ def _imagenet_state(name: str) -> Mapping[str, Tensor]:
     weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
     try:
         state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:  # no network, a proxy's answer, a broken or half-written cache
+    except (OSError, RuntimeError) as error:  # no network, an error page of a proxy, or a damaged cache
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f'encoder.weights = "imagenet": {weights.url} cannot be downloaded ({reason}): '

@@ -1,4 +1,4 @@
-"""Undoing a view's geometric augmentation in latent space: what makes the contrastive loss equivariant (PeCLR, 3.2)."""
+"""Undoes a view's geometric augmentation in latent space, which makes the contrastive loss equivariant (PeCLR, 3.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.config import EquivarianceConfig, Extent, Variant
 
 
 def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The latent inverse as the training step calls it: `undo(projection, matrix, source_to_view_px)`.
+    """Build the function `undo(projection, matrix, source_to_view_px)` that the training step calls.
 
     `output_side_px` is L, the side of a view in pixels. Projections are (N, D), a view's `matrix` and
     `source_to_view_px` (N, 2, 3) each; the result is (N, D).
@@ -45,7 +45,7 @@ def undo_view(
     output_side_px: float | None = None,
     translation_scale: Tensor | float = 1.0,
 ) -> Tensor:
-    """Carries projections back to the canonical view.
+    """Map projections back to the canonical view.
 
     A projection of length D = 2m is m points in the plane, interleaved: (x_0, y_0, x_1, y_1, ...). A view is
     u -> A u + v on the canonical view, in units of the output side with the origin at its centre, x right, y down.
@@ -65,11 +65,11 @@ def undo_view(
             (of any other A, the rotation nearest to it is taken).
         variant: see above.
         range_: R per "axis", (N, 1, 2), or "scalar", (N, 1, 1). Only for "paper".
-        detach_range: no gradient through R. Only for "paper".
-        output_side_px: L in pixels. Only for "direct", which needs it.
-        translation_scale: (N,) or one number, only for "upstream": the factor by which the translation that the authors
-            undo is wrong. They divide by the output side what they measure in pixels of the source, so it is
-            the side of the source's cut-out in source pixels over the output side in view pixels; 1 is the right shift.
+        detach_range: take no gradient through R. Only for "paper".
+        output_side_px: L in pixels. Required for "direct", not used otherwise.
+        translation_scale: (N,) or one number, only for "upstream": factor of the translation that the authors undo.
+            They divide source pixels by the output side, so the factor is the side of the cut-out in source pixels over
+            the output side in view pixels. 1 is the correct shift.
 
     Returns:
         (N, D), in the dtype of `projection`.

@@ -1,4 +1,4 @@
-"""Figures that tell whether contrastive training is well: cheap enough for every log step, without gradient."""
+"""Measures of the health of contrastive training, without gradient and cheap enough for every log step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.losses import TILE_ELEMENTS
+from models.losses.nt_xent import TILE_ELEMENTS
 
 
 class Health(NamedTuple):
@@ -19,8 +19,8 @@ class Health(NamedTuple):
         alignment: mean squared distance within positive pairs on the unit sphere; 0 is perfect, 2 is chance.
         uniformity: log of the mean of exp(-2 d^2) over the pairs of different samples of one view, d their distance on
             the unit sphere, averaged over both views; 0 is collapse, about -4 uniform in many dimensions.
-        positive_rank: mean rank of the positive among the 2N - 1 others by cosine; 1 is best, N is chance
-            and also what collapse gives, since ties take their middle rank.
+        positive_rank: mean rank of the positive among the 2N - 1 others by cosine; 1 is best, N is chance. Ties take
+            their middle rank, so collapse also gives N.
     """
 
     alignment: Tensor

@@ -1,4 +1,4 @@
-"""What pre-training optimises: pixels in, projections out."""
+"""The network of pre-training: pixels in, projections out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Normalize(nn.Module):
 
 
 class ContrastiveNetwork(nn.Module):
-    """Normalisation; the encoder, which is kept after pre-training; and the head that the loss looks through."""
+    """Normalisation, the encoder, which is kept after pre-training, and the projection head, which is not."""
 
     def __init__(self, encoder: Encoder, projector: nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def build_projector(config: ProjectorConfig, feature_dim: int) -> nn.Sequential:
 
 
 def build_network(encoder: EncoderConfig, projector: ProjectorConfig) -> ContrastiveNetwork:
-    """The network of a configuration, weights as it says.
+    """Build the network of a configuration, with its starting weights.
 
     Raises:
         UserError: weights that cannot be read or do not fit.

@@ -1,15 +1,15 @@
-"""2.5D hand pose: keypoints in the view and relative depths, and the way from them to 3D.
+"""2.5D pose: keypoints in the view and relative depths, and their back-projection to 3D.
 
-Scale-normalised means divided by the length of the skeleton's reference bone, so depths here have no unit; times that
-length in metres they are metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
+Scale-normalised means divided by the length of the skeleton's reference bone. So depths here have no unit; multiplied
+by that length in metres, they are in metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
 
-Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are
-K' = A K, and K'^-1 [x', y', 1] = K^-1 [x, y, 1] whatever A is: rotation, shear and mirroring give K' off-diagonal terms
-and nothing else. Depths are measured along the optical axis of the source's camera and do not change with A. So (X, Y),
-the root's depth and the joints are exact for every invertible A, and come out in the source camera's frame, as the
-labels are. What is not exact is to read a rotated view as a picture by a rolled camera: that holds for square pixels
-and a turn about the principal point only; about the box's centre, or scaled, the view has a perspective that no such
-camera gives, and the network, which is not told K', has to average over it.
+Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are K' =
+A K, and K'^-1 [x', y', 1] = K^-1 [x, y, 1] whatever A is: rotation, shear and mirroring give K' off-diagonal terms and
+nothing else. Depths are measured along the optical axis of the source's camera and do not change with A. So (X, Y), the
+root's depth and the joints are exact for every invertible A, and come out in the source camera's frame, as the labels
+are. One thing is not exact: a rotated view is a picture by a rolled camera only for square pixels and a rotation about
+the principal point. Rotated about the box's centre, or scaled, the view has a perspective that no such camera gives.
+The network does not know K', so it has to average over this.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from models.network import Normalize
 from skeleton import HAND, SKELETONS
 
 ROOT_DEPTH_RANGE = (4.0, 50.0)
-"""Scale-normalised root depths that the authors' code allows: 12 cm to 1.5 m for a bone of 3 cm."""
+"""Range of scale-normalised root depths in the authors' code: 12 cm to 1.5 m for a bone of 3 cm."""
 _FLOOR = 1e-8
-"""Least a and discriminant in the authors' code."""
+"""Smallest a and smallest discriminant in the authors' code."""
 
 
 class PoseOutput(NamedTuple):
@@ -67,13 +67,13 @@ def normalize_keypoints(keypoints_px: Tensor, intrinsics: Tensor) -> Tensor:
 
     Args:
         keypoints_px: (N, J, 2).
-        intrinsics: (N, 3, 3), or (1, 3, 3) for all, of the picture that the pixels are of; any invertible matrix with
+        intrinsics: (N, 3, 3), or (1, 3, 3) for all, of the picture that contains the pixels; any invertible matrix with
             the last row (0, 0, 1).
 
     Returns:
         (N, J, 2).
     """
-    # The inverse of the 2 x 2 part, written out: exact enough, quick, and known to ONNX.
+    # The inverse of the 2 x 2 part, written out: exact enough, fast, and supported by ONNX.
     (fx, skew), (sheer, fy) = ((intrinsics[:, None, row, 0], intrinsics[:, None, row, 1]) for row in (0, 1))  # (N, 1)
     x, y = (keypoints_px - intrinsics[:, None, :2, 2]).unbind(dim=2)  # (N, J)
     determinant = fx * fy - skew * sheer
@@ -91,20 +91,20 @@ def solve_root_depth(
 ) -> Tensor:
     """Depth of the root, from the length 1 of the reference bone (Iqbal et al. 2018, eq. 6 and 7).
 
-    The bone's ends lie on two known rays at depths z_root + d, which a quadratic equation in z_root sets 1 apart.
-    Iqbal takes its larger solution. Where the bone runs nearly along its viewing ray the smaller one is right, and
-    nothing in 2.5D tells so.
+    The bone's ends lie on two known rays at depths z_root + d, which a quadratic equation in z_root sets 1 apart. Iqbal
+    takes the larger solution. If the bone lies almost along its viewing ray, the smaller one is right; this cannot be
+    seen in 2.5D.
 
     Args:
         normalized: (N, K, 2), (X, Y) of the keypoints.
         relative_depth: (N, K), scale-normalised.
         bone: the two keypoints that are 1 apart.
-        least_discriminant: it is raised to this; the authors' code has 1e-8, which moves exact solutions where
-            the bone is short in the picture.
+        least_discriminant: smaller discriminants are raised to this. The authors' code has 1e-8, which moves exact
+            solutions if the bone is short in the picture.
 
     Returns:
-        (N,), scale-normalised. It is finite for finite input, however little sense that makes: no depth sets two rays
-        that are equal 1 apart, so their distance is taken as at least 1e-4 (the authors' constant).
+        (N,), scale-normalised. It is finite for any finite input: no depth sets two equal rays 1 apart, so their
+        distance is taken as at least 1e-4 (the authors' constant).
     """
     n, m = bone
     (xn, yn), (xm, ym) = normalized[:, n].unbind(1), normalized[:, m].unbind(1)  # (N,) each
@@ -123,7 +123,7 @@ def back_project(normalized: Tensor, depth: Tensor) -> Tensor:
 
 
 def wrist_from_palm(joints: Tensor) -> Tensor:
-    """A hand's joints (N, 21, 3) with the palm as keypoint 0, with the wrist there (authors' test code).
+    """Replace the palm, keypoint 0 of a hand's joints (N, 21, 3), by the wrist (authors' test code).
 
     The palm is halfway between the wrist and middle_mcp, where the reference bone begins.
     """
@@ -132,7 +132,7 @@ def wrist_from_palm(joints: Tensor) -> Tensor:
 
 
 class RootRefinement(nn.Module):
-    """What to add to the root's depth (Spurr et al. 2020, "Weakly supervised 3D hand pose estimation").
+    """Correction of the root's depth (Spurr et al. 2020, "Weakly supervised 3D hand pose estimation").
 
     Sizes, order of the inputs and parameter names are the authors': K depths, 2 K (X, Y) and the depth itself.
     """
@@ -169,14 +169,14 @@ def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
 class PoseNetwork(nn.Module):
     """Pixels and intrinsics in, poses out.
 
-    The head gives x and y in units of the view's side with the origin at its centre, so that it starts near the
-    picture's middle at any size; the authors' gives pixels, which is the same function with other weights.
+    The head gives x and y in units of the view's side with the origin at the centre, so that it starts near the middle
+    at any size. The authors' head gives pixels: the same function with other weights.
 
     Attributes:
-        head: features to 2.5D.
+        head: maps features to 2.5D.
         refinement: corrects the root's depth, or None.
-        config: what it was built from.
-        skeleton: what it poses.
+        config: its configuration.
+        skeleton: its keypoints and bones.
     """
 
     def __init__(self, encoder: Encoder, config: PoseConfig) -> None:
@@ -196,13 +196,13 @@ class PoseNetwork(nn.Module):
             intrinsics: (N, 3, 3) of the views (`view_intrinsics`), or (1, 3, 3) for all.
 
         Returns:
-            Float32, or the parameters' type if that is wider: geometry is not done in 16 bits. Keypoint 0 of
-            `keypoints_px` and `relative_depth` is what `config.first_keypoint` says, that of `joints` the wrist.
+            Float32, or the parameters' type if that is wider: geometry is not computed in 16 bits. Keypoint 0 of
+            `keypoints_px` and `relative_depth` is `config.first_keypoint`; that of `joints` is the wrist.
         """
         return self.from_features(self.encoder(self.normalize(image)), intrinsics, side_px=image.shape[-1])
 
     def from_features(self, features: Tensor, intrinsics: Tensor, *, side_px: int) -> PoseOutput:
-        """The same from the encoder's output (N, feature_dim) for views of `side_px`: for frozen encoders."""
+        """Poses from the encoder's output (N, feature_dim) for views of `side_px`; used with frozen encoders."""
         raw = self.head(features)
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32)).unflatten(1, (len(self.skeleton), 3))
         with torch.autocast(raw.device.type, enabled=False):
@@ -213,7 +213,7 @@ class PoseNetwork(nn.Module):
         is_root = torch.arange(len(self.skeleton), device=raw.device) == self._root
         relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
         normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
-        # Without gradient, as in the authors' code: a bone along the viewing ray would give one without bounds.
+        # Without gradient, as in the authors' code: for a bone along the viewing ray it has no bound.
         bone = self.skeleton.reference_bone
         unrefined = solve_root_depth(normalized, relative_depth, bone, least_discriminant=_FLOOR).detach()
         unrefined = unrefined.clamp(*ROOT_DEPTH_RANGE)

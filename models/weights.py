@@ -1,8 +1,8 @@
-"""Files of weights: reading them without running what is in them, and the names that others give to the same tensors.
+"""Reads files of weights without running their code, and translates the names that others give to the tensors.
 
-Known are torchvision's ResNets (the authors' published pre-trained encoders are such), the authors' published pose
-networks ("backend_model.", "zroot_ref."), checkpoints of their pre-training code, which uses Lightning
-("encoder.features."), and ours ("encoder.resnet.").
+Four namings are known: torchvision's ResNets, which include the authors' published encoders; the authors' published
+pose networks ("backend_model.", "zroot_ref."); Lightning checkpoints of their pre-training ("encoder.features."); and
+ours ("encoder.resnet.").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ State = dict[str, Tensor]
 Naming = Literal["torchvision", "pose_published", "lightning", "ours"]
 
 PUBLISHED_SIDE_PX: Final = 224
-"""Side of the views that the authors' pose networks see; their 2D keypoints are in its pixels."""
+"""Side of the views of the authors' pose networks; their 2D keypoints are in pixels of such a view."""
 
 _PREFIXES: Final[dict[Naming, str]] = {
     "pose_published": "backend_model.",
@@ -34,11 +34,11 @@ _PREFIXES: Final[dict[Naming, str]] = {
     "ours": "encoder.resnet.",
 }
 _LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
-"""What the N of "encoder.features.N" is in torchvision's ResNet."""
+"""Name in torchvision's ResNet of the N-th module in "encoder.features.N"."""
 
 
 class _Foreign:
-    """Stands in for every class that a file names and that is no tensor: it takes what it is given and does nothing."""
+    """Empty stand-in for every class in a file that is not a tensor; it ignores its arguments."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -51,18 +51,18 @@ class _Foreign:
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
-    """The tensors of a .safetensors file, or of what torch.save wrote: at the top, under "state_dict" or "network".
+    """Read tensors by name from .safetensors, or from torch.save: at the top, under "state_dict" or "network".
 
-    Nothing in the file is run. Lightning's checkpoints name classes of their own (callbacks, settings); these are read
-    as empty stand-ins.
+    No code in the file is run. Lightning's checkpoints contain objects of other classes (callbacks, settings); these
+    become empty stand-ins. A prefix "module." (DataParallel) is removed.
 
     Args:
         path: the file.
-        key: what the user set, for messages, such as "encoder.weights".
+        key: the option or key that names the file, for messages, such as "encoder.weights".
         expected: what the file should hold, for messages.
 
     Raises:
-        UserError: it is missing, unreadable, would have to be run to be read, or holds no tensors by name.
+        UserError: the file is missing or unreadable, can only be read by running its code, or has no tensors by name.
     """
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "is no file"
@@ -92,7 +92,10 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
             f"{key} = {str(path)!r} holds no state dict: expected {expected}, its tensors by name "
             'at the top or under "state_dict".'
         )
-    return {str(name): tensor for name, tensor in content.items()}
+    names = [str(name) for name in content]
+    if all(name.startswith("module.") for name in names):  # torch's DataParallel puts this before every name
+        names = [name.removeprefix("module.") for name in names]
+    return dict(zip(names, content.values(), strict=True))
 
 
 def _load_tensors_only(path: Path) -> Any:
@@ -101,13 +104,13 @@ def _load_tensors_only(path: Path) -> Any:
     except pickle.UnpicklingError:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if any(name.startswith(("torch", "torchvision")) for name in names):
-            raise  # a pickled module: its tensors are inside of it, where stand-ins would drop them
+            raise  # a pickled module holds its tensors inside, and a stand-in would drop them
         with torch.serialization.safe_globals([(_Foreign, name) for name in names]):
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def naming(state: Mapping[str, Tensor]) -> Naming:
-    """Whose names a state dict has; unknown ones are taken for torchvision's, and a check of those will say so."""
+    """The naming of a state dict. An unknown one counts as torchvision's, and `check_state` refuses it later."""
     for name, prefix in _PREFIXES.items():
         if any(key.startswith(prefix) for key in state):
             return name
@@ -115,7 +118,7 @@ def naming(state: Mapping[str, Tensor]) -> Naming:
 
 
 def encoder_state(state: Mapping[str, Tensor]) -> State:
-    """The encoder in torchvision's names, from any known naming; other tensors of a known naming are left out."""
+    """The encoder's tensors in torchvision's names, from any known naming. Other tensors are left out."""
     found = naming(state)
     if found == "torchvision":
         return dict(state)
@@ -129,14 +132,14 @@ def encoder_state(state: Mapping[str, Tensor]) -> State:
 
 
 def resnet_name(state: Mapping[str, Tensor]) -> str | None:
-    """Which ResNet a state dict in torchvision's names is of, by its blocks; None if it is none of the five."""
+    """Name of the ResNet that a state dict in torchvision's names belongs to, by its blocks; None if it is none."""
     blocks = {match[0] for match in (re.match(r"layer\d\.\d+\.", key) for key in state) if match}
     deep = {16: "resnet50", 33: "resnet101", 50: "resnet152"}
     return (deep if "layer1.0.conv3.weight" in state else {8: "resnet18", 16: "resnet34"}).get(len(blocks))
 
 
 def to_lightning(network: Mapping[str, Tensor]) -> State:
-    """A pre-training network of ours in the names of the authors' pre-training code, projection head included."""
+    """Rename a pre-training network of ours, head included, to the names of the authors' pre-training code."""
     renamed = {}
     for key, tensor in network.items():
         if key.startswith("encoder.resnet."):
@@ -148,10 +151,10 @@ def to_lightning(network: Mapping[str, Tensor]) -> State:
 
 
 def pose_from_published(state: Mapping[str, Tensor]) -> State:
-    """A pose network of the authors in our names, order and units, for `PoseNetwork` with the palm as keypoint 0.
+    """Convert a pose network of the authors to our names, order and units, with the palm as keypoint 0.
 
-    Their last layer gives x and y in pixels of a 224-pixel view, ours in units of its side from its centre; theirs has
-    a 64th output, which nothing reads.
+    Their last layer gives x and y in pixels of a 224-pixel view. Ours gives them in units of the side, from the centre.
+    Theirs has a 64th output, which nothing reads.
 
     Shapes are not checked here.
     """
@@ -165,11 +168,11 @@ def pose_from_published(state: Mapping[str, Tensor]) -> State:
 
 
 def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
-    """The inverse of `pose_from_published`, for a network of linear head and refinement.
+    """The inverse of `pose_from_published`, for a network with a linear head and refinement.
 
     Args:
         network: state of a `PoseNetwork`.
-        side_px: of the views that it was trained on: the result's 2D keypoints are in pixels of such.
+        side_px: side of the views that it was trained on. The result's 2D keypoints are in pixels of such a view.
     """
     theirs = {f"backend_model.{key}": tensor for key, tensor in encoder_state(network).items()}
     rows = hand_rows("freihand", "peclr")
@@ -185,17 +188,17 @@ def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
 
 
 def _pixels(side_px: int) -> tuple[Tensor, Tensor]:
-    """Unit of x, y and depth in theirs, and the view's centre in units of its side."""
+    """The authors' unit of (x, y, depth), and the view's centre in units of its side."""
     return torch.tensor([side_px, side_px, 1], dtype=torch.float64), torch.tensor([0.5, 0.5, 0], dtype=torch.float64)
 
 
 def _by_keypoint(values: Tensor) -> Tensor:
-    """(63, ...) -> (21, 3, ...), double, so that converting there and back loses nothing but the last rounding."""
+    """(63, ...) -> (21, 3, ...) in float64, so that a round trip only rounds once."""
     return values.double().reshape(len(HAND), 3, *values.shape[1:])
 
 
 def _refinement(state: Mapping[str, Tensor], prefix: str, new_prefix: str, rows: list[int]) -> State:
-    """The refinement under another prefix, its inputs in another order: depths, X and Y of each, the root's depth."""
+    """Rename the refinement and reorder its inputs: depths, X and Y of each keypoint, the root's depth."""
     count = len(HAND)
     pairs = [count + 2 * row + axis for row in rows for axis in (0, 1)]
     columns = [*rows, *pairs, 3 * count]
@@ -213,18 +216,18 @@ def check_state(
     remedy: str,
     ignored: Callable[[str], bool] = lambda key: False,
 ) -> None:
-    """Whether a state dict has the names and shapes that it should have.
+    """Check the names and shapes of a state dict.
 
     Args:
-        state: what was read.
-        wanted: what is expected.
+        state: the tensors that were read.
+        wanted: the expected tensors.
         origin: the file, for messages.
-        model: what `wanted` is of, for messages.
+        model: name of the model of `wanted`, for messages.
         remedy: the last part of the message.
-        ignored: names that may be there or not.
+        ignored: whether a name that is not in `wanted` is allowed.
 
     Raises:
-        UserError: it has not; the first difference is named.
+        UserError: a name or shape differs; the message has the first difference.
     """
     problems = [f"{key} is missing" for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
     problems += [

@@ -1,4 +1,4 @@
-"""The contract between the data path and everything that learns from it."""
+"""`View` and `Batch`: what the data path passes to training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class View:
         matrix: (N, 2, 3) float32, the augmentation u -> A u + v from the canonical view (the hand's box resized to the
             output, not augmented) to this view, in units of the output side, origin at the centre, x right, y down.
         source_to_view_px: (N, 2, 3) float32, from pixels of the source as displayed to pixels of this view, both
-            corner-based. It carries keypoints; the pixels were warped with it.
+            corner-based. The pixels were warped with it; use it to transform keypoints.
     """
 
     image: Tensor
@@ -25,7 +25,7 @@ class View:
     source_to_view_px: Tensor
 
     def rows(self, start: int, stop: int) -> View:
-        """Some of the samples; the tensors share their memory."""
+        """A slice of the samples; the tensors are not copied."""
         return View(self.image[start:stop], self.matrix[start:stop], self.source_to_view_px[start:stop])
 
 
@@ -35,10 +35,10 @@ class Batch:
 
     Attributes:
         views: the views; views[0] and views[1] are a positive pair, row by row.
-        samples: (N,) int64 on the CPU, the rows of the index that were really used.
-        positions: (N,) int64 on the CPU, their places in the run's global order.
-        bad: (K,) int64 on the CPU, rows of the index that were met on the way and cannot be used, each as often as it
-            was; substitutes count too.
+        samples: (N,) int64 on the CPU, the rows of the index that were used, substitutes included.
+        positions: (N,) int64 on the CPU, their global positions in the run.
+        bad: (K,) int64 on the CPU, rows of the index that could not be used while this batch was made, bad substitutes
+            included; a row appears as often as it was tried.
     """
 
     views: tuple[View, ...]
@@ -50,7 +50,7 @@ class Batch:
         return len(self.samples)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; a copy only where it is elsewhere."""
+        """The same batch on `device`; copied only if it is on another device."""
         views = tuple(
             View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))
             for v in self.views

@@ -1,6 +1,6 @@
-"""The configuration of the data and of the loader; that of the augmentations stands in `draws.py`.
+"""Configuration of the data and of the loader. `views/augmentation.py` has that of the augmentations.
 
-Nothing heavy is imported here, neither torch nor DALI nor Numba: a mistake in a configuration is answered at once.
+This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bounds import Count, Factor, Fraction, Positive, PositiveFraction, Queue, S
 from errors import UserError
 
 CENTER_FRAC = 0.6
-"""Side of FreiHAND's label-free box over the image's shorter side."""
+"""Side of FreiHAND's "center" box over the image's shorter side."""
 
 D = TypeVar("D", bound="DataConfig")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class DataConfig:
-    """Which images, and which square of each is the canonical view.
+    """The images, and the square of each image that becomes the canonical view.
 
     Attributes:
         source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
@@ -32,27 +32,26 @@ class DataConfig:
             writes).
         root: the dataset's folder.
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
-        split: "train" and "val" of the training part: FreiHAND 90/10 by pose, YouTube3DHands its own train and val
-            parts, "all" being its train part; HO-3D 90/10 by recording; COCO 90/10 by image; shards 90/10 by what was
-            packed as FreiHAND's pose or the like.
+        split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
+            shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train and val parts of its
+            own; there "all" is the train part.
         versions: FreiHAND's background versions.
-        box: FreiHAND: "center" (label-free), "joints" (ground truth, as in the authors' code) or a CSV or JSON file of
-            boxes. A folder: a file of boxes, or "center" for the square around the whole image. YouTube3DHands: always
-            the square around the hand's mesh. HO-3D and Dexter+Object: a file of boxes, or else
-            around the keypoints. COCO: always the annotation's. Shards: always the box that was packed.
+        box: FreiHAND: "center" (needs no labels), "joints" (from the labels, as in the authors' code) or a CSV or JSON
+            file of boxes. A folder: a file of boxes, or "center" for the square around the whole image. HO-3D and
+            Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, COCO and
+            shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the packed box.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
-        box_margin: the canonical square is the box times this. The whole image takes no margin.
+        box_margin: factor of the box's side. The whole image gets no margin.
         annotations: COCO: the JSON file, relative to `root`; unset, annotations.json.
-        regressor: YouTube3DHands: file of MANO's 16 x 778 joint regressor, which you bring; without it keypoints are
-            not known.
-        label_fraction: use this share of the samples only, chosen by pose or frame; smaller shares are subsets of
-            larger ones. For fine-tuning with fewer labels.
-        label_seed: another seed, another choice.
-        shuffle_shards: of shards, shuffle within so many at a time, for storage that is slow at random reads; without
-            it, over all of them.
-        bad_list: files to leave out: a list that the `check-data` command wrote.
-        max_bad_share: a run stops when more than this share of what it has drawn cannot be used.
-        weight: of several sources, this one's share of every batch is its weight over the sum of all weights.
+        regressor: YouTube3DHands: your file of MANO's 16 x 778 joint regressor; without it there are no keypoints.
+        label_fraction: share of the samples to use, for fine-tuning with fewer labels. Whole poses or frames are
+            chosen; a smaller share is a subset of a larger one.
+        label_seed: seed of this choice.
+        shuffle_shards: shards: shuffle within so many shards at a time, for storage with slow random reads; unset, over
+            all shards.
+        bad_list: list of files to leave out, written by the `check-data` command.
+        max_bad_share: a run stops if a larger share of the drawn images cannot be used.
+        weight: with several sources: a source's share of every batch is its weight over the sum of all weights.
     """
 
     source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards"] = "freihand"
@@ -75,23 +74,23 @@ class DataConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PipelinesConfig:
-    """How views are made; nothing here changes what they are beyond rounding.
+    """How views are made. These keys change the views only by rounding.
 
     Attributes:
-        backend: "dali" makes every pixel in the DALI graph; "opencv" is the fast path for CPUs, where DALI decodes and
-            a kernel of ours, compiled by Numba, makes what OpenCV would; "auto" takes "dali" on a GPU, else "opencv".
-        batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer where the images are
+        backend: "dali" makes every pixel in the DALI graph. "opencv" is the fast path for CPUs: DALI decodes, and a
+            Numba kernel warps and jitters as OpenCV would. "auto" is "dali" on a GPU, else "opencv".
+        batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer if the images are
             large.
-        threads: CPU threads of the decoder and as many of the fast path; unset, this process's share of the cores.
-        prefetch: DALI batches under way at once.
-        ahead: training batches made ahead of the step.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        decode: "whole" images, or only the "region" of large ones that the views reach. The same pixels are decoded; a
-            view of a region may differ by two levels before the colour jitter. "auto" decodes regions on a CPU where a
-            few of the images are large, and else whole images.
-        decoder_memory: "auto" sets up the process's memory for a decoder on the CPU, which makes it faster: malloc
-            keeps what is freed, and the JPEG decoder's images begin where their rows go through the caches. "off"
-            changes nothing. A decoder on a GPU never needs it.
+        threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
+            cores.
+        prefetch: DALI batches in progress at once.
+        ahead: training batches prepared ahead of the step.
+        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
+        decode: "whole" images, or of large images only the "region" that the views show. The decoded pixels are the
+            same; a view of a region may differ by two levels before the colour jitter. "auto" decodes regions on a CPU
+            if a sample of the images contains a large one, else whole images.
+        decoder_memory: "auto" makes a decoder on the CPU faster: malloc keeps freed memory, and the JPEG decoder's rows
+            are stored through the caches. "off" changes nothing. With a decoder on a GPU, neither is done.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -105,22 +104,22 @@ class PipelinesConfig:
 
 
 def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
-    """One source, or several, as several."""
+    """The sources as a tuple, also if there is only one."""
     return (config,) if isinstance(config, DataConfig) else tuple(config)
 
 
 def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) -> None:
-    """Nothing is written where a source of kind "folder" would take its pictures for images.
+    """Refuse an output folder whose pictures a source of kind "folder" would read as images.
 
     Raises:
-        UserError: `out` is below the root of such a source, and not hidden there.
+        UserError: `out` is inside the root of such a source, and not in a hidden folder.
     """
     for one in each_source(config):
         if one.source != "folder":
             continue
         try:
             within = out.resolve().relative_to(Path(one.root).resolve())
-        except (OSError, ValueError, RuntimeError):  # elsewhere, or a loop of links
+        except (OSError, ValueError, RuntimeError):  # outside the root, or a loop of links
             continue
         if not any(part.startswith(".") for part in within.parts):
             raise UserError(
@@ -130,10 +129,10 @@ def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) ->
 
 
 def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
-    """Look for the folders of all sources, before anything heavy is imported and ranks meet; `load_index` says more.
+    """Check that the folders of all sources exist, before torch is imported and ranks connect.
 
     Raises:
-        UserError: one does not exist, or is no folder.
+        UserError: a folder does not exist, or is not a folder.
     """
     for one in each_source(config):
         try:

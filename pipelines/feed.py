@@ -26,11 +26,11 @@ from pipelines.views.plan import plan_views
 log = logging.getLogger(__name__)
 
 SUBSTITUTE_ATTEMPTS = 64
-"""After so many bad substitutes in a row the source is taken to be broken as a whole."""
+"""Number of bad substitutes in a row after which the run stops: the whole source is probably broken."""
 
 
 class Quarantine:
-    """Samples that cannot be used, each logged once; safe to use from several threads."""
+    """Samples that cannot be used. Each is logged once. Several threads may use it."""
 
     def __init__(self) -> None:
         self._reasons: dict[int, str] = {}
@@ -43,7 +43,7 @@ class Quarantine:
         return len(self._reasons)
 
     def add(self, sample: int, path: Path, reason: str) -> None:
-        """Remember a sample as bad and log it, once."""
+        """Add a bad sample, and log it if it is new."""
         with self._lock:
             if sample in self._reasons:
                 return
@@ -59,7 +59,7 @@ class Quarantine:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A request and what it stands for: (N,) positions, the (N,) samples that were really read, the bad ones met."""
+    """A request with its (N,) positions, the (N,) samples that were read, and the bad samples found on the way."""
 
     request: Request
     positions: IntArray
@@ -68,16 +68,16 @@ class Chunk:
 
 
 class Feed:
-    """Reads, checks and substitutes the samples of any positions: a pure function of them and of the files.
+    """Reads and checks the samples at given positions, and replaces bad ones; a pure function of positions and files.
 
     Args:
         index: the samples.
-        order: which of them stands where.
+        order: the sample at each place of an epoch.
         augmentation: ranges of the draws.
         views: views per sample.
-        quarantine: grows with what turns out to be bad.
-        readers: threads that read files, each a chunk at a time.
-        regions: decode only the part of a large JPEG that its views reach.
+        quarantine: collects bad samples.
+        readers: number of threads that read files, one chunk each at a time.
+        regions: decode only the part of a large JPEG that its views show.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Feed:
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
 
     def start(self, positions: IntArray) -> Future[Chunk]:
-        """`chunk`, by the next free reader: as many chunks are read at once as there are readers."""
+        """Start `chunk` in the next free reader thread."""
         return self._pool.submit(self.chunk, positions)
 
     def chunk(self, positions: IntArray) -> Chunk:
-        """Read what stands at `positions` (N,), which are consecutive in the run's global order.
+        """Read the samples at consecutive global `positions` (N,).
 
         Raises:
-            UserError: if even the substitutes of a position cannot be used.
+            UserError: all substitutes of a position are bad too.
         """
         epochs, places = np.divmod(positions, self._order.length)
         samples = np.empty_like(positions)
@@ -136,7 +136,7 @@ class Feed:
         return Chunk(Request([file.encoded for file in files], plan), positions, used, np.array(bad, np.int64))
 
     def _read_at_once(self, samples: IntArray) -> Sequence[ImageFile | None]:
-        """Those samples that are sound JPEGs in files of their own, as nearly all are in most datasets."""
+        """Read at once all samples that are sound JPEGs in single files, as most are."""
         if self.index.store is not None:
             return [None] * len(samples)
         paths = [f"{self.index.root}/{self.index.paths[sample]}" for sample in samples.tolist()]
@@ -146,7 +146,7 @@ class Feed:
         ]
 
     def _read_good(self, epoch: int, place: int, sample: int, bad: list[int]) -> tuple[int, ImageFile]:
-        """The sample itself or its first usable substitute; what cannot be used goes into `bad`."""
+        """Read the sample, or else its first usable substitute; bad ones are added to `bad`."""
         file = self._read(sample)
         if file is not None:
             return sample, file
@@ -163,7 +163,7 @@ class Feed:
         )
 
     def _read(self, sample: int) -> ImageFile | None:
-        """The file, or None if it is, or turns out to be, bad."""
+        """Read a file; None if it is bad."""
         if sample in self.quarantine:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The loader: an endless, seekable stream of batches, made ahead of time on a CPU or on a GPU."""
+"""The loader: an endless stream of batches from any step on, prepared ahead on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from pipelines.views.augmentation import Augmentation
 
 
 class Loader:
-    """Batches of augmented views, from any step on.
+    """Iterates over batches of augmented views, from any step on.
 
-    Iterating starts a thread that works ahead; `close` (or the end of a `with` block) stops it. What a step gets is a
-    pure function of the arguments, whatever the backend's speed and however often the run was interrupted.
+    Iterating starts a thread that prepares batches ahead; `close` (or the end of a `with` block) stops it. A step's
+    batch is a pure function of the arguments: neither speed nor interruptions change it.
 
     Args:
         index: the samples.
-        schedule: which of them this rank loads at which step; its order's seed is the seed of all draws.
+        schedule: the samples that this rank loads at each step; the seed of its order is the seed of all draws.
         config: how views are made.
         augmentation: ranges of the draws.
-        device: where the batches are to be.
+        device: device of the batches.
         views: views per sample.
         processes_here: processes that share this machine's cores.
-        quarantine: what is known to be bad, and grows.
+        quarantine: bad samples; new ones are added.
 
     Attributes:
-        backend: what "auto" has come to.
-        graph: what is decoded where.
+        backend: the backend in use.
+        graph: configuration of the DALI graph.
         feed: reads and plans chunks.
-        renderer: makes their views.
-        quarantine: what is known to be bad.
+        renderer: makes the views of a chunk.
+        quarantine: bad samples.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Loader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rank's rows of the batch of every step, in order.
+        """Yield this rank's rows of the batch of every step, in order.
 
         Raises:
-            UserError: if so many files are bad that a position cannot be filled.
-            RuntimeError: the loader is closed, before or while it is waited for.
+            UserError: too many files are bad to fill a position.
+            RuntimeError: the loader is closed.
         """
         if self._thread is not None:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
@@ -109,12 +109,12 @@ class Loader:
             if isinstance(item, BaseException):
                 raise item
             if self._stream is not None:
-                for view in item.views:  # made on the loader's stream, used on the consumer's
+                for view in item.views:  # tells the allocator that the consumer's stream uses the tensors too
                     view.image.record_stream(torch.cuda.current_stream(self._device))
             yield item
 
     def close(self) -> None:
-        """Stop working ahead and free what the pipelines hold."""
+        """Stop the thread and free the memory of the pipelines."""
         self._stop.set()
         if self._thread is not None:
             while self._thread.is_alive():
@@ -122,7 +122,7 @@ class Loader:
                     self._batches.get(timeout=0.05)
                 except queue.Empty:
                     continue
-            if self._batches.empty():  # for whoever waits for a batch
+            if self._batches.empty():  # wakes a consumer that waits for a batch
                 self._batches.put_nowait(RuntimeError(_CLOSED))
         self.feed.close()
         self.renderer.close()
@@ -135,7 +135,7 @@ class Loader:
             self._put(None)
         except _Stopped:
             pass
-        except BaseException as error:  # whatever it is, the consumer has to hear of it
+        except BaseException as error:  # every error is raised again in the consumer
             self._put_last(error)
 
     def _put(self, item: Batch | BaseException | None) -> None:
@@ -181,7 +181,7 @@ class Loader:
                 views = [view.rows(row, stop) for view in batch.views]
                 finish_this = self.renderer.write(outputs, chunk.request.plan, views)
                 if finish is not None:
-                    finish()  # the chunk before, only now, so that the threads have the next when it is done
+                    finish()  # finish the previous chunk only now, so that the threads have work when it is done
                 finish = finish_this
                 batch.samples[row:stop] = torch.from_numpy(chunk.samples)
                 bad.append(torch.from_numpy(chunk.bad))
@@ -191,13 +191,13 @@ class Loader:
             yield replace(batch, bad=torch.cat(bad))
 
     def pieces(self) -> Iterator[IntArray]:
-        """Positions of one DALI batch after another; none crosses from one step to the next."""
+        """Yield the positions of each DALI batch. A DALI batch never contains positions of two steps."""
         for step in self._schedule.steps():
             positions = self._schedule.rows.positions(step)
             yield from np.array_split(positions, -(-len(positions) // self.graph.batch))
 
     def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
-        """Make a chunk again without what does not decode; the pipeline's other chunks go on undisturbed."""
+        """Make a chunk again without the files that do not decode. Other chunks are not affected."""
         while True:
             failing = [row for row in range(len(chunk.samples)) if not decodes(chunk.request.only(row), self.graph)]
             if not failing:
@@ -211,7 +211,7 @@ class Loader:
                 continue
 
     def empty_batch(self, step: int) -> Batch:
-        """What the views and samples of a step are written into."""
+        """A batch with uninitialised tensors for the views and samples of a step."""
         count, pin = len(self._schedule.rows), self._device.type == "cuda"
         views = tuple(
             View(

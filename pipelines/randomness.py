@@ -1,4 +1,4 @@
-"""Random numbers as a function of what they are for, not of what was drawn before."""
+"""Random numbers as a function of their purpose, not of earlier draws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """What a random number is for; part of the generator's key, so that streams never meet."""
+    """Purpose of a random number. It is part of the generator's key, so that streams are independent."""
 
     ORDER = 0
     VIEW = 1
@@ -16,5 +16,5 @@ class Stream(IntEnum):
 
 
 def philox(seed: int, stream: Stream, *, epoch: int = 0, view: int = 0) -> np.random.Philox:
-    """The generator of one stream; equal arguments give equal numbers on every machine."""
+    """The generator of one stream. Equal arguments give equal numbers on every machine."""
     return np.random.Philox(key=[seed, (int(stream) << 48) | (view << 40) | epoch])

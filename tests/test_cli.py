@@ -143,7 +143,7 @@ def test_what_the_system_refuses_anywhere_is_one_line(
     monkeypatch.setattr("train.data.preview.preview", refuse)
     assert run_cli("views", "out.png") == 2
     assert capsys.readouterr().err == (
-        f"error: {tmp_path}/closed/a: Permission denied. Check the path and its rights\n"
+        f"error: {tmp_path}/closed/a: Permission denied. Check the path and its permissions\n"
     )
 
 

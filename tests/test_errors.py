@@ -13,8 +13,7 @@ import torch
 
 from errors.refused import as_size, of_machine
 from pipelines.render.buffers import PixelBuffers
-from tests.train.tiny_step import UNDO, images, network
-from train.steps.contrastive import ContrastiveStep
+from tests.train.tiny_step import exact_step, images, network
 
 HUGE = 2**55
 
@@ -23,7 +22,7 @@ def step_without_memory() -> None:
     def preprocess(image: torch.Tensor) -> torch.Tensor:
         return torch.empty(HUGE, dtype=torch.uint8)
 
-    ContrastiveStep(network(), UNDO, batch=4, micro_batch=2, preprocess=preprocess)(images(4))
+    exact_step(network(), batch=4, micro_batch=2, preprocess=preprocess)(images(4))
 
 
 def on_a_full_gpu() -> None:
@@ -73,7 +72,7 @@ def test_a_defect_is_nothing_that_the_machine_refuses(error: Exception) -> None:
 
 def test_a_file_is_named_whatever_its_name_says() -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "out of memory.jpg")
-    assert of_machine(error) == "out of memory.jpg: Permission denied. Check the path and its rights"
+    assert of_machine(error) == "out of memory.jpg: Permission denied. Check the path and its permissions"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_imports_run_one_way(file: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "source"),
     [
-        ("pipelines", "from models.losses import nt_xent"),
+        ("pipelines", "from models.losses.nt_xent import NTXent"),
         ("pipelines", "import train.config"),
         ("models", "from pipelines.batch import View"),
         ("models", "def f():\n    from nvidia.dali import fn"),

@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "out of range": (pretrain("geometry.fill=300"), ["geometry.fill = 300", "less than or equal to 255"]),
     "not finite": (pretrain("geometry.rotation_deg=[nan, nan]"), ["geometry.rotation_deg = nan", "finite"]),
     "range upside down": (pretrain("geometry.scale=[2, 1]"), ["geometry.scale", "from low to high", "[2.0, 1.0]"]),
-    "odd projection": (pretrain("projector.dim=127"), ["projector.dim", "127", "even number", "128 would do"]),
+    "odd projection": (pretrain("projector.dim=127"), ["projector.dim", "127", "even number", "such as 128"]),
     "unknown word": (pretrain("encoder.name=resnet19"), ["encoder.name = 'resnet19'", "'resnet18'"]),
     # Data.
     "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: does not exist", "Check the path"]),
@@ -332,7 +332,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "experiment of one arm against itself": (
         ["experiment", "{root}/whole.toml"],
-        ["compare names 'a' as better than itself", "expected two arms"],
+        ["compare: 'a' is compared with itself", "expected two arms"],
     ),
     # The other commands.
     "export without checkpoint": (

@@ -64,7 +64,10 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self._step = PoseStep(
             network,
             self._forward,
-            config,
+            config.pose.refine,
+            config.loss,
+            batch=train.batch,
+            micro_batch=train.micro_batch,
             autocast_dtype=self.autocast_dtype,
             scaler=self.scaler,
             world=world,
@@ -93,6 +96,10 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     def gradient(self, batch: Batch) -> PoseStepResult:
         """The gradient of the L1 losses."""
         return self._step(batch, self._labels.of_view(batch.views[0], batch.samples, self.config.pose, self.dtype))
+
+    def figures(self, result: PoseStepResult) -> dict[str, float]:
+        """The parts of the loss."""
+        return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """With what the encoder starts from, and what is held out."""

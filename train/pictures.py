@@ -140,15 +140,16 @@ def _cells(sheet: Image, height: int, width: int) -> list[Image]:
     return [sheet[top : top + height, left : left + width] for top, left in corners]
 
 
-def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, start: float) -> None:
-    """Loss over the steps with its value at chance, and the rank of the positive below."""
+def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, title: str, chance: tuple[float, str] | None) -> None:
+    """Loss over the steps with its value at chance, if it has one, and the rank of the positive below."""
     steps = [row["step"] for row in rows]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 5), layout="constrained")
         loss, rank = figure.subplots(2, 1, sharex=True)
-        level_line(loss, start, f"chance, ln(2B - 1) = {start:.2f}", "0.5")
+        if chance is not None:
+            level_line(loss, chance[0], f"chance, {chance[1]} = {chance[0]:.2f}", "0.5")
         loss.plot(steps, [row["loss"] for row in rows], color="#1f6fb4")
-        loss.set_ylabel("NT-Xent loss")
+        loss.set_ylabel(title)
         rank.plot(steps, [row["positive_rank"] for row in rows], color="#c0504d")
         log_axis(rank)
         rank.set_ylabel("mean rank of the positive")

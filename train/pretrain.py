@@ -1,11 +1,10 @@
-"""Contrastive pre-training: what the trainer needs to know of it."""
+"""Pre-training: what the trainer needs to know of it."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from errors import UserError
 from models.config import EncoderConfig
 from models.equivariance import build_undo
+from models.health import health
 from models.network import ContrastiveNetwork, build_network
 from pipelines.batch import Batch
 from pipelines.loader import Loader
@@ -24,7 +24,7 @@ from train.pictures import save_loss
 from train.probe.probe import Probe, build_probe
 from train.runs.folder import Resume, RunFolder
 from train.steps.batch_statistics import synchronise
-from train.steps.contrastive import ContrastiveStep, StepResult
+from train.steps.exact import ExactStep, StepResult, embed_views
 from train.steps.optim import Lars, build_optimizer
 from train.trainer import Task, Trainer
 
@@ -39,7 +39,7 @@ def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
-    """The encoder with its projection head; LARS around Adam; the contrastive loss. Other arguments as `TrainingState`.
+    """The encoder with its projection head; LARS around Adam; the loss. Other arguments as `TrainingState`.
 
     Args:
         index: the images, for the probe; without them there is none.
@@ -59,18 +59,23 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         if train.sync_batch_norm:
             synchronise(self.network, world, batch=train.batch, micro_batch=train.micro_batch)
         self._norm_ranks = world.world_size if train.sync_batch_norm else 1
-        self.contrastive = ContrastiveStep(
-            torch.compile(self.network) if train.compile else self.network,  # type: ignore[arg-type]
+        embed = partial(
+            embed_views,
+            torch.compile(self.network) if train.compile else self.network,
             build_undo(config.equivariance, config.geometry.side_px),
+            autocast_dtype=self.autocast_dtype,
+        )
+        self.exact = ExactStep(
+            self.network,
+            embed,
+            config.loss,
             batch=train.batch,
             micro_batch=train.micro_batch,
-            temperature=config.loss.temperature,
             recompute=train.recompute,
-            autocast_dtype=self.autocast_dtype,
             scaler=self.scaler,
             world=world,
         )
-        self.own_work = self.contrastive.own_work
+        self.own_work = self.exact.own_work
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
@@ -88,15 +93,21 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return build_optimizer(self.config.optim, self.network.named_parameters(), self.config.train.batch)
 
     def gradient(self, batch: Batch) -> StepResult:
-        """The contrastive gradient."""
-        return self.contrastive(batch)
+        """The exact gradient of the loss."""
+        return self.exact(batch)
+
+    def figures(self, result: StepResult) -> dict[str, float]:
+        """The health of the embeddings, and the parts of the loss."""
+        parts = {**health(result.embeddings)._asdict(), **self.config.loss.parts(result.embeddings)}
+        return {name: figure.item() for name, figure in parts.items()}
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """With the parts of a batch, if there are several sources."""
+        whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
-            "%d images (%d without a box: all of it), %d steps per epoch, %s backend on %s, %s, %s",
+            "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
-            (index.box_px[:, 2] == 0).sum(),
+            f" ({whole} without a box: the whole image is used)" if whole else "",
             steps_per_epoch,
             loader.backend,
             self.world.device,
@@ -111,7 +122,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     def draw(self, folder: RunFolder) -> None:
         """The loss, and the rank of the positive."""
         if rows := folder.read_metrics():  # none yet if the run is stopped before its first
-            save_loss(folder.loss_picture, rows, start=math.log(2 * self.config.train.batch - 1))
+            loss = self.config.loss
+            chance = loss.chance(self.config.train.batch)
+            save_loss(folder.loss_picture, rows, title=loss.title, chance=chance)
 
     @cached_property
     def _probe(self) -> Probe | None:

@@ -101,7 +101,7 @@ class Trainer:
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
         set_threads(config.train.threads, world)
-        prepare_process(config.pipelines, world.device)
+        prepared = prepare_process(config.pipelines, world.device)
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
@@ -125,6 +125,8 @@ class Trainer:
         loader = together(world, partial(make_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
+            if prepared is not None:
+                log.info("%s", prepared)
         self._take_steps(task, index, loader)
 
     def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:

@@ -37,17 +37,17 @@ class Claim:
 
 
 def at_least(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
-    """That a figure is large enough."""
+    """The claim that a figure is at least `wanted`."""
     return Claim(what, f"{found:.3g} {unit}", f"at least {wanted:g} {unit}", found >= wanted)
 
 
 def at_most(what: str, found: float, wanted: float, unit: str = "x") -> Claim:
-    """That a figure is small enough."""
+    """The claim that a figure is at most `wanted`."""
     return Claim(what, f"{found:.3g} {unit}", f"at most {wanted:g} {unit}", found <= wanted)
 
 
 def looked_at(what: str, found: str) -> Claim:
-    """A figure without a claim."""
+    """A figure that is reported without a claim."""
     return Claim(what, found, "-", None)
 
 
@@ -71,7 +71,7 @@ class Job:
     """The input of a stage.
 
     Attributes:
-        out: the folder for what it writes.
+        out: folder for the results.
         data: images in FreiHAND's layout.
         tiny: a dry run: every stage at toy size, on any device; its figures mean nothing.
     """
@@ -81,11 +81,11 @@ class Job:
     tiny: bool
 
     def overrides(self, *more: str) -> list[str]:
-        """Settings of every configuration: the job's data and random weights, then `more`."""
+        """Settings of every configuration: the job's data, random weights, and `more`."""
         return [f"data.root={self.data}", "encoder.weights=random", *more, *(_TINY if self.tiny else ())]
 
     def config(self, *files: str, overrides: Sequence[str] = ()) -> Config:
-        """The configuration of these files of configs/."""
+        """The configuration made from these files in configs/."""
         return load_config(Config, [CONFIGS / name for name in files], self.overrides(*overrides))
 
     def seconds(self, seconds: float) -> float:
@@ -93,7 +93,7 @@ class Job:
         return 0.05 if self.tiny else seconds
 
     def step_settings(self, *, repeats: int = 2, repeat_s: float = 1.0, steps_per_sync: int = 4) -> StepSettings:
-        """How long to measure a step, without what it is compared with."""
+        """How long to measure a step; nothing is measured for comparison."""
         return StepSettings(
             repeats=repeats,
             repeat_s=self.seconds(repeat_s),

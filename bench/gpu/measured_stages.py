@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils.benchmark import Timer
 
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.loaders.compare import compare_loaders
@@ -29,7 +28,7 @@ _PEERS: Final = (
 _THREADS: Final = 8
 
 _OTHERS_SHARE: Final = 0.25
-"""Of a card's memory, what torch leaves to DALI, the libraries and the driver's context."""
+"""Share of a card's memory that torch leaves to DALI, the libraries and the driver's context."""
 
 _LOOK_EVERY_S: Final = 0.02
 
@@ -56,7 +55,7 @@ def loader(job: Job, *, sources: str, repeats: int) -> Findings:
 
 
 def loader_claims(row: dict[str, Any]) -> list[Claim]:
-    """Twice what a step needs, and three times what OpenCV makes of the same cores."""
+    """Claims: the loader makes twice the images of a step, and three times those of OpenCV on the same cores."""
     counts = [int(count) for count in row["threads"]]
     threads = _THREADS if _THREADS in counts else max(counts)
     what = f"loader with {threads} threads, {row['sources']} sources, over what a ResNet-50 step takes"
@@ -88,7 +87,7 @@ def step(job: Job, *, file: str, repeats: int) -> Findings:
 
 
 def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
-    """The loader and the optimiser do not show, and nothing in a step waits for the device."""
+    """Claims: loader and optimiser take almost no time of a step, and nothing in a step waits for the device."""
     flop_per_s = found["model_flop_per_s"]
     achieved = f"{flop_per_s / 1e12:.1f} TFLOP/s, {flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
     with_loader = 1 / (1 - found["loader_share"])
@@ -98,21 +97,23 @@ def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None
         at_most(f"{name}: of the step, LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
         Claim(f"{name}: waits for the device in a step", waits or "none", "none", waits is None)
         if found["device"].startswith("cuda")
-        else looked_at(f"{name}: waits for the device in a step", "not to be seen on a CPU"),
+        else looked_at(f"{name}: waits for the device in a step", "cannot be seen on a CPU"),
         looked_at(f"{name}: step of {found['batch']}, recompute = {found['recompute']}", f"{found['step_s'][0]:.4f} s"),
         looked_at(f"{name}: model FLOP/s", achieved),
     ]
 
 
 def matrix_peak(device: torch.device, side: int) -> float:
-    """FLOP/s of a product of two square bfloat16 matrices of normal numbers: what the card gives at best."""
+    """Measured FLOP/s of a product of two square bfloat16 matrices of normal numbers, an upper bound for the card."""
+    from torch.utils.benchmark import Timer  # this import warns where there is no GPU
+
     first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = Timer("torch.mm(first, second)", globals={"torch": torch, "first": first, "second": second})
     return 2 * side**3 / product.blocked_autorange().median
 
 
 def first_wait(bench: StepBench) -> str | None:
-    """What torch says of the first thing in a step that waits for the GPU; None if nothing does."""
+    """Torch's warning about the first operation in a step that waits for the GPU; None if there is none."""
     if bench.world.device.type != "cuda":
         return None
     wait_for(bench.world.device)
@@ -128,10 +129,10 @@ def first_wait(bench: StepBench) -> str | None:
 
 
 def memory(job: Job, *, encoder: str, overlay: str, card_bytes: float) -> Findings:
-    """The exact batch of 2048 as the driver sees it, and what the limit costs.
+    """Measure the memory of the exact batch of 2048, and the time that a small card's limit costs.
 
-    On a larger card torch is held to what is left of the small one's memory, and the driver is asked what all of the
-    process takes, DALI and libraries included.
+    On a larger card, torch is limited to its part of the small card's memory. The driver reports the memory of the
+    whole process, with DALI and libraries.
     """
     device = described_world().device
     before = bytes_in_use(device)
@@ -151,12 +152,14 @@ def memory(job: Job, *, encoder: str, overlay: str, card_bytes: float) -> Findin
 def memory_claims(
     encoder: str, card_bytes: float, before: float, highest: float, small: Rate, large: Rate, *, on_gpu: bool
 ) -> list[Claim]:
-    """It fits, whatever else was on the card before, and costs little."""
+    """Claims: the step fits into the card's memory, and the limit costs little time."""
     name = f"{encoder.removesuffix('.toml')} in {card_bytes / 1e9:.0f} GB"
     return [
-        at_most(f"{name}: highest on the device, loader running", (highest - before) / 1e9, card_bytes / 1e9, "GB")
+        at_most(
+            f"{name}: largest memory on the device, loader running", (highest - before) / 1e9, card_bytes / 1e9, "GB"
+        )
         if on_gpu
-        else looked_at(f"{name}: highest of the process on a CPU", f"{highest / 1e9:.2f} GB"),
+        else looked_at(f"{name}: largest memory of the process, on a CPU", f"{highest / 1e9:.2f} GB"),
         at_most(f"{name}: time of an image over that without the limit", large.mean / small.mean, 1.4),
     ]
 
@@ -169,13 +172,13 @@ def _rate_with_loader(job: Job, *files: str, overrides: Sequence[str] = ()) -> R
 
 
 def bytes_in_use(device: torch.device) -> float:
-    """On a GPU what the driver (NVML) says of all of it; on a CPU what this process takes."""
+    """Memory in use: of the whole GPU, from its driver (NVML); on a CPU, of this process."""
     return float(torch.cuda.device_memory_used(device)) if device.type == "cuda" else memory_mib() * 2**20
 
 
 @contextmanager
 def bytes_seen(device: torch.device) -> Iterator[list[float]]:
-    """What is in use of a device, looked at again and again meanwhile."""
+    """Sample the memory in use of a device while the `with` block runs."""
     seen, done = [bytes_in_use(device)], threading.Event()
 
     def look() -> None:

@@ -27,13 +27,13 @@ _RENDERING_S: Final = 60.0
 _TRAINING_S: Final = 300.0
 _FEW_POSES: Final = 200
 _MARGIN: Final = 1.1
-"""Of the steps' own time: what a run does besides must not be needed to reach `_TRAINING_S`."""
+"""Share of the time that the steps take; `_TRAINING_S` has to be reached without the rest of a run."""
 
 
 def run_tests(job: Job) -> Findings:
-    """The tests that are marked `gpu`, in a process of their own; in a dry run they are only collected."""
+    """Run the tests marked `gpu` in a process of their own; a dry run only collects them."""
     found = job.out / "gpu-tests.xml"
-    # Warnings of a torch or DALI other than the locked one are not what is asked here.
+    # Another version of torch or DALI than the locked one may warn; that is not tested here.
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", f"--junitxml={found}"]
     command += ["-p", "no:cacheprovider", f"--record-to={job.out}", "--record"]
     subprocess.run([*command, *(["--collect-only"] if job.tiny else [])], cwd=_ROOT, check=False)
@@ -41,7 +41,7 @@ def run_tests(job: Job) -> Findings:
 
 
 def claim_of(junit: Path) -> Claim:
-    """What pytest's report says: none may fail, and at least one has to run."""
+    """The claim of pytest's report: no test failed, and at least one ran."""
     suite = next(ElementTree.parse(junit).getroot().iter("testsuite"))
     counted = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     bad = counted["failures"] + counted["errors"]
@@ -54,11 +54,11 @@ def claim_of(junit: Path) -> Claim:
 
 
 def real_run(job: Job) -> Findings:
-    """ResNet-50, PeCLR, on as many rendered hands as a minute gives; at least five minutes of training."""
+    """Render hands for a minute, pre-train a ResNet-50 on them for at least five minutes, fine-tune and evaluate."""
     if not job.tiny:
         job = dataclasses.replace(job, data=_render(job.out))
     runs = job.out / "runs"
-    shutil.rmtree(runs, ignore_errors=True)  # a finished run would not be run again
+    shutil.rmtree(runs, ignore_errors=True)  # a finished run would not train again
     pretrained, tuned = runs / "pretrain", runs / "finetune"
     made = _pretrain(job, pretrained)
     few = ["data.label_fraction=0.25", "train.epochs=12", "geometry.side_px=128", f"encoder.weights={pretrained}"]
@@ -73,7 +73,7 @@ def real_run(job: Job) -> Findings:
 
 
 def _pretrain(job: Job, out: Path) -> list[Claim]:
-    """Two legs; how many epochs fill the time is measured first."""
+    """Train in two parts, so that resuming is tested. The number of epochs is set from a measured rate."""
     files = ["peclr_rn50.toml", "a100.toml"]
     config = job.config(*files, overrides=["train.compile=false"])
     images = len(load_index(config.data))
@@ -96,7 +96,7 @@ def _pretrain(job: Job, out: Path) -> list[Claim]:
 
 
 def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, wanted_s: float) -> list[Claim]:
-    """It was long enough, was stopped and resumed, did not wait, and the loss fell."""
+    """Claims: training was long enough, was stopped and resumed, did not wait for data, and the loss fell."""
     steps = [row["step"] for row in rows]
     seconds = sum(
         (row["epoch"] - before) * images / row["images_per_s"]
@@ -114,13 +114,13 @@ def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, want
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The metrics that a run has written so far; of one that is being written, without an unfinished line."""
+    """The metrics that a run has written so far, without an unfinished last line."""
     file = run / "metrics.jsonl"
     return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
 
 
 def _render(out: Path) -> Path:
-    """As many hands as the time allows, judged by a few."""
+    """Render as many hands as the time allows, estimated from a few."""
     for before in ("few", "hands"):
         shutil.rmtree(out / before, ignore_errors=True)
     marks: list[tuple[float, int]] = []

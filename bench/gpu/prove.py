@@ -1,4 +1,4 @@
-"""`bench-gpu`: checks what is claimed of a GPU, in independent stages, each in a process of its own."""
+"""`bench-gpu`: checks claims about a GPU in independent stages, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -37,21 +37,24 @@ STAGES: Final[dict[str, tuple[Callable[[Job], Findings], float]]] = {
     "memory-24gb": (partial(memory, encoder="peclr_rn152.toml", overlay="rtx_24gb.toml", card_bytes=24e9), 180),
     "run": (program_stages.real_run, 590),
 }
-"""Each with the seconds after which it is killed; the most important first."""
+"""Name -> function and the seconds after which the stage is killed. The most important stage comes first."""
 
 _START: Final = "spawn"  # how a stage's process starts
 _ITSELF: Final = "the stage itself"
 
 
 def prove(names: Sequence[str], job: Job) -> bool:
-    """Run stages; whether every claim holds that could be looked at, or, in a dry run, whether every stage ended.
+    """Run stages, one after the other, and print a table of their claims.
 
-    A dry run makes its own images first. Each stage writes a row to gpu.jsonl in the job's folder as soon as it ends,
-    and what it measured to other files there.
+    Each stage appends a row to gpu.jsonl in the job's folder when it ends. Its measurements go to other files there. A
+    dry run makes its own images first.
+
+    Returns:
+        Whether no claim was found not to hold. In a dry run: whether every stage ended without an error.
     """
     if job.tiny:
         make_dataset(job.data, poses=24, seed=0, scenes=2)
-    # So that no stage outlives this process.
+    # SIGTERM then ends this process through `finally`, which ends the stage too.
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         rows = [prove_stage(name, *STAGES[name], job) for name in names]
@@ -63,7 +66,7 @@ def prove(names: Sequence[str], job: Job) -> bool:
 
 
 def prove_stage(name: str, stage: Callable[[Job], Findings], limit_s: float, job: Job) -> dict[str, Any]:
-    """One stage in a fresh process, since memory that DALI keeps would count for the next stage; its row."""
+    """Run one stage in a fresh process, so that DALI's memory is not counted for the next stage; returns its row."""
     click.echo(f"stage {name}", err=True)
     before, began = len(_rows(job)), time.perf_counter()
     process = multiprocessing.get_context(_START).Process(target=_run, args=(name, stage, job))
@@ -81,9 +84,9 @@ def prove_stage(name: str, stage: Callable[[Job], Findings], limit_s: float, job
 
 
 def _end(process: BaseProcess) -> None:
-    """The process and all that it has started."""
+    """Kill a process and the processes that it started."""
     assert process.pid is not None
-    with suppress(ProcessLookupError):  # it never led its group, or nothing is left of it
+    with suppress(ProcessLookupError):  # the process has ended, or had no group of its own yet
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
@@ -95,12 +98,12 @@ def _rows(job: Job) -> list[dict[str, Any]]:
 
 
 def _run(name: str, stage: Callable[[Job], Findings], job: Job) -> None:
-    os.setsid()  # a group of its own, to be ended with all that it starts
+    os.setsid()  # a new process group, so that `_end` reaches all processes of the stage
     configure_logging()
     began = time.perf_counter()
     try:
         found = stage(job)
-    except Exception as error:  # the others are worth having without it
+    except Exception as error:  # the other stages still run
         traceback.print_exc()
         found = _failed(" ".join(str(error).split())[:200] or type(error).__name__)
     for of_file, rows in found.rows.items():
@@ -127,7 +130,7 @@ def _write(job: Job, name: str, began: float, found: Findings) -> None:
 
 
 def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
-    """A line for each claim of each stage."""
+    """A table with a line for each claim of each stage."""
     title = "dry run at toy size: the figures mean nothing" if dry else rows[0]["machine"]["gpu"]
     table = Table(title=title, box=SIMPLE_HEAD)
     for heading in ("stage", "s", "what", "found", "wanted", "holds"):

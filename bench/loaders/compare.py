@@ -1,4 +1,4 @@
-"""`bench-loader`: our loader beside its ceilings and beside what people use instead, in one run on the same cores."""
+"""`bench-loader`: our loader, its parts and other loaders, measured in one run on the same cores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def conditions(config: Config, settings: LoaderSettings, sources: str) -> Row:
-    """What is known of a row before anything is measured; the images are "small" or "large" ones."""
+    """The part of a row that is known before the measurement. `sources`: "small" or "large" images."""
     return {
         "machine": describe_machine(),
         "settings": asdict(settings),
@@ -62,14 +62,14 @@ def compare_loaders(
     step: Rate | None = None,
     progress: Progress = no_progress,
 ) -> Row:
-    """Measure our loader as configured, its parts, and every peer that is installed, taking turns.
+    """Measure our loader as configured, its parts, and every installed peer in rounds.
 
     Args:
-        config: of the run that the loader would feed.
-        settings: how long and on what.
-        device: where our loader's batches are to be.
+        config: configuration of the training run.
+        settings: how long to measure, and on what.
+        device: device of our loader's batches.
         sources: see `conditions`.
-        step: the training step alone, in images, which the verdict compares with.
+        step: rate of the training step alone, in images, for the verdict.
         progress: see `Progress`.
 
     Returns:
@@ -81,10 +81,10 @@ def compare_loaders(
     """
     index = load_index(config.data)
     require_enough(index, settings)
-    require_sound(index)  # which brings the files into the page cache, for all alike
+    require_sound(index)  # reading also fills the page cache, for all loaders alike
     paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
     if index.store is not None:
-        log.info("packed data: other loaders, and passes from a cold cache, which are of single files, are left out")
+        log.info("the data is packed: other loaders and passes from a cold cache need single files and are left out")
 
     def ours(config: Config) -> Start:
         return lambda: our_batches(index, config, settings.batch, device)
@@ -114,7 +114,7 @@ def compare_loaders(
         ],
     }
     everything = [one for group in measured.values() for one in group]
-    gc.freeze()  # as pretraining does
+    gc.freeze()  # as pre-training does
     with limited_to_cores(settings.cores):
         rates = measure_in_rounds([one.start for one in everything], settings, progress)
         cache = _passes(everything[0].start, paths, settings) if settings.passes and paths else None
@@ -161,7 +161,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def _passes(start: Start, paths: Sequence[Path], settings: LoaderSettings) -> PageCache:
-    """Passes over all files, in turn from a warm and from a cold page cache; both pay for their start-up."""
+    """Alternate passes over all files from a warm and from a cold page cache; both include the start-up."""
     rates: dict[bool, list[float]] = {False: [], True: []}
     batches = len(paths) // settings.batch
     for _ in range(settings.passes):

@@ -1,6 +1,6 @@
-"""How long a run waits before its first batch: reading the index, then the loader's start, from a cold page cache.
+"""Measures how long a run waits for its first batch: reading the index and starting the loader, from a cold page cache.
 
-The kernel's memory of names and folders stays, since only an administrator may drop it.
+The kernel's cache of file names and folders stays, since only an administrator can empty it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from train.config.pretraining import Config
 
 
 def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
-    """Read the index and make one batch, in a process that has made none before.
+    """Read the index and make the first batch of this process.
 
     Returns:
         A row of bench/results/. "index_s" is what the index took; "first_batch_s" is from building the loader to its
-        first batch, with what happens once in a process.
+        first batch, work included that a process does only once.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.
@@ -31,7 +31,9 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
     if known.store is None:
         files = list({known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}.values())
     elif known.sources:
-        raise UserError("--first-batch: of several sources, packed ones cannot be dropped from the cache. Take one.")
+        raise UserError(
+            "--first-batch: with several sources, packed data cannot be dropped from the page cache. Use one source."
+        )
     else:
         files = list(known.root.glob("*.tar"))
     drop_from_page_cache([*files, *known.root.glob("*.json")])

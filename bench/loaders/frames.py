@@ -1,4 +1,4 @@
-"""Frames as of a video: large pictures in which a hand is small, with its box, for the benchmarks of large sources."""
+"""Makes large frames, as of a video, in which a hand is small, with its box: for benchmarks of large sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAME_PX: Final = (720, 1280)
 BOX_PX: Final = 250
 QUALITY: Final = 90
 HAND_FRAC: Final = 0.6
-"""Side of the hand's box over the side of a picture of one hand."""
+"""Side of the hand's box over the side of a picture that shows one hand."""
 
 _FOLDER: Final = Path(".data/bench-frames")
 _COUNT: Final = 512
@@ -30,14 +30,14 @@ Image = npt.NDArray[np.uint8]
 
 
 def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
-    """Frames made of the images of some data, once.
+    """Make frames from the images of a dataset, unless they are there already.
 
     Raises:
         UserError: the data cannot be used, or is packed.
     """
     index = load_index(data)
     if index.store is not None:
-        raise UserError("large frames are made of single files: give --large a source that is not packed")
+        raise UserError("--large makes frames from single image files: use a source that is not packed")
     folder = _FOLDER / hashlib.sha256(f"{index.name} {index.root.absolute()} {len(index)}".encode()).hexdigest()[:12]
     if not folder.exists():
         unfinished = folder.with_suffix(".part")
@@ -50,8 +50,8 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
 def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:
     """Write JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
 
-    Each frame is a mosaic of enlarged pictures of hands, for the texture, with one of them somewhere in it enlarged so
-    that its hand's box is 250 pixels wide.
+    Each frame is a mosaic of enlarged pictures of hands, as texture. One more picture lies on it, enlarged so that its
+    hand's box is 250 pixels wide.
 
     Raises:
         UserError: there is no picture, or one cannot be read.
@@ -71,7 +71,7 @@ def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 
 
 
 def _frame(pictures: Sequence[Path], rng: np.random.Generator) -> tuple[Image, tuple[int, int, int, int]]:
-    """A frame (720, 1280, 3) in OpenCV's order of colours, and the edges of the hand's box."""
+    """A frame (720, 1280, 3) BGR, and the edges of the hand's box."""
     height, width = FRAME_PX
     tile = height // 2
     columns = -(-width // tile)

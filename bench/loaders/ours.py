@@ -1,4 +1,4 @@
-"""Our loader as what is measured, and what has to be so before it is."""
+"""Our loader, as bench-loader runs it, and checks of data and machine before a measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.measure import Rounds
+from bench.measure import Rounds, require_images
 from errors import UserError
 from machine.cores import available_cores
 from pipelines.files.check import check_image
@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings(Rounds):
-    """How long and on what to measure.
+    """How long to measure, and on what.
 
     Attributes:
-        cores: that everything is limited to.
+        cores: every loader may use so many.
         batch: images in a batch.
-        peers: whether to measure what people use instead.
-        only_peers: the names of those to measure; none: all that are installed.
-        passes: over all files, warm and cold; 0 for none, else at least 2, for an interval.
+        peers: whether to measure other loaders too.
+        only_peers: names of the other loaders to measure; empty: all that are installed.
+        passes: passes over all files, with a warm and with a cold page cache: 0, or at least 2 for an interval.
     """
 
     cores: int
@@ -45,45 +45,44 @@ class LoaderSettings(Rounds):
 
 
 def make_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
-    """Our loader as configured, for one rank, without end."""
+    """Our loader as configured, for one rank; endless."""
     prepare_process(config.pipelines, device)
     schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
     return Loader(index, schedule, config.pipelines, config.augmentation, device=device)
 
 
 def our_batches(index: Index, config: Config, batch: int, device: torch.device = CPU) -> Generator[int]:
-    """Endless sizes of batches of our loader; closing it closes the loader."""
+    """Load batches without end and yield their sizes. Closing the generator closes the loader."""
     with make_loader(index, config, batch, device) as loader:
         for made in loader:
             if device.type == "cuda":
                 made.to(device)
-                torch.cuda.current_stream(device).synchronize()  # so that the batch is there when it is counted
+                torch.cuda.current_stream(device).synchronize()  # a batch counts when it has arrived
             yield len(made)
 
 
 def thread_counts(cores: int) -> list[int]:
-    """Powers of two up to the cores, and the cores."""
+    """Powers of two below the number of cores, and that number."""
     powers = [2**power for power in range(cores.bit_length()) if 2**power < cores]
     return [*powers, cores]
 
 
 def require_enough(index: Index, settings: LoaderSettings) -> None:
-    """Whether the settings fit the data and the machine.
+    """Check that the settings fit the data and the machine.
 
     Raises:
         UserError: the data has fewer images than a batch, or there are not that many cores.
     """
-    if len(index) < settings.batch:
-        raise UserError(f"{index.root} has {len(index)} images, fewer than a batch of {settings.batch}")
+    require_images(len(index), settings.batch, index.root)
     if settings.cores > available_cores():
         raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
 
 
 def require_sound(index: Index) -> None:
-    """Read every file.
+    """Read and check every file, since other loaders stop at a bad one.
 
     Raises:
-        UserError: one cannot be used: other loaders would stop at it, and ours would tell of it again and again.
+        UserError: a file cannot be used.
     """
     bad: list[tuple[Path, str]] = []
     for sample in range(len(index)):
@@ -100,8 +99,8 @@ def require_sound(index: Index) -> None:
 
 
 def drop_from_page_cache(paths: Sequence[Path]) -> None:
-    """Let the kernel forget what it holds of these files, so that the next read is the disk's."""
+    """Remove these files from the page cache, so that the next read comes from the disk."""
     for path in paths:
         with path.open("rb") as file:
-            os.fsync(file)  # a page that is not on disk yet would stay
+            os.fsync(file)  # a page that is not on disk yet stays in the cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

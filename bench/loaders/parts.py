@@ -1,6 +1,6 @@
-"""The parts of our loader, each alone: the ceilings that say which of them is the limit.
+"""The parts of our loader, each measured alone, to find the one that limits it.
 
-Each is taken from a loader as configured, and runs on what the part before it would have handed over.
+Each part comes from a loader as configured. Its input is the output of the part before it, held in memory.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from train.config.pretraining import Config
 
 _CHUNKS_KEPT: Final = 8
 _FILES_KEPT: Final = 512
-"""Files that the decoder goes round: of mixed sizes, a few chunks of a few images are no fair sample."""
+"""Files that the decoder repeats: enough for a fair sample of files of mixed sizes."""
 
 _ENGINE_LOADS: Final = (0.0, 0.5, 0.8, 1.0)
-"""Shares of the images for a GPU's JPEG engines: none, some, all."""
+"""Shares of the images that go to a GPU's JPEG engines."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured: a part of the loader, or a whole loader.
+    """A part of the loader, or a whole loader, to be measured.
 
     Attributes:
-        name: short, for a table.
-        description: what it does, alone.
-        start: makes the endless iterator of images done.
-        views: of an image, 0 where none is made.
-        as_configured: whether it is a part of the loader; else it is one with another setting, to compare.
+        name: short name, for a table.
+        description: what it does.
+        start: makes an endless iterator over numbers of images done.
+        views: views made of an image.
+        as_configured: False for a part with another setting than the configured one.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Part:
 
 
 def parts_of_loader(index: Index, config: Config, batch: int, device: torch.device) -> list[Part]:
-    """All of them, for a loader as configured."""
+    """All parts of a loader as configured."""
 
     def part(name: str, description: str, run: Callable[[Loader], Generator[int]], config: Config = config) -> Part:
         def start() -> Generator[int]:
@@ -89,7 +89,7 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
 
 
 def encoded_chunks(loader: Loader) -> list[Chunk]:
-    """Files in memory, of so many images that they stand for the others."""
+    """Requests with their files in memory, of enough images to represent the dataset."""
     chunks: list[Chunk] = []
     wanted = min(len(loader.feed.index), _FILES_KEPT)
     for positions in loader.pieces():
@@ -100,7 +100,7 @@ def encoded_chunks(loader: Loader) -> list[Chunk]:
 
 
 def _read(loader: Loader) -> Generator[int]:
-    """Requests, as many at once as there are readers."""
+    """Read requests, with all reader threads."""
     pieces = loader.pieces()
     waiting = deque(loader.feed.start(positions) for positions in islice(pieces, loader.graph.threads))
     while True:
@@ -110,7 +110,7 @@ def _read(loader: Loader) -> Generator[int]:
 
 
 def _decode(loader: Loader) -> Generator[int]:
-    """The decoder's pipeline, fed with bytes in memory."""
+    """Run the decoder's pipeline on bytes in memory."""
     requests = cycle([chunk.request for chunk in encoded_chunks(loader)])
     runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
     while True:
@@ -118,7 +118,7 @@ def _decode(loader: Loader) -> Generator[int]:
 
 
 def _graph(loader: Loader) -> Generator[int]:
-    """The whole graph, fed with bytes in memory."""
+    """Run the whole graph on bytes in memory."""
     chunks, views = encoded_chunks(loader), loader.empty_batch(0).views
     runner = Runner(loader.renderer.build, cycle([chunk.request for chunk in chunks]).__next__)
     for chunk in cycle(chunks):
@@ -129,7 +129,7 @@ def _graph(loader: Loader) -> Generator[int]:
 
 
 def _views(loader: Loader) -> Generator[int]:
-    """The fast path's kernel, on decoded images in memory."""
+    """Run the CPU kernel on decoded images in memory."""
     chunks = [loader.feed.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
     requests = iter([chunk.request for chunk in chunks])
     runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
@@ -141,7 +141,7 @@ def _views(loader: Loader) -> Generator[int]:
 
 
 def _hand_over(loader: Loader, device: torch.device) -> Generator[int]:
-    """A batch that is copied and taken on the device."""
+    """Copy finished views into a batch and move it to the device."""
     ready = loader.empty_batch(0)
     while True:
         for view in ready.views:

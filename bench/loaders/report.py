@@ -1,4 +1,4 @@
-"""A row of bench-loader as a table and as a picture; and whether it is slower than another row."""
+"""Shows a row of bench-loader as a table and a picture, and compares it with another row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def as_tables(row: Row) -> Iterator[Table]:
-    """Loaders with their ratios, then the parts of ours; each with its 95 % interval."""
+    """Two tables with 95 % intervals: the loaders with their ratios, and the parts of our loader."""
     settings = row["settings"]
     title = (
         f"{settings['cores']} cores, batches of {settings['batch']} on {row['device']}, {settings['repeats']} rounds"
@@ -46,14 +46,14 @@ def _table(title: str, entries: Sequence[Row]) -> Table:
             f"{entry['memory_mib']:.0f}",
             "1" if entry["name"] == "this loader" else f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})",
         )
-    # Whole images and regions of them are not comparable.
+    # One decodes whole images, the other regions: no comparison.
     decoding = [entry for entry in entries if entry["name"] in ("decode only", "decode only (DALI)")]
     table.caption = "\n".join(f"{entry['name']}: {entry['description']}" for entry in decoding) or None
     return table
 
 
 def save_plot(row: Row, out: Path) -> None:
-    """Bars of everything that was measured, with intervals."""
+    """Draw all rates as bars with intervals."""
     threads = row["threads"].values()
     groups = [(row["loaders"][:1], _OURS), (row["loaders"][1:], _PEER), (row["stages"], _PART), (threads, _OURS)]
     entries = [entry for group, _ in groups for entry in group]
@@ -98,7 +98,7 @@ def find_row(place: str) -> Row:
 
 
 def require_comparable(before: Row, now: Row) -> None:
-    """Whether two rows, or what is known of them before anything is measured, can be compared.
+    """Check that two rows can be compared. The part that `conditions` gives is enough.
 
     Raises:
         UserError: they are of different machines, settings or sources.
@@ -106,7 +106,11 @@ def require_comparable(before: Row, now: Row) -> None:
     conditions = [("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")]
     compared = [(key, before[table][key], now[table][key]) for table, key in conditions]
     compared.append(("sources", before.get("sources", "small"), now.get("sources", "small")))
-    made = before["config"].keys() & {"geometry", "colour", "appearance"}  # what is made; not how
+    made = before["config"].keys() & {
+        "geometry",
+        "colour",
+        "appearance",
+    }  # these keys change what the loader makes, not only how fast
     compared += [(table, before["config"][table], now["config"][table]) for table in made]
     for name, was, found in compared:
         if was != found:
@@ -114,7 +118,7 @@ def require_comparable(before: Row, now: Row) -> None:
 
 
 def regression(before: Row, now: Row) -> str | None:
-    """What is slower than it was beyond both intervals, in a line; None if nothing is.
+    """A line if the loader is slower than before and the intervals do not overlap; else None.
 
     Raises:
         UserError: as `require_comparable`.

@@ -1,4 +1,4 @@
-"""The loader for an hour: does its memory grow, does it leave files open?"""
+"""Runs the loader for long, and watches whether its memory or its open files grow."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from pipelines.sources import load_index
 from train.config.pretraining import Config
 
 SETTLED_AFTER_S = 60.0
-"""What the loader holds then is what it should hold at the end; of a shorter soak, half of it is for settling."""
+"""Seconds until the memory should have settled; half of the soak if that is shorter."""
 
 MEMORY_MAY_GROW = 0.02
-"""As a share of what was held after settling."""
+"""Share of the settled memory."""
 
 _LAG_S = 3.0
-"""How long the first batch is held: the loader then works ahead as far as it may, as behind a training step, and holds
-all that it ever will. A consumer that only counts would come to that by accident, whenever it is held up."""
+"""Seconds for which the first batch is held. Meanwhile the loader works ahead as far as it can and takes all the memory
+that it will ever need."""
 
 _WINDOW = 5
 _SAMPLES = 600
 
 
 def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Progress = no_progress) -> dict[str, Any]:
-    """Run the loader for `seconds` from its first batch on, and look at what the process holds meanwhile.
+    """Run the loader for `seconds` from its first batch on, and sample memory and open files.
 
     Returns:
-        A row of bench/results/. "settled" and "end" are the medians just after settling and at the end of what all
-        processes held: seconds since the first batch, MiB, open files; "history" is one moment in ten of all.
+        A row of bench/results/. "settled" and "end" are medians over samples just after settling and at the end:
+        seconds since the first batch, MiB and open files of all processes. "history" is every tenth sample.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.
     """
     index = load_index(config.data)
     require_enough(index, settings)
-    gc.freeze()  # as pretraining does
+    gc.freeze()  # as pre-training does
     history: list[tuple[float, float, int]] = []
     images, every_s = 0, seconds / _SAMPLES
     with limited_to_cores(settings.cores):
@@ -74,11 +74,11 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
 
 
 def judge(settled: Sequence[float], end: Sequence[float]) -> dict[str, Any]:
-    """Whether memory stayed within `MEMORY_MAY_GROW`, and no more files are open than before.
+    """Whether memory grew by at most `MEMORY_MAY_GROW`, and the number of open files did not grow.
 
     Args:
         settled: seconds, MiB and open files, just after settling.
-        end: likewise, at the end.
+        end: the same at the end.
     """
     growth = float(end[1] / settled[1] - 1)
     return {

@@ -1,4 +1,4 @@
-"""Which of the loader's settings are fastest on this machine?"""
+"""Finds the loader's fastest settings on this machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _ROUNDS = 3
 def tune(
     config: Config, settings: LoaderSettings, device: torch.device, progress: Progress = no_progress
 ) -> tuple[dict[str, Any], Rate]:
-    """Try the values of one key after the other, each with the best of those before.
+    """Try the values of one key after the other, each with the best values of the keys before.
 
-    A value replaces the one before it only if it is faster beyond the interval of their ratio: of two that are as
-    good, the smaller, which comes first, stays.
+    A larger value is taken only if it is faster and the interval of their ratio excludes 1.
 
     Returns:
-        The best values of the keys of `pipelines` that were tried, and what they gave in the last comparison.
+        The best values of the keys of `pipelines` that were tried, and their rate in the last comparison.
     """
     index = load_index(config.data)
     require_enough(index, settings)
@@ -62,7 +61,7 @@ def _values(settings: LoaderSettings, config: Config, device: torch.device) -> d
 
 
 def fastest(rates: list[Rate]) -> int:
-    """Place of the first that no other beats beyond the interval of their ratio."""
+    """Index of the first rate that no other exceeds by more than the interval of their ratio."""
     best = 0
     for place, rate in enumerate(rates):
         if rate.over(rates[best]).low > 1:

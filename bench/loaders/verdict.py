@@ -1,4 +1,4 @@
-"""Is training loader-bound, and if so by what? One sentence from what was measured."""
+"""States in one sentence whether training is loader-bound, and by what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.measure import Interval, Rate
 Cost = Literal["reading", "decoding", "geometry", "colour", "handing over"]
 
 _BUSY: Final = 0.8
-"""From this share of the cores on, the processor is what there is too little of."""
+"""Share of busy cores from which the processor counts as the limit."""
 
 _REMEDY: Final[Mapping[Cost, str]] = {
     "reading": "fewer and larger files (packed shards), or a local disk",
@@ -24,11 +24,11 @@ _REMEDY: Final[Mapping[Cost, str]] = {
 
 @dataclass(frozen=True)
 class PageCache:
-    """One pass over all files, start-up included: images per second, and what one image weighs.
+    """Rates of a pass over all files, start-up included, in images per second.
 
     Attributes:
-        warm: files in the page cache.
-        cold: files dropped from it before.
+        warm: rate with the files in the page cache.
+        cold: rate with the files dropped from the page cache.
         bytes_per_image: mean size of a file.
     """
 
@@ -38,7 +38,7 @@ class PageCache:
 
 
 def costs_s(parts: Mapping[str, Rate]) -> dict[Cost, float]:
-    """Processor seconds that each part takes for an image, from the parts of `bench.loaders.parts`."""
+    """Processor seconds per image of each part of `bench.loaders.parts`."""
     cost = {name: rate.cpu_s_per_image for name, rate in parts.items()}
     decode = cost["decode only"]
     if "views only" in cost:
@@ -57,14 +57,14 @@ def costs_s(parts: Mapping[str, Rate]) -> dict[Cost, float]:
 def verdict(
     ours: Rate, cores: int, parts: Mapping[str, Rate], *, step: Rate | None = None, cache: PageCache | None = None
 ) -> str:
-    """One sentence: bound or not, the limiting resource, what to change.
+    """One sentence: whether training is loader-bound, the limiting resource, what to change.
 
     Args:
-        ours: our loader.
-        cores: that it was limited to.
-        parts: its parts, each alone.
-        step: the training step on batches that are there already, in images.
-        cache: passes over warm and cold files.
+        ours: rate of our loader.
+        cores: the cores that it could use.
+        parts: rates of its parts, each alone.
+        step: rate of the training step on batches in memory, in images.
+        cache: rates with warm and cold page cache.
     """
     limit = _limit(ours, cores, parts, cache)
     made = f"the loader makes {ours.mean:.0f} images/s"
@@ -82,7 +82,7 @@ def verdict(
 
 
 def _limit(ours: Rate, cores: int, parts: Mapping[str, Rate], cache: PageCache | None) -> str:
-    # Slower beyond both intervals, and by a factor.
+    # Slower by a factor, the intervals not overlapping.
     if cache is not None and cache.cold.high < cache.warm.low and cache.cold.mean < 0.5 * cache.warm.mean:
         return (
             f"from a cold page cache it is storage that limits ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "

@@ -1,4 +1,4 @@
-"""What `bench-train` found, as a table and as JSON."""
+"""Shows the result of `bench-train` as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ FIGURES: Final[Mapping[str, Callable[[Row], str]]] = {
     "exact batch over averaged small ones": lambda one: _overhead(one, "cached", "averaged"),
     "recomputed over averaged small ones": lambda one: _overhead(one, "recomputed", "averaged"),
 }
-"""The lines of a table of precisions: what of an entry stands in each."""
+"""The lines of the table: heading, and the text made from an entry."""
 
 
 def as_table(figures: Sequence[Row]) -> Table:
-    """A column for each precision."""
+    """A table with a column for each precision."""
     first = figures[0]
     batches = f"batches of {first['batch']} in micro-batches of {first['micro_batch']}"
     table = Table(title=f"{first['device']}: {batches}, 95 % intervals", box=SIMPLE_HEAD)

@@ -1,7 +1,7 @@
-"""`bench-scale`: what the exchanges and the step cost here, and a projection to more nodes (docs/cluster.md).
+"""`bench-scale`: measures exchanges and step on the ranks of a run, and projects to more nodes (docs/cluster.md).
 
-The model is of this project's step, in which nothing overlaps: micro-batches one after the other, then the exchange of
-the embeddings and of their gradient, then one sum of the weights' gradients.
+In the model of the step nothing overlaps: the micro-batches one after the other, the exchange of the embeddings and of
+their gradient, and one sum of the weights' gradients.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _SUM_SIZES = tuple(4**power for power in range(2, 13))  # 16 B to 16 MiB
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Link:
-    """Latency and bandwidth of a link, as a sum over ranks sees them.
+    """Latency and bandwidth of a link, fitted to sums over ranks.
 
     Attributes:
-        latency_s: of one hop.
-        bytes_per_s: in one direction; between nodes, of all of a node's network cards together.
+        latency_s: latency of one hop.
+        bytes_per_s: bandwidth in one direction; between nodes, of all network cards of a node together.
     """
 
     latency_s: Positive = 2e-5
@@ -48,16 +48,16 @@ class Link:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Cluster:
-    """A cluster, as its TOML file describes it; times are measured there, by `bench-scale` on one rank and on one node.
+    """A cluster, as its TOML file describes it. Measure the times with `bench-scale` on one rank and on one node.
 
     Attributes:
         gpus_per_node: ranks on a node.
         inside: the link between the GPUs of a node.
         between: the link between nodes.
         micro_batch_s: forward and backward pass of one micro-batch on one GPU.
-        fixed_s: of a step, whatever its batch: optimiser, launches.
-        image_bytes: an image file.
-        storage_bytes_per_s: that the storage gives to all nodes together; 0 leaves it out.
+        fixed_s: time of a step that does not depend on the batch: optimiser, launches.
+        image_bytes: size of an image file.
+        storage_bytes_per_s: rate of the storage for all nodes together; 0 leaves it out.
     """
 
     gpus_per_node: Count = 8
@@ -71,7 +71,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Work:
-    """What one optimiser step has to do: images; numbers of one embedding and of the network."""
+    """Sizes of one optimiser step: images, numbers in an embedding, parameters of the network."""
 
     batch: int
     micro_batch: int
@@ -81,17 +81,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Projection:
-    """One step on some nodes, in seconds by cause.
+    """Projected time of one step, in seconds by cause.
 
     Attributes:
-        nodes: of the cluster.
+        nodes: number of nodes.
         ranks: GPUs that have work.
-        compute_s: micro-batches, if they could be dealt out evenly.
-        uneven_s: what waiting for the ranks with one micro-batch more costs.
-        fixed_s: what every rank does whatever its share.
+        compute_s: micro-batches, as if every rank had the same number.
+        uneven_s: waiting for the ranks that have one micro-batch more.
+        fixed_s: work of every rank that does not depend on its share.
         embeddings_s: the exchange of the embeddings and of their gradient.
         gradients_s: the sum of the weights' gradients.
-        storage_s: what reading the images takes longer than the rest.
+        storage_s: time by which reading the images exceeds the rest.
     """
 
     nodes: int
@@ -106,7 +106,7 @@ class Projection:
     @property
     def _losses_s(self) -> dict[str, float]:
         return {
-            "micro-batches cannot be dealt evenly": self.uneven_s,
+            "uneven numbers of micro-batches": self.uneven_s,
             "fixed cost of a step": self.fixed_s,
             "exchange of embeddings": self.embeddings_s,
             "sum of gradients": self.gradients_s,
@@ -115,32 +115,32 @@ class Projection:
 
     @property
     def step_s(self) -> float:
-        """All of it: nothing overlaps but reading."""
+        """Sum of all causes: only reading overlaps with the rest."""
         return sum([self.compute_s, *self._losses_s.values()])
 
     @property
     def efficiency(self) -> float:
-        """Speed per rank, of that of one rank that does the whole step alone."""
+        """Speed per rank over the speed of a single rank."""
         return (self.compute_s * self.ranks + self.fixed_s) / (self.ranks * self.step_s)
 
     @property
     def limit(self) -> str:
-        """What costs the most besides the computing itself."""
+        """The largest cause besides computing."""
         cause, longest_s = max(self._losses_s.items(), key=lambda item: item[1])
         return cause if longest_s > 0 else "nothing"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on the ranks at hand.
+    """Measurements on the ranks of this run.
 
     Attributes:
-        ranks: how many.
-        sums: (bytes, seconds) of sums over all ranks; empty with one rank.
+        ranks: number of ranks.
+        sums: (bytes, seconds) of each sum over all ranks; empty with one rank.
         micro_batch_s: see `Cluster`, from two sizes of share.
         fixed_s: see `Cluster`; without the exchanges.
-        step_s: of the whole step, exchanges included.
-        load: processes that wanted a core before anything was measured, a mean over a minute.
+        step_s: time of the whole step, exchanges included.
+        load: the system's load average over the minute before the measurement.
     """
 
     ranks: int
@@ -152,9 +152,9 @@ class Measured:
 
 
 def sum_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """A sum over ranks: the better of a ring (bandwidth) and a tree (latency).
+    """Time of a sum over ranks: the faster of a ring (bandwidth) and a tree (latency).
 
-    Ring: 2 (R - 1) hops, each of S / R bytes. Tree: up and down log2 R levels, all bytes on each way.
+    Ring: 2 (R - 1) hops of S / R bytes each. Tree: 2 log2 R hops of all S bytes each.
     """
     if ranks == 1:
         return 0.0
@@ -164,7 +164,7 @@ def sum_s(size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def fit_link(sums: Sequence[tuple[int, float]], ranks: int) -> Link:
-    """Latency and bandwidth that explain measured sums: least squares of the relative error of `sum_s`'s ring.
+    """Fit latency and bandwidth to measured sums: least squares of the relative error of `sum_s`'s ring.
 
     Raises:
         ValueError: fewer than two sizes, or fewer than two ranks.
@@ -179,7 +179,7 @@ def fit_link(sums: Sequence[tuple[int, float]], ranks: int) -> Link:
 
 
 def project(work: Work, cluster: Cluster, nodes: int) -> Projection:
-    """One step on so many nodes; ranks beyond one per micro-batch have no work and are not counted."""
+    """Project one step to `nodes` nodes. Ranks without a micro-batch are not counted."""
     micro_batches = work.batch // work.micro_batch
     ranks = min(nodes * cluster.gpus_per_node, micro_batches)
     used = math.ceil(ranks / cluster.gpus_per_node)
@@ -204,7 +204,7 @@ def work_of(config: Config) -> Work:
 
 
 def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, World]:
-    """Time sums over the ranks at hand, and steps on noise; under torchrun, every rank calls this.
+    """Time sums over the ranks of this run, and steps on noise. Under torchrun, every rank calls this.
 
     Raises:
         UserError: as `pretrain`, for the device and the sizes.
@@ -227,7 +227,7 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, Worl
 
 
 def summary(row: Mapping[str, Any]) -> str:
-    """What was measured, in a line or two."""
+    """The measurements in one or two lines."""
     measured, here = row["measured"], row["here"]
     said = (
         f"measured here, {measured['ranks']} ranks: {here['micro_batch_s']:.4f} s per micro-batch, "
@@ -241,7 +241,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 def as_table(row: Mapping[str, Any]) -> Table:
-    """What is projected, by cause."""
+    """A table of the projections by cause."""
     table = Table(title="PROJECTION, not a measurement: one optimiser step")
     for title in ("nodes", "ranks", "step s", "images/s", "efficiency"):
         table.add_column(title, justify="right")
@@ -253,11 +253,11 @@ def as_table(row: Mapping[str, Any]) -> Table:
 
 
 def as_json(measured: Measured, work: Work, described: Cluster | None, nodes: Sequence[int]) -> dict[str, Any]:
-    """A row of bench/results/, with projections to so many nodes of a cluster, or of nodes such as this machine."""
+    """A row of bench/results/ with projections to `nodes` nodes of a cluster, or of nodes like this machine."""
     here = this_machine(measured)
     cluster = described or here
     predicted = project(work, here, 1)
-    projections = dict.fromkeys(project(work, cluster, count) for count in nodes)  # more nodes have no work
+    projections = dict.fromkeys(project(work, cluster, count) for count in nodes)  # nodes beyond that have no work
     return {
         "bench": "scaling",
         "machine": describe_machine(),
@@ -276,7 +276,7 @@ def as_json(measured: Measured, work: Work, described: Cluster | None, nodes: Se
 
 
 def this_machine(measured: Measured) -> Cluster:
-    """The ranks at hand as one node, with what was fitted to them."""
+    """A cluster whose node is this machine, from the measurements."""
     link = fit_link(measured.sums, measured.ranks) if measured.ranks > 1 else Link()
     return Cluster(
         gpus_per_node=measured.ranks,
@@ -288,7 +288,7 @@ def this_machine(measured: Measured) -> Cluster:
 
 
 def _step_s(config: Config, world: World, count: int, repeats: int) -> float:
-    """Median seconds of an optimiser step on noise, after one that does not count."""
+    """Median seconds of an optimiser step on noise, without the first one."""
     encoder = dataclasses.replace(config.encoder, weights="random")
     state = Pretraining(dataclasses.replace(config, encoder=encoder), world, 100, fresh=True)
     batch = _noise(count, config.geometry.side_px).to(world.device)
@@ -310,12 +310,12 @@ def _noise(count: int, side_px: int) -> Batch:
 
 
 def time_sums(world: World, sizes_bytes: Sequence[int], *, repeats: int = 9) -> list[float]:
-    """Seconds of a sum over all ranks of so many bytes of float32, the median of some repeats, of the slowest rank.
+    """Seconds of a float32 sum over all ranks, for each size: the median of the repeats on the slowest rank.
 
     Args:
         world: at least two ranks.
         sizes_bytes: multiples of 4.
-        repeats: of each size, after one that does not count.
+        repeats: timed sums of each size, after one that is not timed.
     """
     medians = []
     for size in sizes_bytes:

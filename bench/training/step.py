@@ -1,4 +1,4 @@
-"""`bench-train`: how long a step takes with batches at hand and with the loader, and what the exact batch costs."""
+"""`bench-train`: times a step on batches in memory and with the loader, and measures what the exact batch costs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.loaders.ours import make_loader
-from bench.measure import Progress, Rate, Rounds, Start, interval_of_mean, measure_in_rounds, no_progress
+from bench.measure import (
+    Progress,
+    Rate,
+    Rounds,
+    Start,
+    interval_of_mean,
+    measure_in_rounds,
+    no_progress,
+    require_images,
+)
 from errors import UserError
-from models.losses import nt_xent
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
@@ -25,20 +33,21 @@ from pipelines.sources import load_index
 from train.config.pretraining import Config
 from train.distributed.world import World, described_world
 from train.pretrain import Pretraining
-from train.steps.contrastive import ContrastiveStep
+from train.steps.exact import ExactStep
 from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.stopwatch import Stopwatch
 
 Row = dict[str, Any]
 
 _CACHED: Final = 2
-"""Batches at hand, which take turns."""
+"""Batches in memory that are used in turn."""
 
 _SHARE_OF_FREE_MEMORY: Final = 0.7
-"""What the whole batch's graph may take before the plain step is left out: a CPU out of memory kills the process."""
+"""Largest graph of a whole batch for which the plain step is tried: on a CPU, running out of memory kills the
+process."""
 
 _SETTLING_STEPS: Final = 2
-"""First steps of a round with the loader, whose batches were made before it began."""
+"""First steps of a round with the loader that are not timed: their batches were made before the round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +56,8 @@ class StepSettings(Rounds):
 
     Attributes:
         warmup_s: see `Rounds`.
-        steps_per_sync: on a GPU, steps between two looks at the clock, which wait for it; nothing in between does.
-        comparisons: whether to time what the exact batch is compared with, too.
+        steps_per_sync: on a GPU, steps between two readings of the clock. Only the readings wait for the GPU.
+        comparisons: whether to time the alternatives to the exact batch too.
     """
 
     warmup_s: float = 1.0
@@ -59,7 +68,7 @@ class StepSettings(Rounds):
 def bench_train(
     config: Config, precisions: Sequence[str], settings: StepSettings, progress: Progress = no_progress
 ) -> list[Row]:
-    """Measure the training step as configured, in each precision; what was found in each, see `StepBench.run`.
+    """Measure the training step as configured, in each precision: a row of `StepBench.run` for each.
 
     Raises:
         UserError: the data or the device cannot be used.
@@ -70,11 +79,7 @@ def bench_train(
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     index = load_index(config.data)
-    if len(index) < config.train.batch:
-        raise UserError(
-            f"{index.root} has {len(index)} images, fewer than train.batch = {config.train.batch}: "
-            f"use more images or a smaller batch"
-        )
+    require_images(len(index), config.train.batch, index.root, "train.batch")
     figures = []
     for number, precision in enumerate(precisions):
         bench = StepBench(with_train(config, precision=precision), index, world, settings)
@@ -87,9 +92,9 @@ def bench_train(
 
 
 def cached_rate(config: Config, settings: StepSettings) -> Rate:
-    """Images per second of the training step alone, on batches that are there already.
+    """Images per second of the training step alone, on batches in memory.
 
-    On a CPU, steps of at most 32 images, whose rate is about that of large ones.
+    On a CPU, steps of at most 32 images are timed; their rate is about that of large steps.
     """
     world = described_world(config.train.device)
     if world.device.type == "cpu":
@@ -99,22 +104,22 @@ def cached_rate(config: Config, settings: StepSettings) -> Rate:
     rate = bench.time([bench.steps(bench.state.step)])[0]
     del bench
     if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # for whatever is measured next, in this process or beside it
+        torch.cuda.empty_cache()  # frees the memory for the next measurement
     return rate
 
 
 def figures_of(rates: Mapping[str, Rate], batch: int, flop_per_image: float) -> Row:
-    """What follows from ways to step.
+    """Figures derived from the rates of several ways to step.
 
-    "step_s" is the cached step's mean and interval; "optimizer_share" what the optimiser takes of it; "loader_share",
-    of the time with the loader, what a cached step does not need: waiting, and on a CPU sharing the cores.
+    "step_s" is the cached step's mean and interval. "optimizer_share" is the optimiser's share of it. "loader_share" is
+    the share of the time with the loader that a cached step does not need: waiting, and on a CPU sharing the cores.
 
     Args:
-        rates: images/s of steps on batches that are there already ("cached"), on batches of the loader ("loaded"),
-            cached without the optimiser ("gradient"), and of others.
+        rates: images/s of steps on batches in memory ("cached"), on batches of the loader ("loaded"), cached without
+            the optimiser ("gradient"), and other ways.
         batch: images in a step.
-        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image;
-            what is computed a second time does not count.
+        flop_per_image: floating-point operations of the network, forward and backward, for both views of an image,
+            without those that are computed a second time.
     """
     cached = rates["cached"]
     step_s = interval_of_mean([batch / rate for rate in cached.images_per_s])
@@ -136,12 +141,12 @@ def figures_of(rates: Mapping[str, Rate], batch: int, flop_per_image: float) -> 
 
 
 def with_train(config: Config, **changed: object) -> Config:
-    """The same with other keys of its table `train`."""
+    """The configuration with some keys of its table `train` changed."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))  # type: ignore[arg-type]
 
 
 class StepBench:
-    """One precision's network, optimiser and batches, and the ways to step with them."""
+    """Network, optimiser and batches of one precision, and the ways to step with them."""
 
     def __init__(self, config: Config, index: Index, world: World, settings: StepSettings) -> None:
         self._config, self._index, self.world, self._settings = config, index, world, settings
@@ -153,21 +158,22 @@ class StepBench:
         self._waited_s, self._looped_s = 0.0, 0.0
 
     def run(self, progress: Progress) -> Row:
-        """All figures of this precision, as a row of `bench-train` has them.
+        """Measure all figures of this precision, for a row of `bench-train`.
 
-        "images_per_s" holds those of `figures_of`, and, where they were asked for, "plain" only if it fits:
+        "images_per_s" holds the rates that `figures_of` reads and, with `comparisons`, three more:
 
         - "recomputed": cached, with recompute = "always".
-        - "averaged": cached; micro-batches each with a loss of its own, averaged, as in the authors' code: another
-          function, with fewer negatives.
-        - "plain": cached, on the whole batch at once, without micro-batches.
+        - "averaged": cached, with the mean of the micro-batches' own losses as in the authors' code: another function,
+          with fewer negatives.
+        - "plain": cached, on the whole batch at once, without micro-batches; only if it fits into memory.
 
-        Of the time with the loader, "waited_share" is what the device waited for its next batch. "peak_memory_mib" is
-        of the cached step: on a GPU what torch allocated at most, on a CPU the process's largest resident set.
-        "device_memory_mib" is on a GPU what its driver says is in use, by contexts and DALI too; None on a CPU.
+        "waited_share" is the share of the time with the loader in which the device waited for a batch.
+        "peak_memory_mib" belongs to the cached step: on a GPU torch's largest allocation, on a CPU the process's
+        largest resident set. "device_memory_mib" is the memory in use that the GPU's driver reports, contexts and DALI
+        included; None on a CPU.
         """
         train = self._config.train
-        peak_mib = self._peak_mib()  # first: it decides recompute = "auto" too
+        peak_mib = self._peak_mib()  # first, since it also decides recompute = "auto"
         ways = {
             "cached": self.steps(self.state.step),
             "loaded": self.loaded,
@@ -185,7 +191,7 @@ class StepBench:
             "device": str(self.world.device),
             "batch": train.batch,
             "micro_batch": train.micro_batch,
-            "recompute": self.state.contrastive.recompute,
+            "recompute": self.state.exact.recompute,
             **figures_of(rates, train.batch, self.flop_per_image()),
             "waited_share": round(self._waited_s / self._looped_s, 5),
             "peak_memory_mib": round(peak_mib),
@@ -193,11 +199,11 @@ class StepBench:
         }
 
     def time(self, ways: Sequence[Start], progress: Progress = no_progress) -> list[Rate]:
-        """Time ways to step, taking turns."""
+        """Time several ways to step, in turn."""
         return measure_in_rounds(ways, self._settings, progress)
 
     def steps(self, step: Callable[[Batch], object]) -> Start:
-        """A way to step on batches that are there already."""
+        """A way to step, on batches in memory."""
 
         def stepping() -> Generator[int]:
             number = 0
@@ -211,7 +217,7 @@ class StepBench:
         return stepping
 
     def flop_per_image(self) -> float:
-        """Of the network, forward and backward, for both views of one image."""
+        """Floating-point operations of the network, forward and backward, for both views of one image."""
         batch = self.batches[0]
         images = torch.cat([view.image[:2] for view in batch.views[:2]])
         dtype = self.state.autocast_dtype
@@ -222,7 +228,7 @@ class StepBench:
         return float(counter.get_total_flops()) / 2
 
     def loaded(self) -> Generator[int]:
-        """The training loop's own shape: the loader works ahead, a step follows each batch."""
+        """Steps as in the training loop: the loader works ahead, and each batch is one step."""
         device, waiting, steps = self.world.device, Stopwatch(), 0
         with self._loader() as loader:
             batches = iter(loader)
@@ -243,19 +249,18 @@ class StepBench:
     def _loader(self) -> Loader:
         return make_loader(self._index, self._config, self._config.train.batch, self.world.device)
 
-    def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ContrastiveStep:
-        exact = copy.copy(self.state.contrastive)
+    def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ExactStep[Batch]:
+        exact = copy.copy(self.state.exact)
         exact.micro_batch, exact.recompute = micro_batch, recompute
         return exact
 
     def _averaged(self, batch: Batch) -> None:
-        """Losses of small batches, averaged: gradient accumulation as it is usually written."""
-        train = self._config.train
+        """The mean of the losses of small batches: gradient accumulation as it is usually written."""
+        train, exact = self._config.train, self.state.exact
         self.state.network.zero_grad()
         count = train.batch // train.micro_batch
         for start in range(0, train.batch, train.micro_batch):
-            first, second = self.state.contrastive.embed(batch, slice(start, start + train.micro_batch))
-            loss = nt_xent(first, second, self._config.loss.temperature) / count
+            loss = exact.loss(exact.embed(batch, slice(start, start + train.micro_batch))) / count
             self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
@@ -272,12 +277,12 @@ class StepBench:
 
     def _whole_batch_fits(self) -> bool:
         train = self._config.train
-        own, rows = self.state.contrastive, slice(0, train.micro_batch)
+        own, rows = self.state.exact, slice(0, train.micro_batch)
         _, graph_bytes = with_graph_bytes(own.network, lambda: own.embed(self.batches[0], rows), self.world.device)
         return graph_bytes * (train.batch // train.micro_batch) < _SHARE_OF_FREE_MEMORY * free_bytes(self.world)
 
     def _peak_mib(self) -> float:
-        """Of two cached steps."""
+        """Peak memory of two cached steps, in MiB."""
         device = self.world.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -296,6 +301,6 @@ class StepBench:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what is queued."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

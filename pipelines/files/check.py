@@ -1,8 +1,8 @@
 """Checks a file's structure before DALI's decoder may see it, and reads its header.
 
-A file that DALI 2.4 cannot parse does not raise in `fn.decoders.image`: it ends the process. So every file's structure
-is walked first, a JPEG's by a compiled kernel, a PNG's checksums by zlib. What passes may still be damaged inside; DALI
-then raises or decodes it. The decoder gets no more of a PNG or a WebP than makes its pixels.
+A file that DALI 2.4 cannot parse raises no error in `fn.decoders.image`: it ends the process. So the structure of every
+file is checked first, of JPEGs by a compiled kernel. The compressed data may still be damaged; DALI then raises an
+error or decodes it. PNGs and WebPs are passed on without their metadata.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _OTHER_KINDS: Final = (
 
 
 def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
-    """Let pass what DALI's decoder can take: a JPEG, a PNG or a WebP that is whole in its structure.
+    """Check that a file is a JPEG, PNG or WebP of whole structure, which DALI's decoder can read.
 
     The kind is read from the bytes, not from a file name. Bytes after the image's end are tolerated.
 
     Args:
-        data: the whole file; an array is (bytes,) uint8.
+        data: the whole file as bytes, or as an array (bytes,) uint8.
 
     Raises:
-        BadImage: for anything else; says what was found.
+        BadImage: the file is anything else; the message has the reason.
     """
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
     fault, at, first, second = walk_jpeg(array)

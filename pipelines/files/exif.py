@@ -1,8 +1,8 @@
-"""Reads how an image is to be turned, from its Exif data.
+"""Reads an image's orientation from its Exif data, and maps stored to upright pixels.
 
-No decoder turns anything (`pipelines.render.graph.decode`): readers behind DALI 2.4 disagree about damaged Exif data,
-and one then writes a 72 x 56 image into 56 x 72, over the memory behind. The orientation read here is part of the map
-from stored pixels to the view instead.
+The decoder does not apply the orientation (`pipelines.render.graph.decode`): two readers of Exif data in DALI 2.4
+disagree about damaged data, and one then writes a 72 x 56 image into a buffer of 56 x 72, beyond its end. Instead, the
+orientation is part of the map from stored pixels to the view.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _UPRIGHT = np.array([
     [[1, 0], [0, 1]], [[-1, 0], [0, 1]], [[-1, 0], [0, -1]], [[1, 0], [0, -1]],
     [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[0, -1], [-1, 0]], [[0, 1], [-1, 0]],
 ])  # fmt: skip
-"""For orientations 1 to 8: what turns directions (x, y) of the stored image into those of the upright one."""
+"""For orientations 1 to 8: matrix from directions (x, y) in the stored image to those in the upright one."""
 
 
 @cached(numba.njit, nogil=True)
 def read_orientation(exif: Any) -> int:
-    """The orientation that a block of Exif data asks for (Exif 2.3, tag 0x0112): 1 to 8, where 1 is upright.
+    """Read the orientation from a block of Exif data (Exif 2.3, tag 0x0112): 1 to 8, where 1 is upright.
 
-    The first entry of that tag in the first directory counts. 1 where there is none, where it is no single SHORT of
-    1 to 8, and where the block is damaged before it.
+    The first entry of this tag in the first directory counts. The result is 1 if there is none, if it is not a single
+    SHORT of 1 to 8, or if the block is damaged before it.
 
     Args:
         exif: (bytes,) uint8, from the byte order mark on.
@@ -80,6 +80,6 @@ def stored_to_upright_px(size_px: IntArray, orientation: IntArray) -> npt.NDArra
         orientation: (N,) 1 to 8.
     """
     linear = _UPRIGHT[orientation - 1]
-    # What is turned round begins at the far border.
+    # A reversed axis starts at the opposite border.
     offset = -np.einsum("nij,nj->ni", np.minimum(linear, 0), size_px[:, ::-1])
     return np.concatenate([linear, offset[..., None]], axis=-1)

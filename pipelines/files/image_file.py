@@ -1,4 +1,4 @@
-"""A file that the decoder can take, and the limits of what it takes."""
+"""A file for the decoder, and the limits of size."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_PIXELS: Final = 100_000_000
-"""Most pixels of an image that is decoded: 300 MB of RGB. A larger header is damage or an attack."""
+"""Largest number of pixels of an image: 300 MB of RGB. A header with more is damaged or an attack."""
 
 MAX_FILE_BYTES: Final = 2**28
-"""Largest file that is read; so many pixels are seldom coded in more."""
+"""Largest file that is read; an image of so many pixels is rarely larger."""
 
 MIN_PIXELS: Final = 4
-"""Fewest; smaller ones show nothing, and the CPU's kernel reads eight bytes at once."""
+"""Smallest number of pixels of an image, since the CPU's kernel reads eight bytes at once."""
 
 
 class BadImage(ValueError):  # noqa: N818 - it is the file that is bad, and messages read that way
-    """The bytes of a file must not reach the decoder; the message is the reason, without the file's name."""
+    """A file that must not reach the decoder. The message is the reason, without the file's name."""
 
 
 class ImageFile(NamedTuple):
-    """A file that the decoder can take."""
+    """A checked file for the decoder."""
 
     encoded: npt.NDArray[np.uint8]
-    """(bytes,) what the decoder gets: the file, a PNG or a WebP without its metadata."""
+    """(bytes,) of the file; of a PNG or WebP, without metadata."""
 
     size_px: tuple[int, int]
-    """Height and width as stored; the decoder turns nothing."""
+    """Height and width as stored. The decoder does not apply the orientation."""
 
     orientation: int = 1
-    """Exif's: 1 is upright, 2 to 8 are turned or mirrored."""
+    """Exif's orientation: 1 is upright, 2 to 8 are rotated or mirrored."""
 
     @property
     def displayed_size_px(self) -> tuple[int, int]:
@@ -41,15 +41,15 @@ class ImageFile(NamedTuple):
 
     @property
     def is_jpeg(self) -> bool:
-        """Whether a region of it can be decoded for less than the whole."""
+        """Whether it is a JPEG, of which a region can be decoded faster than the whole."""
         return bool(self.encoded[0] == 0xFF)
 
 
 def require_pixels(kind: str, width: int, height: int) -> int:
-    """Pixels of an image.
+    """Number of pixels of an image.
 
     Raises:
-        BadImage: they are too few or too many.
+        BadImage: there are too few or too many.
     """
     pixels = width * height
     if not MIN_PIXELS <= pixels <= MAX_PIXELS:
@@ -58,5 +58,5 @@ def require_pixels(kind: str, width: int, height: int) -> int:
 
 
 def size_reason(kind: str, width: int, height: int) -> str:
-    """Why an image of that size is not read."""
+    """The reason why an image of this size is not read."""
     return f"{kind} header says {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read"

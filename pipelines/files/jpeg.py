@@ -1,4 +1,4 @@
-"""Follows a JPEG's structure up to its image data, compiled: nearly all images are JPEGs."""
+"""Checks a JPEG's structure up to its image data, compiled, since nearly all images are JPEGs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JPEG_PIXELS_PER_BYTE: Final = 512
 
 
 class JpegFault(IntEnum):
-    """What `walk_jpeg` finds."""
+    """Result of `walk_jpeg`."""
 
     NONE = 0
     NO_JPEG = 1
@@ -38,14 +38,14 @@ class JpegFault(IntEnum):
 
 @cached(numba.njit, nogil=True)
 def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
-    """Follow a JPEG's segments up to its first scan, and look for its end from behind.
+    """Follow a JPEG's segments up to its first scan, and search its end marker backwards.
 
     Args:
         data: (bytes,) uint8.
 
     Returns:
-        A `JpegFault`, the byte where it stands, and two numbers that tell of it. Without a fault: NONE, the Exif
-        orientation, height and width.
+        A `JpegFault`, its byte offset, and two numbers for its message. Without a fault: NONE, the Exif orientation,
+        height and width.
     """
     size = data.size
     if size < 3 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
@@ -113,7 +113,7 @@ def _is_exif(data: Any, start: int, end: int) -> bool:
 
 
 def jpeg_reason(fault: JpegFault, at: int, first: int, second: int, size: int) -> str:
-    """What `walk_jpeg` found, in words; `size` is the file's, in bytes."""
+    """The message of a fault that `walk_jpeg` found; `size` is the file's size in bytes."""
     match fault:
         case JpegFault.CUT_IN_HEADER:
             return f"JPEG cut in its header after {size} bytes"

@@ -1,4 +1,4 @@
-"""Follows a PNG's chunks, with their checksums."""
+"""Checks a PNG's chunks and their checksums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.files.image_file import BadImage, ImageFile, require_pixels
 PNG_START: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTHS: Final = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# The bit of a chunk's name that says that pixels can be had without it.
+# The bit of a chunk's name that marks it as not needed for the pixels.
 _PNG_ANCILLARY: Final = 0x20
 # Deflate cannot compress by more than 1032.
 _PNG_BYTES_PER_BYTE: Final = 1032

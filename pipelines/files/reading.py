@@ -1,4 +1,4 @@
-"""Reads many files at once without Python's lock, which a read in Python gives up and asks for again three times."""
+"""Reads and checks many JPEG files in compiled code without the GIL; a read in Python takes the GIL three times."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from machine.compiled import cached
 from pipelines.files.image_file import MAX_FILE_BYTES, ImageFile
 from pipelines.files.jpeg import walk_jpeg
 
-# The C library's; the types are those of 64-bit Linux.
+# Functions of the C library, with the types of 64-bit Linux.
 _open: Any = types.ExternalFunction("open", types.int32(types.intp, types.int32))
 _read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, types.uintp))
 _close: Any = types.ExternalFunction("close", types.int32(types.int32))
 
 _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""Without waiting: a pipe that nobody writes to would never open."""
+"""Opens without waiting: a pipe without a writer would block."""
 
 _USUAL_BYTES = 2**15
-"""Room for each file, at first; a page that is not written to costs nothing."""
+"""Initial room for each file; pages that are not written cost nothing."""
 
 
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
-    """Those files that are sound JPEGs, as `pipelines.files.check.check_image` judges.
+    """Read files that `pipelines.files.check.check_image` accepts as JPEGs.
 
     Args:
         paths: N files.
 
     Returns:
-        N files, whose bytes share memory; None for a file that cannot be read or is anything else.
+        N files, whose bytes share memory; None for a file that cannot be read or is not a sound JPEG.
     """
     names = np.frombuffer("\0".join([*paths, ""]).encode(errors="surrogateescape"), np.uint8)
     name_stops = np.flatnonzero(names == 0)
@@ -62,11 +62,11 @@ def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
         memory: written to.
         names: file names, each ended by a zero.
         name_starts: where the name of each begins.
-        found: (N, 5) written to: where each file begins in `memory`, and where it ends, which is at its start if it is
-            no sound JPEG; its orientation, height and width.
+        found: (N, 5) written to: start and end of each file in `memory`, orientation, height and width. The end equals
+            the start if the file is not a sound JPEG.
 
     Returns:
-        How many have been read.
+        The number of files read.
     """
     at = 0
     for number in range(len(name_starts)):
@@ -79,7 +79,7 @@ def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
             got = _read(descriptor, memory.ctypes.data + stop, len(memory) - stop)
             stop += max(got, 0)
         _close(descriptor)
-        if stop == len(memory) and stop - at < MAX_FILE_BYTES:  # there may be more of it
+        if stop == len(memory) and stop - at < MAX_FILE_BYTES:  # the file may be longer
             return number
         if got == 0:
             fault, orientation, height, width = walk_jpeg(memory[at:stop])

@@ -1,4 +1,4 @@
-"""Follows a WebP's structure (RIFF chunks)."""
+"""Checks a WebP's structure (RIFF chunks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two backends, ways from a request to pixels: which is taken, what it decodes where, and what it does."""
+"""The two backends, which make pixels from requests, behind one interface."""
 
 from __future__ import annotations
 
@@ -35,27 +35,32 @@ class Renderer(Protocol):
         """The pipeline that takes its requests from `source` and whose outputs `write` takes."""
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
-        """Put the views of one DALI batch into `views`, whose tensors have its number of rows.
+        """Write the views of one DALI batch into `views`, whose tensors have as many rows.
 
         Returns:
-            What to call before the views are read: it waits until they are finished.
+            A function that waits until the views are finished; call it before reading them.
         """
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free threads and memory."""
 
 
 def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.device) -> Literal["dali", "opencv"]:
-    """What "auto" means on a device."""
+    """The backend that is used on a device."""
     if backend == "auto":
         return "dali" if device.type == "cuda" else "opencv"
     return backend
 
 
-def prepare_process(config: PipelinesConfig, device: torch.device) -> None:
-    """Set up the memory of a command's process as configured, if it decodes on a CPU; once is enough."""
-    if config.decoder_memory == "auto" and not _decodes_on_gpu(config, device):
-        prepare_decoder_memory()
+def prepare_process(config: PipelinesConfig, device: torch.device) -> str | None:
+    """Set up the memory of a command's process for a decoder on the CPU, if configured and needed.
+
+    Returns:
+        What was set up, for the log; None if nothing was to be done.
+    """
+    if config.decoder_memory == "off" or _decodes_on_gpu(config, device):
+        return None
+    return prepare_decoder_memory()
 
 
 def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
@@ -65,13 +70,13 @@ def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
 def configure_graph(
     index: Index, config: PipelinesConfig, device: torch.device, *, rows: int, views: int = 2, processes_here: int = 1
 ) -> GraphConfig:
-    """What the loader decodes where, for so many rows of a batch.
+    """Configure the DALI graph.
 
     Args:
-        index: the samples, of which a few are looked at.
+        index: the samples; the sizes of a few are read.
         config: how views are made.
-        device: where the batches are to be.
-        rows: of each batch that this process loads.
+        device: device of the batches.
+        rows: rows of a batch that this process loads.
         views: views per sample.
         processes_here: processes that share this machine's cores.
     """
@@ -91,7 +96,7 @@ def configure_graph(
 
 
 def make_renderer(backend: Literal["dali", "opencv"], graph: GraphConfig, augmentation: Augmentation) -> Renderer:
-    """The backend of that name."""
+    """Make the renderer of a backend."""
     return (DaliViews if backend == "dali" else FastViews)(graph, augmentation)
 
 
@@ -110,17 +115,17 @@ class DaliViews:
         for number, (view, planned) in enumerate(zip(views, plan.views, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
-            # By NumPy: beside a GPU, DALI may pin what lies on the CPU, and torch takes no pinned memory by DLPack.
+            # Through NumPy: with a GPU, DALI may pin CPU memory, and torch accepts no pinned memory through DLPack.
             view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
             change_appearance(view.image.permute(0, 2, 3, 1), planned.draws, self._augmentation.appearance)
         if self._graph.device == "gpu":
-            # Only now may DALI have its memory back, and a consumer the batch. This thread alone waits for it.
+            # Until the copy is finished, DALI must not reuse its memory and the consumer must not read the batch.
             torch.cuda.current_stream().synchronize()
         return lambda: None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
 
 class FastViews:
@@ -137,7 +142,7 @@ class FastViews:
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """Start to make the views of one DALI batch in their rows of the training batch."""
         decoded_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
-        if not np.array_equal(decoded_px, plan.shape_px):  # the kernel would read beyond an image
+        if not np.array_equal(decoded_px, plan.shape_px):  # otherwise the kernel would read beyond an image
             raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")
         for view, planned in zip(views, plan.views, strict=True):
             view.matrix.copy_(torch.from_numpy(planned.matrix))
@@ -157,9 +162,9 @@ class FastViews:
 
 
 def _compute_alone() -> None:
-    """Have torch compute in this thread alone: the threads of a pool share the work already."""
+    """Limit torch to one thread in this pool thread: the pool already divides the work."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of this thread and of those to come, for which it is set back
+    torch.set_num_threads(1)  # this sets the number for later threads too, so a new thread sets theirs back
     thread = threading.Thread(target=torch.set_num_threads, args=(threads,))
     thread.start()
     thread.join()

@@ -1,4 +1,4 @@
-"""Memory of batches on a CPU, taken into use again: a page that the system hands out costs a fault, and is cleared."""
+"""Reuses the memory of batches on a CPU, since every new page of the system costs a page fault and is cleared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, from_numpy
 
 
 class PixelBuffers:
-    """Arrays of one shape, taken into use again when the tensors made of them are gone."""
+    """Arrays of one shape that are reused when their tensors are gone."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self._spare: list[npt.NDArray[np.uint8]] = []
 
     def tensor(self) -> Tensor:
-        """An uninitialised uint8 tensor of that shape; its memory comes back once nothing refers to it."""
+        """An uninitialised uint8 tensor of this shape. Its memory is reused when nothing refers to it any more."""
         try:
             buffer = self._spare.pop()
         except IndexError:

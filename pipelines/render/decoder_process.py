@@ -1,8 +1,7 @@
-"""Decodes images in a process of its own, so that an image that kills the decoder is found and does no harm.
+"""Decodes images in a separate process, so that an image that kills the decoder can be found.
 
-The structure of every file is checked before the decoder sees it, and still a decoder can have a defect that ends its
-process. The parent knows which images that process held. It gives halves of them to fresh processes until one image
-is left.
+The structure of every file is checked before, but a bug in the decoder may still end its process. The parent then gives
+halves of that process's images to new processes, until one image is left.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pipelines.render.request import Encoded
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 
 LIMIT_S: Final = 60.0
-"""Time for a request, and a second more for each of its images; a process that takes longer hangs."""
+"""Seconds for a request, plus one for each image; a process that takes longer counts as hanging."""
 
 _START_LIMIT_S: Final = 600.0
 
@@ -57,7 +56,9 @@ class DaliDecoder:
         """Which of at most `config.batch` files decode."""
         if self._decodes(self._many, encoded):
             return [True] * len(encoded)
-        return [self._decodes(self._one, [one]) for one in encoded]  # DALI says in prose alone which file it was
+        return [
+            self._decodes(self._one, [one]) for one in encoded
+        ]  # DALI names the file only in the text of its message
 
     def _pipeline(self, config: GraphConfig, batch: int) -> Pipeline:
         pipeline = Pipeline(
@@ -79,13 +80,13 @@ class DaliDecoder:
 
 
 class DecoderProcess:
-    """A process that decodes, and is replaced by a fresh one when it dies or hangs.
+    """A process that decodes. It is replaced by a new one when it dies or hangs.
 
-    The processes come from a fork server, which has this module loaded: a script needs `if __name__ == "__main__"`.
+    The processes are forked from a fork server, so a script needs `if __name__ == "__main__"`.
 
     Args:
-        make_decoder: called in the process; it and its result's class can be imported there.
-        limit_s: time for a request, and a second more for each of its images.
+        make_decoder: called in the process; it has to be importable, and so has the class of its result.
+        limit_s: seconds for a request, plus one for each image.
     """
 
     def __init__(self, make_decoder: Callable[[], Decoder], *, limit_s: float = LIMIT_S) -> None:
@@ -103,7 +104,7 @@ class DecoderProcess:
         self.close()
 
     def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
-        """Why images cannot be used: place among the N files -> reason.
+        """Decode files: place among the N files -> reason why it cannot be used.
 
         Args:
             encoded: N files, each (bytes,) uint8.
@@ -120,10 +121,10 @@ class DecoderProcess:
         found: dict[int, str] = {}
         deaths, middle = self._deaths, len(encoded) // 2
         for start, stop in ((0, middle), (middle, len(encoded))):
-            self.close()  # what an image of the first half has damaged must not be held against the second
+            self.close()  # a new process, since an image of the first half may have damaged the old one
             found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
         if self._deaths == deaths:
-            log.warning("%d images %s together, and neither half of them did alone; none is listed for it",
+            log.warning("%d images %s together, but neither half of them alone; none of them is listed",
                         len(encoded), reason)  # fmt: skip
         return found
 
@@ -183,21 +184,21 @@ class DecoderProcess:
 
 
 class _DiedError(Exception):
-    """A decoder's process ended or hung; the message completes "the image ..."."""
+    """The decoder's process ended or hung. The message completes "the image ..."."""
 
 
 def _work(connection: Connection[Any, Any], make_decoder: Callable[[], Decoder]) -> None:
-    """Answer requests until the parent leaves."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    """Answer requests until the parent closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         decoder = make_decoder()
         connection.send(None)
-        # What the decoders' libraries print of odd files goes nowhere: the answer tells of those that cannot be used.
+        # Messages that the decoders' libraries print about odd files are dropped: the answer lists the bad files.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         while True:
             connection.send(decoder(connection.recv()))
     except (EOFError, OSError):
         return
-    except Exception as error:  # a defect of ours
+    except Exception as error:  # a bug of ours
         connection.send(error)

@@ -1,4 +1,4 @@
-"""The fast path for CPUs: DALI has read and decoded; a Numba kernel makes the views, in threads of its own."""
+"""The fast path for CPUs: after DALI has decoded, a Numba kernel makes the views in a pool of threads."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _REACH_PX = 2**24
 
 
 def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
-    """Inverse matrices as the kernel takes them, (..., 6).
+    """Invert matrices, in the form that the kernel takes, (..., 6).
 
     Args:
         decoded_to_view_px: (..., 2, 3) from source to view, corner-based in both.
 
     Raises:
-        UserError: a view shows next to nothing of its source, or is out of all bounds.
+        UserError: a matrix is singular, or a view reaches too far from its source.
     """
     try:
-        with np.errstate(all="ignore"):  # what overflows is refused below
+        with np.errstate(all="ignore"):  # an overflow is refused below
             linear = np.linalg.inv(decoded_to_view_px[..., :2].astype(np.float64))
             offset = -np.einsum("...ij,...j->...i", linear, decoded_to_view_px[..., 2])
             # Corner-based to centre-based: half a pixel in the view; in the source it cancels against the border of one
@@ -42,9 +42,9 @@ def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
             offset += linear.sum(axis=-1) / 2 + 0.5
         inverse = np.concatenate([linear, offset[..., None]], axis=-1)
         bounded = bool((np.abs(inverse) < _REACH_PX).all())
-    except np.linalg.LinAlgError:  # one is singular
+    except np.linalg.LinAlgError:  # a matrix is singular
         bounded = False
-    if not bounded:  # with a NaN the kernel would read anywhere in memory
+    if not bounded:  # with NaN the kernel would read anywhere in memory
         raise UserError(
             f"a view reaches further than {_REACH_PX} pixels from its image, or is a single point: "
             "geometry.scale, data.box_margin or a box is out of all bounds; choose others"
@@ -74,13 +74,13 @@ def start_views(
     Args:
         pool: runs the kernel.
         threads: how many of its threads share the work.
-        images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes that the plan says.
+        images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes in the plan.
         plan: their views.
-        augmentation: what is done to them.
+        augmentation: ranges of the draws, colour mode and fill.
         outs: per view (N, S, S, 3) uint8, contiguous, written to.
 
     Returns:
-        What to wait for, before the views are read and before `images` may go.
+        Futures. Wait for them before the views are read and before `images` is freed.
     """
     geometry, colour = augmentation.geometry, augmentation.colour
     draws = [view.draws for view in plan.views]
@@ -110,7 +110,7 @@ def _make_share(
     draws: list[FloatArray],
     outs: list[Tensor],
 ) -> None:
-    """One thread's share of the views; holds `images`, whose memory the arguments point to, until it is done."""
+    """Make one thread's share of the views. `images` is held until then, since the arguments point to its memory."""
     make_views(*(*arguments, share.start, share.step))
     for view_draws, out in zip(draws, outs, strict=True):
         if augmentation.colour.jitter == "linear":

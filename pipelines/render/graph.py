@@ -1,8 +1,7 @@
-"""The DALI graphs: encoded bytes and the plan of their views -> pixels.
+"""The DALI graphs: from encoded bytes and the plan of their views to pixels.
 
 `view_pipeline` runs every node, on a CPU or on a GPU; `decode_pipeline` stops at the decoded image and leaves the
-pixels to `pipelines.render.fast_cpu`. Nothing in either graph is random, and neither computes a matrix: the plan comes
-in as tables.
+pixels to `pipelines.render.fast_cpu`. Neither graph draws random numbers or computes matrices: the plan is an input.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ Node = Any  # DALI's DataNode carries no types
 
 @dataclass(frozen=True)
 class GraphConfig:
-    """What shapes the graph.
+    """Configuration of a DALI graph.
 
     Attributes:
         device: where the pixels are decoded and warped.
         device_id: the GPU, or None on a CPU-only machine.
         batch: largest number of samples in one request.
         threads: DALI's CPU threads.
-        prefetch: requests under way at once.
+        prefetch: requests in progress at once.
         views: views per sample.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, where it has them.
-        regions: decode only the regions that a plan names; else it names whole images only.
+        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
+        regions: decode the regions in the plan; if False, the plan has whole images only.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
@@ -52,14 +51,18 @@ class GraphConfig:
 
 
 def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callable[[], Request]) -> Pipeline:
-    """Decode once, make every view, without the further augmentations of its appearance.
+    """Decode once and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
     """
     geometry, colour = augmentation.geometry, augmentation.colour
     pads = geometry.antialias and geometry.fill != "edge"
-    inputs = ["matrix", "source_to_view_px", "decoded_to_view_px"]  # of each view; DALI warns of those without use
+    inputs = [
+        "matrix",
+        "source_to_view_px",
+        "decoded_to_view_px",
+    ]  # inputs of each view; DALI warns about inputs that are not used
     if colour.jitter != "none":
         inputs.append("draws")
     if geometry.antialias:
@@ -96,7 +99,7 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
             view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
             halved = image
             for level in range(MAX_HALVINGS if geometry.antialias else 0):
-                # Halving by bilinear sampling in the middle of four pixels is their mean.
+                # Bilinear sampling in the middle of four pixels gives their mean.
                 halved = fn.resize(
                     halved,
                     size=view["sizes_px"][level],
@@ -138,19 +141,19 @@ def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipelin
 
 
 def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> Node:
-    """Node of the decoded RGB image (H, W, 3) uint8, as it is stored: not turned, whatever Exif says.
+    """Node of the decoded RGB image (H, W, 3) uint8 as stored: the Exif orientation is not applied.
 
     Args:
         encoded: node of the files.
         config: where to decode.
-        region: nodes of start and shape, (2,) int32 each: row and column of stored pixels; none: all of the image.
+        region: nodes of start and shape, (2,) int32 each: row and column in stored pixels; None: the whole image.
     """
     options = {
         "device": "mixed" if config.device == "gpu" else "cpu",
         "output_type": types.RGB,
         "hw_decoder_load": config.hw_decoder_load,
         "adjust_orientation": False,
-        "jpeg_fancy_upsampling": True,  # as the CPU's decoder does always, so that both see the same colours
+        "jpeg_fancy_upsampling": True,  # the CPU's decoder always does this; so both give the same colours
     }
     if not region:
         return fn.decoders.image(encoded, **options)
@@ -168,7 +171,7 @@ def _empty_pipeline(config: GraphConfig) -> Pipeline:
 
 
 def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, int]]) -> Sequence[Node]:
-    """Nodes of what `source` gives: one for each (type, dimensions)."""
+    """Input nodes fed by `source`: one for each (type, dimensions)."""
     nodes: Sequence[Node] = fn.external_source(
         source=source,
         num_outputs=len(kinds),
@@ -181,16 +184,16 @@ def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, 
 
 
 def _padded_sizes_px(sizes_px: IntArray, halvings: IntArray) -> IntArray:
-    """Heights and widths (N, 2) rounded up, so that they can be halved that often (N,) without a remainder."""
+    """Heights and widths (N, 2), rounded up so that they can be halved `halvings` (N,) times without a remainder."""
     block_px = 2 ** halvings[:, None]
     return -(-sizes_px // block_px) * block_px
 
 
 def _halving_sizes_px(sizes_px: IntArray, halvings: IntArray) -> FloatArray:
-    """What each of the graph's halvings makes of N images: (N, 2 MAX_HALVINGS, 2) heights and widths.
+    """Sizes of N images in each of the graph's halvings: (N, 2 MAX_HALVINGS, 2) heights and widths.
 
-    First the size after each, then twice that size: what goes into it. A halving that an image does not need takes all
-    of it and keeps its size.
+    For each halving: the size after it, and twice this size, which is the size before it. A halving that an image does
+    not need keeps its size.
     """
     after, taken = [], []
     size = sizes_px

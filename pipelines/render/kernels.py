@@ -1,8 +1,8 @@
-"""The one kernel of our own on the CPU's fast path: halve, warp and jitter many images without Python in between.
+"""The kernel of the CPU's fast path: halves, warps and jitters many images in compiled code.
 
-It halves as `pipelines.views.plan` says, samples bilinearly and jitters in HSV, in rows over small buffers, each loop
-simple enough for the compiler to vectorise. Numba compiles it at first use and keeps the result on disk. Images come
-as addresses, since a batch of images of different sizes is no array.
+It halves as planned in `pipelines.views.plan`, samples bilinearly and jitters in HSV. It works row by row in small
+buffers, with loops that the compiler can vectorise. Numba compiles it at first use and keeps the result on disk. Images
+are passed as addresses, since images of different sizes form no array.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ F, I32, I64 = np.float32, np.int32, np.int64
 
 
 def compiled(function: Function) -> Function:
-    """Compile for this machine, once; the result is cached on disk and runs without Python's lock."""
+    """Compile for this machine; the result is cached on disk and runs without the GIL."""
     result: Function = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)
     return result
 
@@ -70,8 +70,8 @@ def _pad(address: int, height: int, width: int, out: Pixels) -> None:
 
 @compiled
 def _halve(image: Pixels, height: int, width: int, out: Pixels) -> None:
-    """Mean of 2 x 2 pixels, rounded, of a padded image of that size; an odd last row or column takes the border in."""
-    apart, byte = I32(0x00FF00FF), I32(255)  # red and blue leave each other room for the sum of four
+    """Halve a padded image: rounded mean of 2 x 2 pixels; an odd last row or column is averaged with the border."""
+    apart, byte = I32(0x00FF00FF), I32(255)  # red and blue have enough bits between them for the sum of four
     half_width = (width + 1) // 2
     for y in range((height + 1) // 2):
         upper = image[(width + 2) * (2 * y + 1) + 1 : (width + 2) * (2 * y + 2)]
@@ -100,7 +100,7 @@ def _fill_border(image: Pixels, height: int, width: int, grey: int, edge: bool) 
 
 @compiled
 def _byte(pixel: Any, shift: int) -> Any:
-    """One colour of a pixel as float32; Numba computes in int64 unless it is told not to at every step."""
+    """One colour of a pixel as float32. Numba computes in int64 unless every step has an explicit type."""
     return F(I32(I32(pixel >> I32(shift)) & I32(255)))
 
 
@@ -130,7 +130,7 @@ def _make_view(
     for y in range(side):
         start_x, start_y = m1 * F(y) + m2, m4 * F(y) + m5
         for x in range(side):
-            source_x = min(max(m0 * F(I32(x)) + start_x, F(0)), right)  # what lies further out is all border
+            source_x = min(max(m0 * F(I32(x)) + start_x, F(0)), right)  # beyond this there is only border
             source_y = min(max(m3 * F(I32(x)) + start_y, F(0)), bottom)
             column, row = I32(source_x), I32(source_y)
             across[x], down[x] = source_x - F(column), source_y - F(row)
@@ -139,7 +139,7 @@ def _make_view(
             here = address + I64(at[x]) * I64(4)
             upper[x] = _load_eight(here)
             lower[x] = _load_eight(here + I64(4) * I64(stride))
-        for x in range(side):  # apart from what follows, since a loop with an int64 in it handles half as many pixels
+        for x in range(side):  # a loop of its own, since a loop with an int64 handles half as many pixels at once
             upper_left[x], upper_right[x] = I32(upper[x]), I32(upper[x] >> I64(32))
             lower_left[x], lower_right[x] = I32(lower[x]), I32(lower[x] >> I64(32))
         for x in range(side):
@@ -172,12 +172,12 @@ def _make_view(
                 k = F(1) + sixths
                 k = k - F(6) if k >= F(6) else k
                 blue[x] = new_value - new_chroma * max(F(0), min(F(1), min(k, F(4) - k)))
-        for x in range(side):  # whole numbers of four bytes, since three do not vectorise; all values lie in [0, 255]
+        for x in range(side):  # four bytes per pixel, since three do not vectorise; all values lie in [0, 255]
             packed[x] = I32(red[x] + F(0.5)) | I32(green[x] + F(0.5)) << I32(8) | I32(blue[x] + F(0.5)) << I32(16)
         row_out = I64(out) + I64(3) * side * y
-        for x in range(side - 1):  # each overwrites the empty fourth byte of the one before
+        for x in range(side - 1):  # each pixel overwrites the empty fourth byte of the one before
             _store_four(row_out + I64(3) * x, packed[x])
-        # The last pixel of a row has no byte to spare: it comes with the end of the one before it.
+        # Four bytes would not fit at the last pixel of a row, so they start one byte earlier, in the pixel before.
         _store_four(row_out + I64(3) * side - I64(4), packed[side - 1] << I32(8) | packed[side - 2] >> I32(16))
 
 
@@ -207,11 +207,11 @@ def make_views(
         jitter: whether to apply `colours`.
         colours: (V, N, 4) factors of hue and saturation, factor of the value and what is added to it, in 8-bit units.
         fill: grey of what lies outside.
-        edge: repeat the border outside, instead.
+        edge: repeat the border outside instead of `fill`.
         side: S, side of a view in pixels, at least 2.
         out_addresses: (V,) of each view's (N, S, S, 3) uint8 pixels.
-        first: see above.
-        step: see above.
+        first: first image of this call.
+        step: step from one image to the next.
     """
     image, other = np.empty(0, I32), np.empty(0, I32)
     for n in range(first, len(addresses), step):

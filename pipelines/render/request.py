@@ -1,4 +1,4 @@
-"""What one DALI batch is made from."""
+"""The input of one DALI batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Request:
     """N samples.
 
     Attributes:
-        encoded: N files as `pipelines.files.check.check_image` lets them pass, each (bytes,) uint8.
-        plan: their views.
+        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8.
+        plan: the plan of their views.
     """
 
     encoded: Sequence[Encoded]

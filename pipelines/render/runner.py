@@ -1,4 +1,4 @@
-"""Keeps a DALI pipeline busy with requests and hands back its outputs in order."""
+"""Keeps a DALI pipeline supplied with requests and returns its outputs in order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 
 
 class DecodeError(RuntimeError):
-    """A file that passed the check did not decode; the rest of its request is lost with it."""
+    """A file that passed the check did not decode; the outputs of its whole request are lost."""
 
 
 class Runner:
-    """Iterates over the outputs of a pipeline that takes its requests from a function.
+    """Iterates over the outputs of a pipeline whose requests come from a function.
 
-    A decoding error ends one item, not the iteration: the next item is the next request's.
+    A decoding error affects one item and does not end the iteration: the next item belongs to the next request.
 
     Args:
-        build: makes the pipeline from the function that it is to call for every request.
+        build: makes the pipeline, given the function that it calls for every request.
         source: gives the next request and raises StopIteration after the last; up to the graph's `prefetch` requests
             are taken ahead.
     """
@@ -41,12 +41,12 @@ class Runner:
         """Wait for the oldest request's outputs.
 
         Raises:
-            DecodeError: if one of its files does not decode; later requests are not affected.
+            DecodeError: a file of the request does not decode; later requests are not affected.
             StopIteration: after the last one.
         """
         if not self._started:
             self._started = True
-            self._pipeline.schedule_run()  # the first call takes as many requests as the queue is deep
+            self._pipeline.schedule_run()  # the first call fills the queue
         try:
             outputs = tuple(self._pipeline.outputs())
         except RuntimeError as error:
@@ -57,9 +57,9 @@ class Runner:
 
 
 def decodes(request: Request, config: GraphConfig) -> bool:
-    """Whether the only file of a request decodes, in the region that the request names.
+    """Whether the single file of a request decodes, in the request's region.
 
-    DALI says that a batch failed, and only in prose which of its files did.
+    DALI reports a failed batch, but the failed file only in the text of its message.
     """
     alone = replace(config, batch=1, threads=1, prefetch=1)
     try:

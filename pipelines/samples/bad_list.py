@@ -1,7 +1,7 @@
-"""The list of bad files that `check-data` writes and that `data.bad_list` leaves out.
+"""Reads and writes the list of bad files, which `check-data` makes and `data.bad_list` excludes.
 
-JSON Lines: first {"checked": samples, "bad": files}, then one {"path": ..., "reason": ...} for each file, paths as the
-index has them. The first line tells a whole list from a torn one.
+JSON Lines: first {"checked": samples, "bad": files}, then {"path": ..., "reason": ...} for each file, with paths as in
+the index. The number of files in the first line shows whether the list is complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> N
     """Write paths and reasons, whole or not at all.
 
     Raises:
-        NotWritten: there is no room, or no right to write.
+        NotWritten: the disk is full, or writing is not permitted.
     """
     rows = [{"checked": checked, "bad": len(reasons)}]
     lines = [json.dumps(row) for row in [*rows, *({"path": path, "reason": why} for path, why in reasons.items())]]
@@ -32,10 +32,10 @@ def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> N
 
 
 def rows_not_listed(index: Index, file: Path) -> IntArray:
-    """Rows of an index whose files are not on the list, ascending: (M,) int64.
+    """Rows (M,) int64 of an index whose files are not on the list, ascending.
 
     Raises:
-        UserError: the list is missing or torn, or names a file that the index has not, or leaves nothing.
+        UserError: the list is missing or incomplete, has a file that is not in the index, or lists all files.
     """
     listed = _read_paths(file)
     bad = (_rows_of_paths if index.store is None else _rows_of_store)(index, listed, file)
@@ -73,7 +73,7 @@ def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 
 def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """The same of shards, whose names ascend and are too many to be read."""
+    """The same for shards, found by bisection: their names are sorted, and reading all of them takes too long."""
     rows = []
     for path in listed:
         row = bisect_left(index.paths, path)

@@ -1,6 +1,6 @@
-"""Refuses boxes that cannot be around anything in their images.
+"""Refuses boxes that cannot contain anything of their images.
 
-What is wrong with boxes is seen in no error later: the views are of one colour, and training runs.
+Wrong boxes cause no error later: the views have one colour, and training goes on.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from pipelines.samples.index import Index
 from pipelines.samples.probe import displayed_size_px
 
 _LOOKED_AT: Final = 64
-"""Images whose size is asked for."""
+"""Number of images whose size is read."""
 
 LEAST_SIDE_PX: Final = 2.0
-"""Boxes in fractions of an image have sides up to 1."""
+"""Smallest side of a box; boxes in fractions of an image have sides up to 1."""
 
 _MOST_SIDES: Final = 20.0
-"""A box of so many times the image's longer side shows a dot."""
+"""Largest side of a box, in the image's longer sides; beyond it the image is a dot in the view."""
 
 _LARGEST_PX: Final = 2.0**24
-"""Up to here float32 tells neighbouring pixels apart."""
+"""Largest coordinate at which float32 resolves one pixel."""
 
 log = logging.getLogger(__name__)
 
 
 def check_boxes(index: Index) -> None:
-    """Look at the boxes of one source, before their margin; those of whole images are left alone.
+    """Check the boxes of one source, without margin. Boxes of whole images are not checked.
 
     A box is impossible if its side is below two pixels, if it does not meet its image, or if it is larger than 20 times
-    its image. The size of the image is known of a few from all over the index. A warning counts impossible boxes.
+    its image. Image sizes are read for a sample of the index. A warning counts impossible boxes.
 
     Args:
-        index: of one source.
+        index: index of one source.
 
     Raises:
-        UserError: a box is no box (not finite, a negative side), or most of them are impossible.
+        UserError: a box is not finite or has a negative side, or most boxes are impossible.
     """
     box_px = index.box_px
     x_px, y_px, side_px = np.ascontiguousarray(box_px.T)  # three times as fast, of millions
     sound = (np.abs(x_px) <= _LARGEST_PX) & (np.abs(y_px) <= _LARGEST_PX) & (side_px >= 0) & (side_px <= _LARGEST_PX)
     if not sound.all():
-        broken = ~sound  # also what is not finite
+        broken = ~sound  # also true for NaN
         row = int(broken.argmax())
         raise UserError(
             f"{index.root}: {broken.sum()} of {len(index)} boxes are no boxes, that of {index.paths[row]} the first: "
@@ -76,7 +76,7 @@ def _tell(
     small: npt.NDArray[np.bool_],
     what: str,
 ) -> None:
-    """Refuse or warn, given (N,) rows of the index, which of their boxes are impossible, and which because of size."""
+    """Raise or warn. `rows` (N,) of the index were checked; `impossible` and `small` (N,) mark their boxes."""
     count = int(impossible.sum())
     if not count:
         return
@@ -90,7 +90,11 @@ def _tell(
         log.warning("%s; their views are of one colour. Mend or remove these boxes", found)
         return
     if 2 * int(small.sum()) > count:
-        cause = "They look like fractions of the image; pixels are expected: multiply x by its width, y by its height."
+        cause = (
+            "They look like fractions of the image, expected are pixels: multiply x by the width and y by the height."
+        )
     else:
-        cause = "Expected pixels of the image as displayed. Are they of images of another size, or of other images?"
+        cause = (
+            "Expected pixels of the image as displayed. Do they belong to images of another size, or to other images?"
+        )
     raise UserError(f"{found}. {cause}")

@@ -1,4 +1,4 @@
-"""The table of samples: where the bytes are, where the hand is, what is known about it."""
+"""The table of samples: files, boxes and labels."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pipelines.files.image_file import MAX_FILE_BYTES
 from skeleton import HAND, Skeleton
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
-"""The box of an image of which only the decoder will know the size: a square around all of it."""
+"""The box for the square around a whole image; its size is read later, from the file's header."""
 
 
 Store = Callable[[int], bytes]
-"""Reads the whole file of a sample, by any thread; an `OSError` says that it cannot be read."""
+"""Reads the file of a sample; any thread may call it. Raises OSError if the file cannot be read."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Samples that lie together, so that a shuffle may keep near ones near.
+    """Samples that are stored together, so that a shuffle may keep them near each other.
 
     Attributes:
-        first: (B + 1,) int64, rows where each block begins, and where the last ends.
-        window: blocks that are shuffled together.
+        first: (B + 1,) int64, first row of each block, and the end of the last.
+        window: number of blocks that are shuffled together.
     """
 
     first: npt.NDArray[np.int64]
@@ -44,10 +44,10 @@ class SourceRows:
     """One of several sources in an index: `count` rows after those of the sources before it.
 
     Attributes:
-        name: as messages call it.
+        name: name for messages.
         count: samples.
-        weight: its share of a batch is this over the sum of all.
-        blocks: of its rows, counted from its first; None if it is shuffled as a whole.
+        weight: its share of a batch is this weight over the sum of all weights.
+        blocks: blocks of its rows, counted from its first; None if it is shuffled as a whole.
     """
 
     name: str
@@ -58,25 +58,25 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Index:
-    """What a source knows about its N samples, before a pixel is read.
+    """The N samples of a source: files, boxes and labels.
 
     Attributes:
-        name: the source, as messages call it.
+        name: name of the source, for messages.
         root: folder that `paths` are relative to.
-        paths: (N,) file names; of a store, what its samples are called.
+        paths: (N,) file names; with a store, the names of its samples.
         box_px: (N, 3) float32, centre x, centre y and side of the square around the hand, in pixels of the image as
             decoded (EXIF orientation applied), corner-based (the centre of the first pixel is 0.5, 0.5). A side of 0
             means the square around the whole image.
         keypoints_px: (N, K, 2) float32 in the same frame, or None; the K keypoints of `skeleton`. Pictures show them;
             pre-training never reads them. A keypoint that is not known is NaN.
-        skeleton: what is posed: which keypoints these are.
+        skeleton: the names of the K keypoints, and their bones.
         mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
-            augmentation, so keypoints are carried through it and the loss does not undo it. Everything here, boxes,
-            keypoints and targets, speaks of the file's image, before the mirror.
+            augmentation, so keypoints are mirrored too and the loss does not undo it. Boxes, keypoints and targets of
+            the index are those of the image before the mirror.
         group: (N,) int64 or None; samples of the same pose or moment share a number, so that subsets keep them
             together. None: each sample is its own group.
-        targets: further float32 arrays with N rows, by name; a source has those that its dataset knows:
+        targets: further float32 arrays with N rows, by name, as far as the dataset has them:
 
             - "K" (N, 3, 3), the camera matrix: from the camera's frame to pixels of the image as decoded,
               corner-based. `source_to_view_px` times K projects into a view, mirrored or not.
@@ -86,9 +86,9 @@ class Index:
             - "xyz_px" (N, K, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
               perspective), so a pose up to scale and shift.
 
-        sources: what a joined index is made of, in the order of its rows; empty for a single source.
-        store: where the bytes of the samples are; None where each is a file at `paths`.
-        blocks: which rows lie together, where a shuffle is to respect it. Of a joined index, see `sources`.
+        sources: the sources of a joined index, in the order of its rows; empty for a single source. store: reads the
+        bytes of a sample; None if each sample is a file at `paths`. blocks: rows that are stored together, for the
+        shuffle. For a joined index, see `sources`.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Index:
         return [source.count for source in self.sources] or [len(self)]
 
     def select(self, rows: npt.NDArray[np.int64]) -> Index:
-        """The index of some of the samples of one source, in the order of `rows`."""
+        """The index of the samples at `rows`, in this order. The index must have a single source."""
         if self.sources:
             raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
         store = self.store
@@ -147,7 +147,7 @@ class Index:
         return self.root / self.paths[sample]
 
     def read(self, sample: int) -> bytes:
-        """The bytes of one sample's file, by any thread.
+        """Read the bytes of one sample's file; any thread may call it.
 
         Raises:
             OSError: it cannot be read.
@@ -156,13 +156,13 @@ class Index:
 
 
 def read_file(path: str) -> bytes:
-    """A file's bytes.
+    """Read a file.
 
     Raises:
-        OSError: it cannot be read, is no file but a pipe or the like, which might never end, or is absurdly large.
+        OSError: it cannot be read, is a pipe or device, which might never end, or is larger than `MAX_FILE_BYTES`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:  # a file object of a folder's descriptor would raise without closing it
+    try:  # a file object for a folder's descriptor would raise without closing it
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
@@ -175,14 +175,14 @@ def read_file(path: str) -> bytes:
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
-    """One index of several: the rows of the first, then those of the second, and so on.
+    """Join several indices: the rows of the first, then those of the second, and so on.
 
-    Keypoints are NaN where a source has none. If all have some, so are the targets "K" and "xyz_m"; the other targets
-    are those that all have.
+    Keypoints of a source without any are NaN. If all sources have keypoints, missing targets "K" and "xyz_m" are NaN
+    too. Other targets are kept only if all sources have them.
 
     Args:
-        indices: of the sources, at least one.
-        weights: of each source in a batch.
+        indices: the sources' indices, at least one.
+        weights: weight of each source in a batch.
 
     Raises:
         UserError: the sources label different skeletons.
@@ -235,11 +235,11 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
 
 
 class NamesOnDemand(Sequence[str]):
-    """The names of a store's samples; made when asked for, since each may be a read of the disk.
+    """The names of a store's samples, each read from the disk only when it is used.
 
     Args:
-        count: how many.
-        name: of a sample, given its row.
+        count: number of samples.
+        name: function from a row to the sample's name.
     """
 
     def __init__(self, count: int, name: Callable[[int], str]) -> None:
@@ -270,7 +270,7 @@ def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
 def _joined(
     tables: Sequence[npt.NDArray[Any] | None], counts: Sequence[int], *, missing: float = np.nan
 ) -> npt.NDArray[Any] | None:
-    """Tables one below the other, `missing` for one that is None; None if all are."""
+    """Concatenate tables. A table that is None is filled with `missing`; the result is None if all are None."""
     known = next((table for table in tables if table is not None), None)
     if known is None:
         return None
@@ -281,7 +281,7 @@ def _joined(
 
 
 def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
-    """Groups of different sources never meet."""
+    """Join the groups; groups of different sources stay different."""
     if all(index.group is None for index in indices):
         return None
     groups, first = [], 0

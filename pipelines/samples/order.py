@@ -1,6 +1,6 @@
-"""Which sample stands at which place of an epoch, and which positions of the run a rank loads.
+"""Defines the sample at each place of an epoch, and the global positions that a rank loads.
 
-A position counts from the beginning of the run, a place from the beginning of its epoch.
+A global position counts from the start of the run, a place from the start of its epoch.
 
 Everything here is a pure function of its arguments, so a resume at any step, on any number of ranks, continues the
 same run.
@@ -22,9 +22,9 @@ from pipelines.samples.index import Blocks, Index
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
-    """The order of a run over an index, of one source or of several.
+    """Build the order of a run over an index of one or several sources.
 
-    An epoch is as many whole batches as all the images fill.
+    An epoch has as many whole batches as the images fill.
 
     Args:
         index: at least `batch` samples.
@@ -52,11 +52,11 @@ class EpochOrder:
     """Every epoch a new shuffle of the same `count` samples; an epoch visits the first `length` of it.
 
     Args:
-        count: samples in the index.
-        length: places in an epoch, at most `count`; the rest of the shuffle sits this epoch out.
+        count: number of samples in the index.
+        length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
         seed: the run's seed.
         rows: (length,) what every epoch visits, in this order; None shuffles.
-        blocks: shuffle within windows of them only.
+        blocks: shuffle only within windows of these blocks.
     """
 
     def __init__(
@@ -78,23 +78,23 @@ class EpochOrder:
         return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
-        """Rows that stand in, in this order, for a bad sample at a place: (attempts,) int64."""
+        """Rows (attempts,) int64 to try, in this order, in place of a bad sample."""
         return _substitutes(self.seed, epoch, place, self.count, attempts)
 
 
 class MixtureOrder:
-    """Several sources, each with a fixed number of rows of every batch and passed through in laps of its own.
+    """Several sources. Each has a fixed number of rows in every batch, and is shuffled in laps of its own.
 
-    A lap is one pass over a source in a new shuffle. Laps cross the borders of batches and epochs, so a small source
-    makes many laps in an epoch, and a large one may not end its first. The rows of a source are spread evenly over a
-    batch, so that its micro-batches hold about the same shares.
+    A lap is one pass over a source in a new shuffle. Laps do not end with batches or epochs: a small source has many
+    laps in an epoch, a large one may not finish its first. The rows of a source are spread evenly over a batch, so that
+    every micro-batch has about the same shares.
 
     Args:
         counts: samples of each source, one after the other in the index.
-        rows: of each source in every batch, all positive.
+        rows: rows of each source in every batch, all positive.
         length: places in an epoch, whole batches.
         seed: the run's seed.
-        blocks: of each source, see `EpochOrder`; empty for none.
+        blocks: blocks of each source, see `EpochOrder`; empty for none.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class MixtureOrder:
         self._first = np.cumsum([0, *counts])
         self._rows = np.array(rows, np.int64)
         self._source = spread(rows)
-        self._rank = np.empty(self._batch, np.int64)  # which of its source's rows stands at a row of the batch
+        self._rank = np.empty(self._batch, np.int64)  # number of a batch's row within its source
         for source, count in enumerate(rows):
             self._rank[self._source == source] = np.arange(count)
         self._laps = [
@@ -125,7 +125,7 @@ class MixtureOrder:
         """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
         step, row = np.divmod(epoch * self.length + places, self._batch)
         sources = self._source[row]
-        before = step * self._rows[sources] + self._rank[row]  # how many of the same source came before
+        before = step * self._rows[sources] + self._rank[row]  # number of earlier rows of the same source
         samples = np.empty_like(places)
         for source in np.unique(sources).tolist():
             here = sources == source
@@ -133,7 +133,7 @@ class MixtureOrder:
         return samples
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
-        """Rows of the same source that stand in, in this order, for a bad sample at a place: (attempts,) int64."""
+        """Rows (attempts,) int64 of the same source to try, in this order, in place of a bad sample."""
         source = self._source[(epoch * self.length + place) % self._batch]
         first, end = (int(edge) for edge in self._first[source : source + 2])
         return _substitutes(self.seed, epoch, place, end - first, attempts) + first
@@ -144,9 +144,9 @@ class _Laps:
 
     Args:
         count: samples of the source.
-        apart: rows of the source in a batch. Where it has three times as many samples, a lap does not begin with any
-            of the last `apart` samples of the lap before: a picture that stood twice in a batch would be its own
-            negative.
+        apart: rows of the source in a batch. If the source has at least three times as many samples, a lap does not
+            begin with any of the last `apart` samples of the lap before: an image that is twice in a batch would be its
+            own negative.
         seed: the run's seed.
         source: number of the source.
         blocks: of the source.
@@ -158,7 +158,7 @@ class _Laps:
         self._lap = _Kept(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
-        """What comes after `numbers` (N,) others of this source: (N,) int64 in [0, count)."""
+        """The samples (N,) int64 at the places `numbers` (N,) of this endless order, in [0, count)."""
         laps, places = np.divmod(numbers, self._count)
         samples = np.empty_like(numbers)
         for lap in np.unique(laps).tolist():
@@ -169,7 +169,7 @@ class _Laps:
     def _made(self, lap: int) -> IntArray:
         order = self._shuffled(lap)
         if lap and self._apart:
-            # The end of a lap is never changed here, so this needs the lap before as it was shuffled, and no other.
+            # The end of a lap is never changed, so only the lap before is needed, as it was shuffled.
             just_seen = np.zeros(self._count, bool)
             just_seen[self._shuffled(lap - 1)[-self._apart :]] = True
             early = np.flatnonzero(just_seen[order[: self._apart]])
@@ -183,16 +183,16 @@ class _Laps:
 
 
 class _Kept:
-    """The shuffles of an epoch or lap and of the one before: batches cross from one into the next, and go no further.
+    """Caches the last two shuffles: a batch needs at most those of two successive epochs or laps.
 
     Args:
-        shuffled: makes one, given its number.
+        shuffled: makes the shuffle of a number.
     """
 
     def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
         self._shuffled = shuffled
         self._kept: dict[int, IntArray] = {}
-        self._lock = threading.Lock()  # the loader's readers ask at the same time
+        self._lock = threading.Lock()  # several reader threads of the loader call this at once
 
     def __call__(self, number: int) -> IntArray:
         with self._lock:
@@ -206,25 +206,27 @@ Order = EpochOrder | MixtureOrder
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
-    """How many of `batch` rows each weight is worth: whole shares, then one more for the largest remainders.
+    """Divide `batch` rows among weights: the whole parts of the shares, then one more for the largest remainders.
 
-    The same for every batch. Where the weights do not divide the batch, a source's share is off by less than one row.
+    The result holds for every batch. A source's share differs from its weight by less than one row.
     """
     shares = np.array(weights, np.float64) * (batch / sum(weights))
-    rows = np.floor(shares + 1e-9).astype(np.int64)  # a share that rounding has left just below a whole number is one
+    rows = np.floor(shares + 1e-9).astype(
+        np.int64
+    )  # a share just below a whole number, from rounding, counts as this number
     most_left = np.argsort(rows - shares, kind="stable")
     rows[most_left[: batch - rows.sum()]] += 1
     return [int(count) for count in rows]
 
 
 def spread(rows: Sequence[int]) -> IntArray:
-    """Which source stands at each row of a batch, each evenly from beginning to end: (sum(rows),) int64."""
+    """The source of each row of a batch, each source spread evenly: (sum(rows),) int64."""
     at = np.concatenate([(np.arange(count) + 0.5) / count for count in rows])
     return np.repeat(np.arange(len(rows)), rows)[np.argsort(at, kind="stable")]
 
 
 def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntArray:
-    """All of `count` rows: (count,) int64; with blocks, these in random order and the rows of a few at a time mixed."""
+    """Shuffle `count` rows: (count,) int64. With blocks: shuffle the blocks, then the rows within each window."""
     generator = np.random.Generator(bits)
     if blocks is None:
         return generator.permutation(count)
@@ -242,7 +244,7 @@ def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntA
 
 def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -> IntArray:
     bits = philox(seed, Stream.SUBSTITUTE, epoch=epoch)
-    bits.advance(place * 4096)  # counters set aside for one place: no two share a number
+    bits.advance(place * 4096)  # a separate range of counters for each place
     return np.random.Generator(bits).integers(count, size=attempts)
 
 
@@ -258,20 +260,20 @@ class RankSlice:
         return self.stop - self.start
 
     def positions(self, step: int) -> IntArray:
-        """Positions in the run's global order that the rank loads at `step`: (len(self),) int64."""
+        """Global positions that the rank loads at `step`: (len(self),) int64."""
         first = step * self.batch
         return np.arange(first + self.start, first + self.stop, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one rank loads, step by step.
+    """The steps and rows that one rank loads.
 
     Attributes:
-        order: which sample stands where.
-        rows: the rows of each global batch that the rank loads.
+        order: the sample at each place.
+        rows: the rank's rows of each global batch.
         first_step: step of the first batch.
-        last_step: the schedule ends before this step; None never ends it.
+        last_step: the schedule ends before this step; None: never.
     """
 
     order: Order

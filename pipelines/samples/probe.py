@@ -1,4 +1,4 @@
-"""The size of images, known before they are decoded."""
+"""Reads sizes of images from their headers, to estimate the size of a dataset's images from a sample."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipelines.samples.index import Index
 _LOOKED_AT: Final = 32
 
 _CHUNK_BYTES: Final = 2**28
-"""Decoded pixels in a DALI batch, of which a few are under way at once."""
+"""Largest number of decoded pixels in a DALI batch, of which a few are in memory at once."""
 
 _MOST: Final = 256
-"""Samples in a DALI batch; more are no faster."""
+"""Largest number of samples in a DALI batch; more are not faster."""
 
 
 def displayed_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
-    """Width and height of an image, EXIF orientation applied; None if it cannot be read, or is no image."""
+    """Width and height of an image, EXIF orientation applied; None if it cannot be read or is not an image."""
     try:
         return check_image(read()).displayed_size_px
     except (OSError, BadImage):
@@ -30,12 +30,12 @@ def displayed_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
 
 
 def largest_pixels(index: Index) -> int:
-    """Pixels of the largest of a few images, from all over the index; 0 if none of them can be read."""
+    """Number of pixels of the largest image in a sample of the index; 0 if none can be read."""
     looked_at = np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist()
     sizes_px = (displayed_size_px(partial(index.read, sample)) or (0, 0) for sample in looked_at)
     return max((width * height for width, height in sizes_px), default=0)
 
 
 def samples_at_once(pixels: int) -> int:
-    """How many images of so many pixels make a DALI batch that fits into memory a few times."""
+    """Number of images of this many pixels for a DALI batch; a few such batches fit into memory."""
     return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))

@@ -1,4 +1,4 @@
-"""Dataset layouts: one file each, all giving an `Index`. A new one needs its file and one line in `load_index`."""
+"""Dataset layouts. Each has a file with a function that returns an `Index`, and an entry here."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _OWN_BOXES: Final = {
 
 
 def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = False) -> Index:
-    """Read the table of samples, boxes with their margin; several sources become one table, one after the other.
+    """Read the index of one or several sources, with the margin applied to the boxes. Several sources are joined.
 
     Args:
-        config: of one source, or of several.
-        verify: of shards, compare the checksum of each sample when it is read.
+        config: one source, or several.
+        verify: for shards, compare the checksum of each sample when it is read.
 
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.

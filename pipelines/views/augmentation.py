@@ -1,6 +1,6 @@
-"""The configuration of the augmentations: how views are made at random.
+"""Configuration of the random augmentations.
 
-Nothing heavy is imported here: a mistake in a configuration is answered at once.
+This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Range: TypeAlias = Annotated[tuple[Number, Number], AfterValidator(_ordered)]
 Probability: TypeAlias = Fraction
 
 MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
-"""At the least, nothing is seen of a blur: its neighbours weigh 2e-22."""
+"""Smallest sigma of a blur; such a blur is invisible, with a weight of 2e-22 for the neighbours."""
 
 LINEAR_HUE_DEG = 30.0
-"""A hue cannot be multiplied by a linear map; it is turned as far as this hue, a skin's, would be."""
+"""Reference hue (skin) of the linear jitter: a linear map cannot scale a hue, so it rotates all hues as it would
+this."""
 
 GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in a grey (ITU-R BT.601, as OpenCV's)."""
+"""Weights of red, green and blue in grey (ITU-R BT.601, as in OpenCV)."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -44,11 +45,11 @@ class GeometryConfig:
         translation_frac: largest shift along each axis, as a fraction of the output's side (the paper's 15 of 128).
         scale: range of the scale.
         scale_is: whether scale 2 shows the hand twice as large ("magnification") or twice the margin ("margin").
-        crop_probability: how often a view shows a random square of the canonical view only (the paper's study). It is
-            part of the affine map, so the loss undoes it.
-        crop_side_frac: range of that square's side, as a fraction of the canonical view's; it lies inside.
-        fill: what lies outside the source image: a grey value in [0, 255], or "edge" to repeat the border.
-        antialias: sample a halved source, like a mip map, where a view minifies; False always samples the source.
+        crop_probability: probability that a view shows only a random square of the canonical view (the paper's study).
+            The crop is part of the affine map, so the loss undoes it.
+        crop_side_frac: range of the square's side, as a fraction of the canonical view's side. The square lies inside.
+        fill: pixels outside the source image: a grey value in [0, 255], or "edge" to repeat the border.
+        antialias: if a view is smaller than its source, sample a halved source (mip map). False: always the source.
     """
 
     side_px: Annotated[int, Field(ge=8, le=4096)] = 128
@@ -73,7 +74,7 @@ class ColourConfig:
         saturation: range of the factor of the saturation.
         value_scale: range of a.
         value_shift: range of b, in units of 8-bit pixels.
-        shared_factor: one draw scales both hue and saturation (the paper names one s); False draws each of its own.
+        shared_factor: one draw scales both hue and saturation (the paper has one s); False: one draw for each.
     """
 
     jitter: Literal["hsv", "linear", "none"] = "hsv"
@@ -100,20 +101,21 @@ class ColourConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class AppearanceConfig:
-    """Further augmentations of a view's pixels, which the paper studied and left out (Fig. 5 and 6); all off.
+    """Further augmentations of a view's pixels, off by default. The paper studied and rejected them (Fig. 5 and 6).
 
     Each takes an 8-bit view and gives an 8-bit view. They follow the warp and the colour jitter, in the order of the
-    attributes, which is the authors'. A view gets each with its own probability (theirs is 0.5), independently.
+    attributes, which is the authors'. Each is applied independently with its own probability (the authors': 0.5).
 
     Attributes:
-        sobel_probability: how often a view becomes the length of its grey picture's Sobel gradient (3 x 3).
-        cut_out_probability: how often a square becomes one grey.
-        cut_out_side_frac: range of that square's side, as a fraction of the view's; it lies inside.
-        blur_probability: how often a view is blurred by a Gaussian.
-        blur_sigma_px: range of the Gaussian's standard deviation, in pixels of the view; cut off at three of them.
-        noise_probability: how often each pixel and channel gets Gaussian noise of its own.
+        sobel_probability: probability of replacing a view by the length of the 3 x 3 Sobel gradient of its grey
+            picture.
+        cut_out_probability: probability of filling a square with one grey.
+        cut_out_side_frac: range of the square's side, as a fraction of the view's side. The square lies inside.
+        blur_probability: probability of a Gaussian blur.
+        blur_sigma_px: range of the Gaussian's standard deviation, in pixels of the view. It is cut off at three sigma.
+        noise_probability: probability of Gaussian noise, independent for each pixel and channel.
         noise_std: standard deviation of the noise, in units of 8-bit pixels.
-        colour_drop_probability: how often a view becomes grey.
+        colour_drop_probability: probability of turning a view grey.
     """
 
     sobel_probability: Probability = 0.0
@@ -127,7 +129,7 @@ class AppearanceConfig:
 
     @property
     def active(self) -> bool:
-        """Whether any view gets any of them."""
+        """Whether any of them is switched on."""
         return any(value for name, value in vars(self).items() if name.endswith("_probability"))
 
     @field_validator("cut_out_side_frac")
@@ -150,7 +152,7 @@ class AppearanceConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Augmentation:
-    """How views are made at random: the tables of these names of a configuration."""
+    """The three tables geometry, colour and appearance of a configuration."""
 
     geometry: GeometryConfig = GeometryConfig()
     colour: ColourConfig = ColourConfig()

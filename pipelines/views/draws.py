@@ -1,8 +1,8 @@
 """Augmentation parameters as a pure function of (seed, epoch, place in the epoch, view).
 
-Not of rank, worker, world size or device, and not of how often the job was killed: NumPy's counter-based Philox is
-advanced to the place, and every view consumes a fixed count of draws whatever is switched on. So a new augmentation
-takes a free column and leaves the others as they are.
+They do not depend on rank, worker, world size, device or interruptions: NumPy's counter-based Philox is advanced to the
+place, and every view consumes a fixed number of draws. A new augmentation takes a free column and does not change the
+others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipelines.randomness import Stream, philox
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, GeometryConfig, Range
 
 UNIFORMS_PER_VIEW = 32
-"""Uniform numbers set aside for one view of one sample; a multiple of Philox's block of four."""
+"""Uniform numbers reserved for one view of one sample; a multiple of Philox's block of four."""
 
 _PHILOX_BLOCK = 4
 
@@ -32,10 +32,10 @@ class Draw(IntEnum):
     SATURATION = 5
     VALUE_SCALE = 6
     VALUE_SHIFT = 7
-    COLOUR_DROP = 8  # 1 where the view gets it, else 0; so are SOBEL, CUT_OUT, BLUR, NOISE and CROP
+    COLOUR_DROP = 8  # 1 if applied, else 0; the same for SOBEL, CUT_OUT, BLUR, NOISE and CROP
     SOBEL = 9
     CUT_OUT = 10
-    CUT_OUT_SIDE_PX = 11  # whole pixels of the view, so that every backend cuts out the same ones
+    CUT_OUT_SIDE_PX = 11  # whole pixels of the view, so that every backend cuts out the same pixels
     CUT_OUT_LEFT_PX = 12
     CUT_OUT_TOP_PX = 13
     CUT_OUT_GREY = 14
@@ -53,7 +53,7 @@ class Draw(IntEnum):
 def _uniforms(seed: int, epoch: int, view: int, places: IntArray) -> DoubleArray:
     """Uniform numbers in [0, 1) at `places` (N,): (N, UNIFORMS_PER_VIEW).
 
-    One generator call per run of consecutive places, of which a batch has one or a few.
+    The generator is called once for each run of consecutive places; a batch has one or a few runs.
     """
     out = np.empty((len(places), UNIFORMS_PER_VIEW))
     starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
@@ -65,17 +65,17 @@ def _uniforms(seed: int, epoch: int, view: int, places: IntArray) -> DoubleArray
 
 
 def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, places: IntArray) -> FloatArray:
-    """The table of draws of one view.
+    """Draw the augmentations of one view.
 
     Args:
         augmentation: the ranges.
         seed: the run's seed.
-        epoch: which epoch.
-        view: which view of the sample.
-        places: (N,) places in the epoch's global order.
+        epoch: number of the epoch.
+        view: number of the view.
+        places: (N,) places in the epoch.
 
     Returns:
-        (N, len(Draw)) float32, columns as in `Draw`; those of an augmentation that is off are 0.
+        (N, len(Draw)) float32 with the columns of `Draw`. Columns of an augmentation that is off are 0.
     """
     geometry, colour, appearance = augmentation.geometry, augmentation.colour, augmentation.appearance
     uniform = _uniforms(seed, epoch, view, places)

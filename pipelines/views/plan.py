@@ -1,7 +1,7 @@
-"""Decides the views of N samples before any of them is decoded: matrices, halvings, and what to decode.
+"""Plans the views of N samples before they are decoded: matrices, halvings, and regions to decode.
 
-Everything follows from the files' headers, the boxes and the draws. So what warps the pixels, what carries the
-keypoints and what the loss undoes is one draw on every backend, composed here and nowhere else.
+The plan follows from the files' headers, the boxes and the draws. On every backend, the matrix that warps the pixels,
+transforms the keypoints and is undone by the loss comes from this plan; no other code composes matrices.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pipelines.views.regions import find_regions
 Matrices = npt.NDArray[np.float64]
 
 HALVE_BELOW: Final = math.sqrt(0.5)
-"""A view that shows the source at less than this size samples a halved source, and so on for each halving."""
+"""Magnification below which a view samples a halved source; the same limit holds for each further halving."""
 
 MAX_HALVINGS: Final = 6
-"""Largest number of halvings; a view that needs more shows an image of 64 times its side."""
+"""Largest number of halvings: enough for an image of 64 times the view's side."""
 
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """One view of each of N samples, as it will be made.
+    """The plan of one view of each of N samples.
 
     Attributes:
         draws: (N, len(Draw)) float32, the table of draws.
         matrix: (N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
-        halvings: (N,) int64, how often what is decoded is halved before the warp samples it.
-        decoded_to_view_px: (N, 2, 3) float32, pixels of what is decoded, halved -> view pixels, corner-based.
+        halvings: (N,) int64, number of halvings of the decoded image before the warp samples it.
+        decoded_to_view_px: (N, 2, 3) float32, pixels of the decoded and halved image -> view pixels, corner-based.
     """
 
     draws: FloatArray
@@ -50,12 +50,12 @@ class ViewPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All views of N samples, and what is decoded for them.
+    """All views of N samples, and the regions to decode.
 
     Attributes:
-        start_px: (N, 2) int64, row and column of the stored image where what is decoded begins.
-        shape_px: (N, 2) int64, height and width of what is decoded.
-        views: the views.
+        start_px: (N, 2) int64, row and column in the stored image where the decoded region begins.
+        shape_px: (N, 2) int64, height and width of the decoded region.
+        views: a plan for each view.
     """
 
     start_px: IntArray
@@ -79,18 +79,18 @@ def plan_views(
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
 ) -> Plan:
-    """Decide the views of N samples.
+    """Plan the views of N samples.
 
     Args:
         size_px: (N, 2) heights and widths of the images as stored.
-        orientation: (N,) Exif's, 1 to 8.
+        orientation: (N,) Exif orientation, 1 to 8.
         box_px: (N, 3) centre x, centre y and side of the canonical box in the upright source; side 0 means the whole
             image.
         draws: per view, the (N, len(Draw)) table of draws.
-        geometry: side of the output, and whether to halve what is minified.
+        geometry: side of the output, and whether to halve.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
-        croppable: (N,) of which images a region may be decoded where the views reach no more; None: of none.
+        croppable: (N,) whether only a region of an image may be decoded; None: of no image.
     """
     upright_px = upright_size_px(size_px, orientation)
     box = np.where(
@@ -121,7 +121,7 @@ def plan_views(
 
 
 class _Composed(NamedTuple):
-    """Matrices of one view of N samples, (N, 2, 3) float64, and how large it shows the source, (N,)."""
+    """Matrices of one view of N samples, (N, 2, 3) float64, and its magnification of the source, (N,)."""
 
     matrix: Matrices
     source_to_view_px: Matrices
@@ -129,7 +129,7 @@ class _Composed(NamedTuple):
 
 
 def _compose(box: Matrices, table: Matrices, side_px: int, mirror: BoolArray | None) -> _Composed:
-    """Matrices of one view, from boxes (N, 3) that have a side."""
+    """Compose the matrices of one view, from boxes (N, 3) whose side is not 0."""
     angle, magnification = np.deg2rad(table[:, Draw.ANGLE_DEG]), table[:, Draw.MAGNIFICATION]
     matrix = np.empty((len(box), 2, 3))
     matrix[:, 0, 0] = matrix[:, 1, 1] = magnification * np.cos(angle)
@@ -139,7 +139,7 @@ def _compose(box: Matrices, table: Matrices, side_px: int, mirror: BoolArray | N
     if table[:, Draw.CROP].any():
         magnification = _crop_first(matrix, magnification, table)
 
-    scale = side_px / box[:, 2]  # output pixels per source pixel, before the augmentation
+    scale = side_px / box[:, 2]  # output pixels per source pixel before the augmentation
     to_view = np.empty_like(matrix)
     to_view[:, :, :2] = matrix[:, :, :2] * scale[:, None, None]
     if mirror is not None:
@@ -150,7 +150,7 @@ def _compose(box: Matrices, table: Matrices, side_px: int, mirror: BoolArray | N
 
 
 def _crop_first(matrix: Matrices, magnification: Matrices, table: Matrices) -> Matrices:
-    """Let `matrix` (N, 2, 3), changed in place, act on the crop of the canonical view: u -> (u - k) / c.
+    """Put the crop of the canonical view, u -> (u - k) / c, before `matrix` (N, 2, 3), which is changed in place.
 
     k is the crop's centre and c its side. Returns the new magnification (N,).
     """
@@ -163,7 +163,7 @@ def _crop_first(matrix: Matrices, magnification: Matrices, table: Matrices) -> M
 
 
 def count_halvings(size_px: IntArray, shrink: Matrices) -> IntArray:
-    """How often images of sizes (N, 2) are halved for views that show them `shrink` (N,) times as large: (N,)."""
+    """Number of halvings (N,) of images of sizes (N, 2) for views with magnification `shrink` (N,)."""
     halvings = np.zeros(len(size_px), np.int64)
     for level in range(MAX_HALVINGS):
         halvings += (shrink < HALVE_BELOW * 0.5**level) & (size_px.min(axis=1) >= 4 * 2**level)  # two pixels remain
@@ -171,14 +171,14 @@ def count_halvings(size_px: IntArray, shrink: Matrices) -> IntArray:
 
 
 def _after(outer: Matrices, inner: npt.NDArray[np.number]) -> Matrices:
-    """The maps (N, 2, 3) that apply `inner` first."""
+    """Compose maps (N, 2, 3); `inner` is applied first."""
     composed: Matrices = outer[:, :, :2] @ inner.astype(np.float64)
     composed[:, :, 2] += outer[:, :, 2]
     return composed
 
 
 def _from_decoded(stored_to_view: Matrices, start_px: IntArray, halvings: IntArray) -> Matrices:
-    """(N, 2, 3) from pixels of what is decoded and halved, given the maps from pixels of the stored image."""
+    """Turn maps (N, 2, 3) from stored pixels into maps from pixels of the decoded and halved region."""
     matrix = stored_to_view.copy()
     matrix[:, :, :2] *= 2.0 ** halvings[:, None, None]
     matrix[:, :, 2] += np.einsum("nij,nj->ni", stored_to_view[:, :, :2], start_px[:, ::-1])

@@ -104,7 +104,7 @@ def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:
 def test_too_few_images_or_cores_are_told(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=4)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
-    with pytest.raises(UserError, match="4 images, fewer than a batch of 16"):
+    with pytest.raises(UserError, match="4 images, fewer than --batch = 16: use more images or a smaller batch"):
         compare_loaders(config, LoaderSettings(cores=1, batch=16), device=CPU)
     with pytest.raises(UserError, match="--cores 4096"):
         compare_loaders(config, LoaderSettings(cores=4096, batch=2), device=CPU)

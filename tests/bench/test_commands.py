@@ -66,7 +66,7 @@ def test_a_loader_that_got_slower_fails(
         (["--record", "/proc/rows.jsonl"], "--record /proc/rows.jsonl: cannot be written"),
         (["--plot", "/proc/plot.png"], "--plot /proc/plot.png: cannot be written"),
         (["--plot", "plot.txt"], "--plot plot.txt: expected a name that ends in .png"),
-        (["--tune", "--soak", "1"], "--tune and --soak are each instead of the measurement"),
+        (["--tune", "--soak", "1"], "--tune and --soak exclude each other"),
     ],
 )
 def test_what_cannot_be_written_or_goes_ill_together_is_told_first(

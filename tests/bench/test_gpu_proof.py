@@ -211,7 +211,7 @@ def test_a_stage_ends_with_what_runs_it(job: Job, monkeypatch: pytest.MonkeyPatc
     ("arguments", "told"),
     [
         (["--stage", "lodaer"], "--stage lodaer: expected one of tests, loader,"),
-        ([], "torch sees no GPU here: see nvidia-smi, or try it out with --dry-run"),
+        ([], "torch finds no GPU: check nvidia-smi, or use --dry-run"),
     ],
 )
 def test_what_cannot_be_run_is_told(

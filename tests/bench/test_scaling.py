@@ -70,7 +70,7 @@ def test_what_limits_is_named() -> None:
     assert project(few, dataclasses.replace(ideal, between=Link(1e-4, 1e18)), 2).limit == "exchange of embeddings"
     assert project(WORK, dataclasses.replace(ideal, fixed_s=0.05), 2).limit == "fixed cost of a step"
     odd = project(WORK, dataclasses.replace(ideal, gpus_per_node=3), 1)
-    assert odd.limit == "micro-batches cannot be dealt evenly"
+    assert odd.limit == "uneven numbers of micro-batches"
     assert odd.step_s == pytest.approx(0.6)  # six micro-batches on one of three ranks
     slow_disk = dataclasses.replace(ideal, image_bytes=1e6, storage_bytes_per_s=1e9)
     assert project(WORK, slow_disk, 2).limit == "storage"

@@ -167,7 +167,7 @@ def test_labels_of_one_point_do_not_count() -> None:
     hands = tiny_hands.random_hands_m(np.random.default_rng(0), 20)
     spoilt = np.concatenate([np.full((1, 21, 3), 0.5), hands[:10]]), np.concatenate([hands[10:], np.ones((1, 21, 3))])
     assert constant_errors(*spoilt) == constant_errors(hands[:10], hands[10:])
-    with pytest.raises(UserError, match="all 3 labels are one point or no numbers"):
+    with pytest.raises(UserError, match="all 3 labels are a single point or not finite"):
         constant_errors(hands, np.full((3, 21, 3), np.nan))
 
 

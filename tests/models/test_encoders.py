@@ -17,11 +17,12 @@ def save_resnet18(path: Path) -> dict[str, torch.Tensor]:
     if path.suffix == ".safetensors":
         safetensors.torch.save_file(state, path)
     else:
-        torch.save({"state_dict": state} if "nested" in path.name else state, path)
+        saved = {f"module.{name}": tensor for name, tensor in state.items()} if "parallel" in path.name else state
+        torch.save({"state_dict": saved} if "nested" in path.name else saved, path)
     return state
 
 
-@pytest.mark.parametrize("file", ["plain.pth", "nested.pth", "plain.safetensors"])
+@pytest.mark.parametrize("file", ["plain.pth", "nested.pth", "parallel.pth", "plain.safetensors"])
 def test_reads_torchvision_files_and_gives_them_back(file: str, tmp_path: Path) -> None:
     state = save_resnet18(tmp_path / file)
     encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))

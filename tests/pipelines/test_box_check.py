@@ -40,10 +40,13 @@ GOOD = [20.0, 10, 60, 50]
 @pytest.mark.parametrize(
     ("edges", "message"),
     [
-        ([0.2, 0.1, 0.7, 0.8], "100 of 100 boxes show nothing.*look like fractions of the image; pixels are expected"),
+        ([0.2, 0.1, 0.7, 0.8], "100 of 100 boxes show nothing.*look like fractions of the image, expected are pixels"),
         ([0, 0, 1, 1], "look like fractions"),
         ([-500, 10, -400, 50], "100 of 100 boxes show nothing.*000.png the first: x -500 to -400.*Expected pixels"),
-        ([900, 10, 1000, 50], "64 of 64 boxes that were compared with the size.*Are they of images of another size"),
+        (
+            [900, 10, 1000, 50],
+            "64 of 64 boxes that were compared with the size.*Do they belong to images of another size",
+        ),
         ([10, 9_000, 50, 9_900], "64 of 64 boxes that were compared"),
         ([10, 65, 40, 85], "64 of 64 boxes that were compared"),  # below an image that is wider than high
         ([-5000, -5000, 5000, 5000], "64 of 64 boxes that were compared"),

@@ -215,5 +215,5 @@ def test_the_command_names_files_that_are_not_utf8(images: Path, tmp_path: Path)
         [sys.executable, "cli.py", "check-data", *settings, str(tmp_path / "bad.jsonl")], cwd=tiny_run.ROOT,
         capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert r"  h\udce4nd.jpg: empty file" in done.stdout

@@ -203,8 +203,8 @@ def pretraining_checkpoint(folder: Path) -> State:
 
 def test_our_pretraining_becomes_theirs(tmp_path: Path) -> None:
     ours = pretraining_checkpoint(tmp_path / "run")
-    convert(tmp_path / "run", tmp_path / "lightning.pth", "lightning")
-    theirs = torch.load(tmp_path / "lightning.pth", weights_only=True)["state_dict"]
+    convert(tmp_path / "run", tmp_path / "lightning.ckpt", "lightning")
+    theirs = torch.load(tmp_path / "lightning.ckpt", weights_only=True)["state_dict"]
     assert torch.equal(theirs["encoder.features.0.weight"], ours["encoder.resnet.conv1.weight"])
     assert torch.equal(theirs["encoder.features.7.1.bn2.bias"], ours["encoder.resnet.layer4.1.bn2.bias"])
     assert torch.equal(theirs["projection_head.3.weight"], ours["projector.3.weight"])
@@ -218,7 +218,7 @@ def test_our_pretraining_becomes_theirs(tmp_path: Path) -> None:
     resnet = torchvision.models.resnet18(weights=None)
     resnet.load_state_dict(torch.load(tmp_path / "published.pth", weights_only=True)["state_dict"])  # strict, as theirs
     assert torch.equal(resnet.conv1.weight, ours["encoder.resnet.conv1.weight"])
-    convert(tmp_path / "lightning.pth", tmp_path / "again.safetensors", "ours")
+    convert(tmp_path / "lightning.ckpt", tmp_path / "again.safetensors", "ours")
     again = build_encoder(EncoderConfig("resnet18", str(tmp_path / "again.safetensors")))
     assert torch.equal(again.resnet.conv1.weight, ours["encoder.resnet.conv1.weight"])
 

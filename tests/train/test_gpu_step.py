@@ -16,7 +16,7 @@ from train.config.load import load_config
 from train.config.pretraining import Config
 from train.distributed.world import World
 from train.pretrain import Pretraining
-from train.steps.contrastive import StepResult
+from train.steps.exact import StepResult
 
 pytestmark = pytest.mark.gpu
 
@@ -81,9 +81,9 @@ def assert_close(ours: StepResult, theirs: StepResult, *, loss: float, embedding
 )
 def test_what_makes_it_fast_changes_the_loss_little(override: str, loss: float, embeddings: float) -> None:
     """Bounds are about five times what a CPU shows for the same settings: 16 bits leave 8 or 11 of mantissa."""
-    expected = state().contrastive(batch())
+    expected = state().exact(batch())
     made = state(override)
-    result = made.contrastive(batch())
+    result = made.exact(batch())
     assert_close(result, expected, loss=loss, embeddings=embeddings)
     assert result.embeddings.dtype == torch.float32
     for parameter in made.network.parameters():
@@ -129,7 +129,7 @@ def test_pinned_batches_are_copied_without_waiting() -> None:
 def test_a_step_that_overflows_is_skipped() -> None:
     made = state("train.precision=fp16")
     scaler = GradScaler("cuda", init_scale=2.0**127)
-    made.scaler = made.contrastive.scaler = scaler
+    made.scaler = made.exact.scaler = scaler
     before = [parameter.detach().clone() for parameter in made.network.parameters()]
     made.step(batch())
     assert all(torch.equal(old, new) for old, new in zip(before, made.network.parameters(), strict=True))
@@ -145,7 +145,7 @@ def test_a_step_that_overflows_is_skipped() -> None:
 def test_recomputing_gives_the_same_embeddings(precision: str, bound: float) -> None:
     """Within the bound: a kernel may sum in another order from call to call. Gradients follow, batch norm too."""
     kept, again = (state(f"train.precision={precision}", f"train.recompute={how}") for how in ("never", "always"))
-    expected, result = kept.contrastive(batch()), again.contrastive(batch())
+    expected, result = kept.exact(batch()), again.exact(batch())
     assert expected.recompute_difference is None
     assert result.recompute_difference is not None
     largest = float(expected.embeddings.abs().max())
@@ -164,9 +164,9 @@ def flat_gradient(made: Pretraining) -> Tensor:
 def test_memory_decides_on_recomputing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the allocator counts for a graph is more than its input, and decides by what is free."""
     made = state("train.recompute=auto")
-    made.contrastive(batch())
-    assert made.contrastive.recompute == "never"
-    monkeypatch.setattr("train.steps.contrastive.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
+    made.exact(batch())
+    assert made.exact.recompute == "never"
+    monkeypatch.setattr("train.steps.exact.free_bytes", lambda world: 2 * 8 * 3 * SIDE_PX**2 * 4)
     short = state("train.recompute=auto")
-    short.contrastive(batch())
-    assert short.contrastive.recompute == "always"
+    short.exact(batch())
+    assert short.exact.recompute == "always"

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 import train.steps.memory
 from models.network import build_network
-from tests.train.tiny_step import SIDE_PX, UNDO, Recompute, images, network, run, to_double
+from tests.train.tiny_step import SIDE_PX, Recompute, exact_step, images, network, run
 from train.config.load import load_config
 from train.config.pretraining import Config
-from train.steps.contrastive import ContrastiveStep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -106,10 +105,10 @@ def test_recomputing_holds_one_graph_at_a_time() -> None:
 
 def test_auto_keeps_graphs_that_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for free, expected in ((2**40, "never"), (0, "always")):
-        monkeypatch.setattr("train.steps.contrastive.free_bytes", lambda world, free=free: free)
-        step = ContrastiveStep(network(), UNDO, batch=6, micro_batch=2, preprocess=to_double)
+        monkeypatch.setattr("train.steps.exact.free_bytes", lambda world, free=free: free)
+        step = exact_step(network(), batch=6, micro_batch=2)
         assert step.recompute == "auto"
-        with caplog.at_level(logging.INFO, "train.steps.contrastive"):
+        with caplog.at_level(logging.INFO, "train.steps.exact"):
             step(images(6))
         assert step.recompute == expected
         assert f"recompute = {expected!r}: " in caplog.text
@@ -117,4 +116,4 @@ def test_auto_keeps_graphs_that_fit(monkeypatch: pytest.MonkeyPatch, caplog: pyt
         caplog.clear()
         step(images(6))
         assert not caplog.text  # decided once
-    assert ContrastiveStep(network(), UNDO, batch=6, micro_batch=6).recompute == "never"
+    assert exact_step(network(), batch=6, micro_batch=6).recompute == "never"

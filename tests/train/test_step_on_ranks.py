@@ -1,4 +1,4 @@
-"""The contrastive step gives the same gradient on any number of ranks."""
+"""The exact step gives the same gradient on any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import torch
 from pipelines.batch import Batch, View
 from tests.train import ranks
 from tests.train.tiny_step import (
-    UNDO,
     Recompute,
     assert_same,
     buffers,
+    exact_step,
     gradients,
     images,
     network,
     part,
     plain_gradients,
     run,
-    to_double,
 )
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.steps.batch_statistics import synchronise
-from train.steps.contrastive import ContrastiveStep
 
 SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three
 
@@ -79,7 +77,7 @@ def one_synchronised_rank(folder: str) -> None:
     world = World(rank, 2, 0, gpu, 2)
     model = network().to(gpu)
     synchronise(model, world, batch=8, micro_batch=2)
-    step = ContrastiveStep(model, UNDO, batch=8, micro_batch=2, preprocess=to_double, recompute="always", world=world)
+    step = exact_step(model, batch=8, micro_batch=2, recompute="always", world=world)
     result = step(part(images(8), step.share).to(gpu))
     outcome = (result.loss.cpu(), [g.cpu() for g in gradients(model)], [b.cpu() for b in buffers(model)])
     torch.save(outcome, Path(folder) / f"{rank}.pt")
@@ -94,7 +92,7 @@ def test_synchronised_batch_norm_is_that_of_the_micro_batches_of_all_ranks(tmp_p
     everything, order = images(8), torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
     views = tuple(View(v.image[order], v.matrix[order], v.source_to_view_px[order]) for v in everything.views)
     model = network()
-    step = ContrastiveStep(model, UNDO, batch=8, micro_batch=4, preprocess=to_double)
+    step = exact_step(model, batch=8, micro_batch=4)
     alone = step(Batch(views, everything.samples[order], everything.positions[order]))
     for rank in range(2):
         loss, their_gradients, their_buffers = torch.load(tmp_path / f"{rank}.pt", weights_only=False)

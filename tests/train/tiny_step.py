@@ -1,4 +1,4 @@
-"""A small network, batches for it, its contrastive step, and autograd through everything at once to compare with."""
+"""A small network, batches for it, its exact step, and autograd through everything at once to compare with."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from models.config import EquivarianceConfig
 from models.equivariance import build_undo
-from models.losses import nt_xent
+from models.losses.nt_xent import NTXent
 from pipelines.batch import Batch, View
 from train.distributed.world import World
-from train.steps.contrastive import ContrastiveStep, StepResult
+from train.steps.exact import ExactStep, StepResult, embed_views
 
 Recompute = Literal["auto", "always", "never"]
 SIDE_PX = 8
+NT_XENT = NTXent()
 UNDO = build_undo(EquivarianceConfig(), output_side_px=SIDE_PX)
 
 
@@ -66,25 +67,32 @@ def to_float(image: Tensor) -> Tensor:
     return image.float() / 255
 
 
+def exact_step(
+    model: nn.Module,
+    loss: Callable[[Tensor], Tensor] = NT_XENT,
+    *,
+    preprocess: Callable[[Tensor], Tensor] = to_double,
+    autocast_dtype: torch.dtype | None = None,
+    **settings: Any,
+) -> ExactStep[Batch]:
+    """A step of `batch` images with the latent inverse."""
+
+    def embed(batch: Batch, rows: slice) -> Tensor:
+        return embed_views(lambda image: model(preprocess(image)), UNDO, batch, rows, autocast_dtype=autocast_dtype)
+
+    return ExactStep(model, embed, loss, **settings)
+
+
 def run(
     model: nn.Module,
     samples: int,
     micro_batch: int,
     recompute: Recompute = "never",
     world: World | None = None,
-    preprocess: Callable[[Tensor], Tensor] = to_double,
     **settings: Any,
 ) -> StepResult:
-    step = ContrastiveStep(
-        model,
-        UNDO,
-        batch=samples,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        world=world or World(),
-        preprocess=preprocess,
-        **settings,
-    )
+    world = world or World()
+    step = exact_step(model, batch=samples, micro_batch=micro_batch, recompute=recompute, world=world, **settings)
     return step(part(images(samples), step.share))
 
 
@@ -104,7 +112,9 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], relative: float = 1e-1
         assert float((a - b).abs().max()) <= relative * float(b.abs().max())
 
 
-def plain_gradients(model: nn.Module, samples: int, micro_batch: int) -> tuple[Tensor, list[Tensor]]:
+def plain_gradients(
+    model: nn.Module, samples: int, micro_batch: int, loss_of: Callable[[Tensor], Tensor] = NT_XENT
+) -> tuple[Tensor, list[Tensor]]:
     """Autograd through everything at once; batch norm sees micro-batches."""
     batch = images(samples)
     views: list[list[Tensor]] = [[], []]
@@ -114,5 +124,5 @@ def plain_gradients(model: nn.Module, samples: int, micro_batch: int) -> tuple[T
         matrix = torch.cat([view.matrix for view in small.views])
         for k, embedding in enumerate(UNDO(model(image), matrix, matrix).chunk(2)):
             views[k].append(embedding)
-    loss = nt_xent(torch.cat(views[0]), torch.cat(views[1]))
+    loss = loss_of(torch.stack([torch.cat(view) for view in views]))
     return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,16 @@ from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_opti
 
 @click.command("make-data")
 @click.argument("out", type=PATH)
-@click.option("--poses", default=800, show_default=True, type=COUNT, help="Hands; each gives four images.")
-@click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal bytes.")
-@click.option("--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds and lights, shared.")
+@click.option("--poses", default=800, show_default=True, type=COUNT, help="Poses; each gives four images.")
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal files.")
+@click.option(
+    "--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds with their light, shared by the poses."
+)
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, **options: Any) -> None:
-    """Render hands in FreiHAND's layout to OUT, to try everything without the dataset.
+    """Render images of hands in FreiHAND's layout to OUT, to try every command without a real dataset.
 
-    Does nothing if OUT holds this very dataset, and goes on with it if it was interrupted.
+    If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
     from synthetic import make_dataset
     from train.runs.log import progress_bar
@@ -43,7 +46,7 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     from pipelines.config import refuse_among_images
     from train.data.preview import preview
 
-    if not out.exists():  # else `preview` looks whether it is an image of the data
+    if not out.exists():  # for a file that exists, `preview` checks whether it is an image of the data
         refuse_among_images(out, config.data)
     preview(config, out, samples=samples)
     say(f"{out}")
@@ -58,6 +61,8 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     \b
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
+
+    The exit code is 0 if every image can be used, 1 if one cannot, and 2 if the check itself could not be done.
     """
     config = pretraining_config(files, overrides)
     from train.data import check_data as check
@@ -75,15 +80,17 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
             say("no image is left: mend or replace the files, or name another folder", err=True)
         elif one.reasons:
             say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+    if any(one.reasons for one in found):
+        sys.exit(1)
 
 
 @click.command()
 @config_options
 @click.argument("out", type=PATH)
 @click.option(
-    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images in one tar file."
+    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per tar file."
 )
-@click.option("--workers", default=None, type=WORKERS, help="Shards at a time.  [default: one per core]")
+@click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
 def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
     """Pack the images of a configuration's data into WebDataset tar shards in OUT.
 
@@ -91,7 +98,7 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
       python cli.py pack --set data.root=/data/freihand /data/freihand_shards
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
 
-    Goes on where an interrupted call stopped, reads back what it wrote, and never overwrites anything.
+    An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
     """
     config = pretraining_config(files, overrides)
     from machine.cores import available_cores

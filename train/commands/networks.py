@@ -24,13 +24,13 @@ from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_option
     "--crop",
     type=click.Choice(["boxes", "two-pass"]),
     default=None,
-    help="Cut hands out by the data's boxes, or without boxes by the authors' two passes.  [default: boxes]",
+    help="Crop by the data's boxes, or hands without boxes in the authors' two passes.  [default: boxes]",
 )
 @click.option(
     "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
 )
 @click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
-@click.option("--worst", default=24, show_default=True, type=COUNT, help="Hands in the picture of the worst.")
+@click.option("--worst", default=24, show_default=True, type=COUNT, help="Poses in worst.png.")
 def evaluate(
     run: Path,
     files: Sequence[Path],
@@ -40,7 +40,7 @@ def evaluate(
     submission: bool,
     **options: Any,
 ) -> None:
-    """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled hands: EPE, AUC, PA-EPE, PA-AUC, 2D EPE.
+    """Measure a fine-tuned RUN (its folder, or a checkpoint) on labelled images of hands or bodies.
 
     \b
       python cli.py evaluate runs/finetune
@@ -48,10 +48,11 @@ def evaluate(
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    By default on the images that the run held out, or on all of a part that is not split, as data.part=evaluation.
-    -c and --set change its configuration. Writes metrics.json, a row per hand, PCK curves and the worst hands.
-    Intervals are bootstrapped over hands; they do not know the luck of a training run.
-    --freihand-submission takes the evaluation part, in two passes.
+    The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels, only 2D EPE. The images are those
+    that the run held out; of a part that is not split (data.part=evaluation), all. -c and --set change the run's
+    configuration. The results are metrics.json, hands.csv with a row per pose, pck.png and worst.png. Intervals are
+    bootstrapped over images; they leave out how much training runs differ. --freihand-submission measures the
+    evaluation part in two passes.
     """
     from rich.console import Console
 
@@ -80,15 +81,19 @@ def evaluate(
 @click.argument("run", type=PATH)
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
 @click.option("--out", default="predictions", show_default=True, type=PATH, help="Folder.")
-@click.option("--box", default=None, metavar="X0,Y0,X1,Y1", help="Around the hand, in pixels.  [default: all of it]")
 @click.option(
-    "--intrinsics", default=None, type=PATH, help="JSON file with the camera matrix, one of 3 x 3 for all pictures."
+    "--box",
+    default=None,
+    metavar="X0,Y0,X1,Y1",
+    help="Box around the hand or body, in pixels.  [default: the whole picture]",
 )
+@click.option("--intrinsics", default=None, type=PATH, help="JSON file with one 3 x 3 camera matrix for all pictures.")
 @click.option(
     "--scale-m",
     default=None,
     type=FiniteRange(0, 1, min_open=True),
-    help="Length of the middle finger's first phalanx, or a body's reference bone, in metres: the pose is in metres.",
+    help="Length of the reference bone in metres, which puts the pose in metres. A hand's reference bone is the first "
+    "phalanx of the middle finger.",
 )
 def predict(
     run: Path, images: Sequence[str], out: Path, box: str | None, intrinsics: Path | None, scale_m: float | None
@@ -99,8 +104,8 @@ def predict(
       python cli.py predict runs/finetune_demo hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
 
-    Nothing here detects hands: without --box the whole picture is shown to the network, as if the hand filled it.
-    Pictures that cannot be read are left out and named at the end; it is an error only if there is no other.
+    There is no detector of hands or bodies: without --box the network sees the whole picture. Pictures that cannot be
+    read are left out and listed at the end. The exit code is 2 only if no picture can be read.
     """
     from train.pose.predict import predict as run_prediction
     from train.runs.log import progress_bar
@@ -119,8 +124,8 @@ def predict(
         say("only keypoints in the picture: the network was trained without depths")
     elif scale_m is None:
         say(f"poses are scale-normalised ({first.skeleton.reference_bone_words} is 1): --scale-m gives metres")
-    if intrinsics is None:
-        say("the camera is assumed (focal length = longer side of the picture): --intrinsics gives the true one")
+    if intrinsics is None and first.joints is not None:
+        say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
         say(f"left out: {line}", err=True)
 
@@ -135,18 +140,18 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
-@click.option("--out", default="report.html", show_default=True, type=FILE, help="The page.")
-@click.option("--predictions", default=None, type=PATH, help="A folder that predict wrote.")
-@click.option("--title", default="From features to 3D hands", show_default=True, help="Of the page.")
+@click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
+@click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
+@click.option("--title", default="Pre-training and fine-tuning", show_default=True, help="Title of the page.")
 def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str) -> None:
-    """Write one page about the folders of pre-training and fine-tuning RUNs, with all its pictures inside.
+    """Write one page about RUNs, the folders of pre-training and fine-tuning; it contains all its pictures.
 
     \b
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py predict runs/finetune photos/ --out predictions
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
 
-    It shows what is there: losses, what evaluate measured and compared, views, predictions and the worst hands.
+    It shows what the folders hold: losses, results of evaluate, views, predictions and the worst poses.
     """
     from train.report.write import write_report
 
@@ -162,7 +167,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
     type=click.Choice(["ours", "published", "lightning"]),
     default="ours",
     show_default=True,
-    help="Whose reading: ours, that of the authors' published files, or of their pre-training's checkpoints.",
+    help="Format of OUT: ours, that of the authors' published files, or of their pre-training's checkpoints.",
 )
 def convert(source: Path, out: Path, to: Any) -> None:
     """Convert weights of PeCLR's authors in SOURCE into ours, or a run of ours into theirs.
@@ -172,7 +177,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
       python cli.py convert rn50_peclr_yt3d-fh_pt_fh_ft.pth pose.pth
       python cli.py convert runs/finetune theirs.pth --to published
 
-    Names and shapes are checked, and nothing in the file is run. A published pose network becomes a checkpoint that
+    Names and shapes are checked. No code in the file is run. A published pose network becomes a checkpoint that
     evaluate, predict and export take as a run.
     """
     from train.weights.convert import convert as run
@@ -191,9 +196,9 @@ def export(source: Path, out: Path | None, onnx: Path | None) -> None:
       python cli.py export runs/peclr_rn50 encoder.pth
       python cli.py export runs/finetune --onnx pose.onnx
 
-    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` takes it, with
-    only `fc` missing. --onnx writes a fine-tuned network with its head, and checks it against torch in onnxruntime.
-    Of a fine-tuning run's folder both take the best checkpoint on validation (best/), of pre-training's the newest.
+    OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only
+    `fc` is missing. --onnx writes a fine-tuned network with its head, and compares onnxruntime's results with torch's.
+    The checkpoint is the newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
     from train.weights.export import export_encoder, export_onnx
 

@@ -1,4 +1,4 @@
-"""What several commands share: options, and the configuration that they give."""
+"""Options that several commands share, and the configuration made from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FiniteRange(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number that the text stands for."""
+        """The number, if it is within the bounds."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
@@ -42,13 +42,10 @@ class FiniteRange(click.FloatRange):
 
 
 class PathOfUser(click.Path):
-    """A path as the user gave it, without what a shell should have replaced.
-
-    An empty one would be the working directory, and is a variable that is not set.
-    """
+    """A path as the user gave it. An empty path, or one with ~ or $NAME that no shell has replaced, is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path that the text stands for."""
+        """The path, if it is usable."""
         if not os.fspath(value).strip():
             self.fail("the path is empty; is a variable not set?", param, ctx)
         if is_left_to_shell(os.fsdecode(value)):
@@ -65,26 +62,26 @@ FOLDER = PathOfUser(path_type=Path, file_okay=False)
 
 
 def config_options(command: F) -> F:
-    """`-c` and `--set`, as every command with a configuration takes them."""
-    later = "Configuration; repeatable, later files win. Without it: the paper's values."
+    """Add `-c` and `--set`."""
+    later = "Configuration file; repeatable, later files override earlier ones.  [default: the paper's values]"
     files = click.option("-c", "--config", "files", multiple=True, type=PATH, metavar="FILE.toml", help=later)
     change = "Change one key, such as optim.lr=3e-4; repeatable."
     return files(click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=change)(command))
 
 
 def run_options(command: F) -> F:
-    """`--out`, `--resume` and `--print-config`, as every command that trains takes them."""
+    """Add `--out`, `--resume` and `--print-config`."""
     out = click.option("--out", metavar="FOLDER", help="The run's folder; short for --set run.out=FOLDER.")
-    newest = "auto: go on from the newest checkpoint in the run's folder, if there is one."
+    newest = "auto: continue from the newest checkpoint in the run's folder, if there is one."
     choice = click.Choice(["never", "auto"])
     resume = click.option("--resume", type=choice, default="never", show_default=True, help=newest)
-    printing = click.option("--print-config", is_flag=True, help="Print the resolved configuration as TOML and leave.")
+    printing = click.option("--print-config", is_flag=True, help="Print the complete configuration as TOML and exit.")
     return out(resume(printing(command)))
 
 
 @contextmanager
 def same_on_this_host() -> Iterator[None]:
-    """For what all ranks of a host find alike, such as a mistake in the configuration: the first of them reports it."""
+    """Have only the first rank of a host report an error that all its ranks meet, such as a wrong configuration."""
     try:
         yield
     except UserError as error:
@@ -94,7 +91,7 @@ def same_on_this_host() -> Iterator[None]:
 
 
 def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Config:
-    """What `config_options` gave, as a configuration of pre-training."""
+    """The pre-training configuration from the values of `config_options`."""
     from train.config.load import load_config
     from train.config.pretraining import Config
 
@@ -103,20 +100,25 @@ def pretraining_config(files: Sequence[Path], overrides: Sequence[str]) -> Confi
 
 
 def is_main_rank() -> bool:
-    """Whether this process speaks for all that `torchrun` started."""
+    """Whether this process is rank 0, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def is_first_on_host() -> bool:
-    """Whether this process speaks for those that `torchrun` started on this host."""
+    """Whether this process is the first that `torchrun` started on this host, or the only one."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def is_one_host() -> bool:
-    """Whether all processes that `torchrun` started run on this host."""
+    """Whether all processes of the run are on this host."""
     return os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
 
 
+def is_only_process() -> bool:
+    """Whether the run has a single process."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def say(line: str, *, err: bool = False) -> None:
-    """Print a line, which may hold names of files: what would change the terminal or begin another line is escaped."""
+    """Print a line. Control characters and newlines, as file names may contain them, are escaped."""
     click.echo(printable(line), err=err)

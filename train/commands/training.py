@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from train.commands.options import config_options, is_main_rank, is_one_host, run_options, same_on_this_host, say
+from train.commands.options import (
+    config_options,
+    is_main_rank,
+    is_one_host,
+    is_only_process,
+    run_options,
+    same_on_this_host,
+    say,
+)
 
 if TYPE_CHECKING:
     from train.config.finetuning import FinetuneConfig
@@ -31,9 +39,9 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
       python cli.py pretrain -c configs/peclr_rn152.toml -c configs/both_datasets.toml
       torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
 
-    configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND; both_datasets.toml, given after one
-    of them, adds YouTube3DHands. The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png.
-    Ctrl-C saves and leaves.
+    configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND. both_datasets.toml, given after one
+    of them, adds YouTube3DHands. The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and
+    loss.png. Ctrl-C saves a checkpoint and ends the run.
     """
     from train.config.pretraining import Config
 
@@ -56,7 +64,7 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
 )
 @run_options
 def finetune(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
-    """Fine-tune an encoder to 3D hand pose on labelled images.
+    """Fine-tune an encoder on labelled images: 3D poses of hands, or 2D keypoints of bodies (data.source = "coco").
 
     \b
       python cli.py finetune -c configs/finetune_demo.toml --from runs/demo
@@ -64,8 +72,8 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
       torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
 
     --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the
-    authors' weights, "imagenet" or "random". The run's folder holds what pre-training's does, and the best checkpoint
-    on held-out images.
+    authors' weights, "imagenet" or "random". The run's folder holds the same files as pre-training's, and the
+    checkpoint with the smallest error on held-out images.
     """
     from train.config.finetuning import FinetuneConfig
 
@@ -96,11 +104,12 @@ def _resolve(
     overrides: Sequence[str],
     print_config: bool,
 ) -> C:
-    """The configuration of a run, with the options that are short for a key; --print-config prints it and leaves."""
+    """The configuration of a run. `short`: keys that have an option of their own. --print-config prints it and ends."""
     from pipelines.config import refuse_among_images, require_roots
     from train.config.load import load_config
     from train.config.pretraining import require_whole_micro_batches
     from train.config.tables import as_toml, to_toml
+    from train.runs.lock import require_free
 
     settings = [f"{key}={as_toml(value)}" for key, value in short.items() if value is not None]
     with same_on_this_host():
@@ -109,12 +118,17 @@ def _resolve(
             click.echo(to_toml(config), nl=False)
             click.get_current_context().exit()
         require_whole_micro_batches(config.train.batch, config.train.micro_batch)
-        if is_one_host():  # else a host that lacks it must tell the others, once they have met
+        if is_one_host():  # on several, a host without the folder has to stop the others: later, in the trainer
             require_roots(config.data)
         refuse_among_images(Path(config.run.out), config.data)
+        if is_only_process():
+            require_free(Path(config.run.out))
     return config
 
 
 def _show_loss(folder: RunFolder) -> None:
-    rows = folder.read_metrics()
-    say(f"loss {rows[0]['loss']:.3f} -> {rows[-1]['loss']:.3f} in {rows[-1]['step']} steps")
+    first, *others = folder.read_metrics()
+    if others:
+        say(f"loss {first['loss']:.3f} -> {others[-1]['loss']:.3f} in {others[-1]['step']} steps")
+    else:
+        say(f"loss {first['loss']:.3f} at step {first['step']}")

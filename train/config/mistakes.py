@@ -10,6 +10,8 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
+from models.losses import LOSSES
+from models.losses.loss import Loss
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.config.tables import flatten, without_numbers
@@ -74,6 +76,8 @@ def _hint(key: str, known: set[str]) -> str:
         keys = set(_known_keys(kind))
         if not keys <= known and without_numbers(key) in keys:
             return f"it is one of '{command}', not of this command"
+    if key in known:
+        return "it is one of another loss.name, not of this one"
     table, _, _ = key.partition(".")
     name = key.split(".")[-1]
     matches = difflib.get_close_matches(without_numbers(key), known, 1, 0.6) or [
@@ -95,8 +99,10 @@ def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
 
 
 def _tables_in(annotation: Any) -> Iterator[type[object]]:
-    """The dataclass of a table, or of an array of tables."""
-    if dataclasses.is_dataclass(annotation):
+    """The dataclass of a table, or of an array of tables; of a table that names its loss, each that it may be."""
+    if annotation is Loss:
+        yield from LOSSES.values()
+    elif dataclasses.is_dataclass(annotation):
         yield cast(type[object], annotation)
     elif get_origin(annotation) in (tuple, Union):
         for one in get_args(annotation):

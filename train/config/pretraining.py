@@ -10,7 +10,9 @@ from pydantic.dataclasses import dataclass
 
 from bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
 from errors import UserError
-from models.config import EncoderConfig, EquivarianceConfig, LossConfig, ProjectorConfig
+from models.config import EncoderConfig, EquivarianceConfig, ProjectorConfig
+from models.losses import AnyLoss
+from models.losses.nt_xent import NTXent
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
@@ -149,7 +151,7 @@ class Config:
     encoder: EncoderConfig = EncoderConfig()
     projector: ProjectorConfig = ProjectorConfig()
     equivariance: EquivarianceConfig = EquivarianceConfig()
-    loss: LossConfig = LossConfig()
+    loss: AnyLoss = NTXent()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     probe: ProbeConfig = ProbeConfig()

@@ -37,7 +37,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Name and meaning in a docstring's list of attributes."""
 
 
-ADDED = {"pose.skeleton": "hand"}
+ADDED = {"pose.skeleton": "hand", "loss.name": "nt_xent"}
 """Keys that runs of earlier versions lack, and what they trained."""
 
 

@@ -130,7 +130,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
             files = sorted(file for name in glob.glob(word, recursive=True) if (file := Path(name)).is_file())  # noqa: PTH207
         if not files:
             kind = "a folder without pictures" if path.is_dir() else "no such file, and no pattern that matches one"
-            raise UserError(f"{word}: {kind}; expected pictures of a hand ({', '.join(ENDINGS)}). Check the path")
+            raise UserError(f"{word}: {kind}; expected pictures ({', '.join(ENDINGS)}). Check the path")
         found.update(dict.fromkeys(files))
     return list(found)
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
+from torch import Tensor
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch
-from train.config.finetuning import FinetuneConfig
+from train.config.finetuning import PoseLossConfig
 from train.distributed.activity import activity
-from train.distributed.world import World, micro_batch_share
 from train.pose.labels import PoseTargets
 from train.steps.batch_statistics import one_momentum_step
-from train.steps.stopwatch import Stopwatch
+from train.steps.micro_batches import MicroBatchStep
 
 
 class PoseLosses(NamedTuple):
@@ -64,48 +63,22 @@ class PoseStepResult(NamedTuple):
     loss: Tensor
     losses: PoseLosses
 
-    def figures(self) -> dict[str, float]:
-        """The parts of the loss; waits for the device."""
-        return dict(zip(self.losses._fields, torch.stack(self.losses).tolist(), strict=True))
 
+@dataclass(eq=False)
+class PoseStep(MicroBatchStep):
+    """Loss and gradient of one global batch. Other attributes as `MicroBatchStep`.
 
-class PoseStep:
-    """Loss and gradient of one global batch; the optimiser is the caller's.
-
-    Batch norm sees one micro-batch, and running statistics take one momentum step per call, as in pre-training
-    (`train.steps.contrastive`). So loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks,
-    up to the order of sums.
-
-    Args:
-        network: whose parameters get the gradient.
+    Attributes:
         forward: views (n, 3, S, S) uint8 and intrinsics (n, 3, 3) to poses; may be compiled.
-        config: its `train.batch` images make a global batch, of which `train.micro_batch` go through the network
-            together.
+        refined: whether the network refines the root's depth.
+        weights: of the losses.
         autocast_dtype: 16-bit type for the network; None for none.
-        scaler: scales the gradients, which the caller unscales (fp16).
-        world: this rank among all.
-
-    Raises:
-        UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        forward: Callable[[Tensor, Tensor], PoseOutput],
-        config: FinetuneConfig,
-        *,
-        autocast_dtype: torch.dtype | None = None,
-        scaler: GradScaler | None = None,
-        world: World | None = None,
-    ) -> None:
-        self.network, self.forward = network, forward
-        self.refined, self.weights = config.pose.refine, config.loss
-        self.batch, self.micro_batch = config.train.batch, config.train.micro_batch
-        self.autocast_dtype, self.scaler = autocast_dtype, scaler
-        self.world = World() if world is None else world
-        self.own_work = Stopwatch()
-        self.share = micro_batch_share(self.batch, self.micro_batch, self.world.rank, self.world.world_size)
+    forward: Callable[[Tensor, Tensor], PoseOutput]
+    refined: bool
+    weights: PoseLossConfig
+    autocast_dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     def __call__(self, batch: Batch, targets: PoseTargets) -> PoseStepResult:
         """Leaves the gradient of the mean loss over the global batch in `.grad`, in place of what was there.
@@ -117,23 +90,19 @@ class PoseStep:
         Raises:
             ValueError: the batch is of another size than this rank's share.
         """
-        if len(batch) != len(self.share):
-            raise ValueError(f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}")
-        for parameter in self.network.parameters():
-            parameter.grad = None
+        rows_of_each = self.begin(batch)
         micro_batches = self.batch // self.micro_batch  # over all ranks
         total = torch.zeros(4, device=self.world.device, dtype=targets.root_depth.dtype)
         with one_momentum_step(self.network, self.world, micro_batches) as add_statistics:
             with self.own_work.running(self.world.device):
-                for start in range(0, len(batch), self.micro_batch):
+                for rows in rows_of_each:
                     activity.moved()
-                    rows = slice(start, start + self.micro_batch)
                     loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
                     add_statistics()
                     mean = loss / micro_batches
                     (mean if self.scaler is None else self.scaler.scale(mean)).backward()  # type: ignore[no-untyped-call]
                     total += torch.stack([part.detach().to(total.dtype) for part in (loss, *losses)]) / micro_batches
-            self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
+            self.sum_gradients()
         self.world.sum_(total)
         return PoseStepResult(total[0], PoseLosses(*total[1:]))
 

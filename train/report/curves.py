@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from models.losses import LOSSES
+from models.losses.loss import Loss
 from skeleton import SKELETONS
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
 from train.report.contents import Measured, Run
@@ -60,13 +61,15 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
         return []
     rows = [run.rows for run in runs]
     text = "The network looks for the other view of an image among all other views of a batch."
-    level, batches = None, {run.config["train"]["batch"] for run in runs}
+    loss, batches = _loss_of(runs), {run.config["train"]["batch"] for run in runs}
+    chance = None
     if len(batches) == 1:
-        others = 2 * batches.pop() - 1
-        text = f"Of the {others} other views of a batch, one is of the same image: the network looks for it."
-        level = math.log(others), f"chance, ln {others}"
+        batch = batches.pop()
+        text = f"Of the {2 * batch - 1} other views of a batch, one is of the same image: the network looks for it."
+        chance = loss().chance(batch) if loss is not None else None
+    level = None if chance is None else (chance[0], f"chance, {chance[1]}")
     charts = [
-        line_chart("NT-Xent loss", _lines(rows, "loss"), x_label="step", level=level),
+        line_chart("loss" if loss is None else loss.title, _lines(rows, "loss"), x_label="step", level=level),
         line_chart("Mean rank of the other view", _lines(rows, "positive_rank"), x_label="step", log=True),
     ]
     if any(run.validations for run in runs):
@@ -99,6 +102,12 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
         charts.append(line_chart(title, lines, x_label="step", log=True))
     text = "The losses on augmented training images, and the error on images that no step has seen."
     return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
+
+
+def _loss_of(runs: Sequence[Run]) -> type[Loss] | None:
+    """The loss of all these runs; None if they have several, or one that is not known here."""
+    names = {run.config.get("loss", {}).get("name", "nt_xent") for run in runs}
+    return LOSSES.get(names.pop()) if len(names) == 1 else None
 
 
 def _lines(rows_of_runs: Sequence[Sequence[Mapping[str, Any]]], key: str, *, dots: bool = False) -> list[Line]:

@@ -17,7 +17,7 @@ from writing import write_text
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "From features to 3D hands"
+    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "Pre-training and fine-tuning"
 ) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one .html.
 

@@ -18,19 +18,32 @@ from errors import UserError
 log = logging.getLogger(__name__)
 
 LOCK: Final = "lock"
-"""Name of the file that is locked; it says which process holds it."""
+"""Name of the locked file. It contains the host, process and start time of the holder."""
+
+
+def require_free(folder: Path) -> None:
+    """Check, before torch is imported, that no process holds a folder. `FolderLock` decides it later.
+
+    Raises:
+        UserError: another process holds the folder; the message names it.
+    """
+    with suppress(OSError), (folder / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(folder, file.fileno()) from None
 
 
 class FolderLock:
     """Holds a folder for this process, within a `with` block.
 
-    The kernel holds the lock and lets go of it however the process ends, so a file that a kill left behind locks
-    nothing. On a shared file system it holds between hosts if the file system's locks do, as NFS's.
+    The kernel releases the lock when the process ends, even if it is killed; a lock file that is left behind locks
+    nothing. Between hosts it works if the shared file system supports locks, as NFS does.
 
-    The folder is made if it is not there. If nothing was put into it in the end, it is removed again.
+    A missing folder is made, and removed again if it is still empty at the end.
 
     Raises:
-        UserError: another process has it, which is named; or the folder cannot be made.
+        UserError: another process holds the folder (the message names it), or the folder cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +59,7 @@ class FolderLock:
         except OSError as error:
             self._release()
             if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and self._folder.is_dir():
-                return self  # who may not write here needs no lock, and is told when something is to be written
+                return self  # no lock is needed where nothing can be written; writing gives the error later
             raise UserError(f"run.out = {self._folder} cannot be written to: {error.strerror}") from error
         return self
 
@@ -58,7 +71,7 @@ class FolderLock:
             descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 self._lock(descriptor)
-                if _is_still(self._file, descriptor):  # else the one before has removed it meanwhile
+                if _is_still(self._file, descriptor):  # else the last holder has just removed the file: try again
                     self._descriptor = descriptor
             finally:
                 if descriptor != self._descriptor:
@@ -72,10 +85,7 @@ class FolderLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"run.out = {self._folder} is in use by {_holder(descriptor)}: wait until it has ended or stop it, or "
-                f"name another folder with --set run.out=..."
-            ) from None
+            raise _in_use(self._folder, descriptor) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
@@ -84,10 +94,10 @@ class FolderLock:
             )
 
     def _release(self) -> None:
-        """Let go, and remove the folders that were made for this, as far as they are empty."""
+        """Release the lock, and remove the folders that were made for it and are still empty."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                self._file.unlink()  # while it is held, so that nobody else's file is removed
+                self._file.unlink()  # before the release, or it could be the next holder's file
             os.close(self._descriptor)
             self._descriptor = -1
         made, self._made = self._made, []
@@ -96,12 +106,16 @@ class FolderLock:
                 path.rmdir()
 
 
-def _holder(descriptor: int) -> str:
+def _in_use(folder: Path, descriptor: int) -> UserError:
     try:
-        said = json.loads(os.pread(descriptor, 1000, 0))
-        return f"process {said['pid']} on {said['host']} since {said['since']}"
-    except (ValueError, KeyError, TypeError):  # it is about to write it
-        return "another process"
+        holder = json.loads(os.pread(descriptor, 1000, 0))
+        name = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
+        name = "another process"
+    return UserError(
+        f"run.out = {folder} is in use by {name}: wait until it has ended or stop it, or name another folder with "
+        f"--set run.out=..."
+    )
 
 
 def _is_still(file: Path, descriptor: int) -> bool:

@@ -180,7 +180,7 @@ class Meter:
                 "wait_share": waited_s / elapsed_s,
                 "checkpoint_share": (self._writer.waited_s - self._saved_s) / elapsed_s,
                 **slowest,
-                **result.figures(),
+                **self._state.figures(result),
                 "eta_s": (self._state.total_steps - step) * elapsed_s / self._steps,
             }
             with self.writing():

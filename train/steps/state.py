@@ -36,10 +36,7 @@ class Result(Protocol):
 
     @property
     def loss(self) -> Tensor:
-        """Scalar, mean over the global batch, on the device."""
-
-    def figures(self) -> dict[str, float]:
-        """What a row of metrics says besides the loss; waits for the device."""
+        """Scalar, of the global batch, on the device."""
 
 
 N = TypeVar("N", bound=nn.Module)
@@ -98,6 +95,10 @@ class TrainingState(ABC, Generic[N, R]):
     @abstractmethod
     def gradient(self, batch: Batch) -> R:
         """Leave the gradient of a global batch in `.grad`, scaled by the scaler; `batch` is this rank's share."""
+
+    @abstractmethod
+    def figures(self, result: R) -> dict[str, float]:
+        """What a row of metrics says besides the loss; waits for the device. Called on rank 0 alone."""
 
     @property
     def lr(self) -> float:

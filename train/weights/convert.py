@@ -55,7 +55,7 @@ def convert(source: Path, out: Path, to: Target) -> str:
         UserError: `source` is none of these or does not fit, or `out` is `source` or cannot be written.
     """
     path = find_checkpoint(source, _EXPECTED)
-    endings = (".pth", ".safetensors") if to == "ours" else (".pth",)
+    endings = (".pth", {"ours": ".safetensors", "lightning": ".ckpt"}[to]) if to != "published" else (".pth",)
     if out.suffix not in endings:
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
     refuse_inputs(out, [path])

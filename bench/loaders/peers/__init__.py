@@ -1,8 +1,8 @@
-"""What our loader is compared with: other ways from the same files and boxes to the same two views.
+"""Peers: other loaders that make the same two views from the same files and boxes.
 
 Each makes two 128 x 128 views of every image: rotation in [-45, 45] degrees, translation of up to 15/128 of the output
-side, scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle, and all run without end, so that no
-peer pays for a restart between epochs.
+side, scale in [0.6, 2], and jitter of hue, saturation and value. All shuffle. All are endless, so that no restart
+between epochs is measured.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 _ENDS_WITHIN_S: Final = 10.0
-"""After which the process of a peer that is no longer wanted is killed."""
+"""Seconds after which the process of a peer is killed when it is no longer needed."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to load.
+    """Another loader.
 
     Attributes:
         function: "module:function" in this package; takes what `start` takes.
         description: what it does and what it hands over.
-        views: views of an image, 0 where only the source is decoded.
-        needs: package without which it cannot run, beyond those of this project.
+        views: views of an image; 0 if it only decodes.
+        needs: package that it needs beyond this project's own.
         on_gpu: whether it runs on a GPU, and only there.
-        own_process: whether it gets a process of its own, as one that decodes in the calling process must: there our
-            loader may have set up the memory of the decoder and of malloc (`machine.decoder_memory`).
+        own_process: whether it runs in a process of its own. A peer that decodes in the calling process must: our
+            loader may have changed the decoder's memory there (`machine.decoder_memory`).
     """
 
     function: str
@@ -47,28 +47,28 @@ class Peer:
 
     @property
     def runs_here(self) -> bool:
-        """Whether its package and its device are there."""
+        """Whether its package is installed and its device is present."""
         if self.needs is not None and importlib.util.find_spec(self.needs) is None:
             return False
         if not self.on_gpu:
             return True
-        import torch  # which a peer's own process need not wait for
+        import torch  # only here, so that a peer's own process starts faster
 
         return torch.cuda.is_available()
 
     def start(
         self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int
     ) -> Generator[int]:
-        """Begin to load, in batches without end.
+        """Start an endless iteration over batches.
 
         Args:
             paths: (N,) image files.
             boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
-            threads: or processes.
+            threads: threads or processes.
             batch: images in a batch.
 
         Returns:
-            The size of each batch, once it is there.
+            The size of each batch, when it is finished.
         """
         arguments = (self.function, paths, boxes_px, threads, batch)
         return _in_own_process(*arguments) if self.own_process else _start(*arguments)
@@ -89,7 +89,7 @@ def _in_own_process(*arguments: object) -> Generator[int]:
         while True:
             yield receiver.recv()
     finally:
-        receiver.close()  # so that it ends when it sends the next size
+        receiver.close()  # sending to a closed pipe ends the process
         process.join(_ENDS_WITHIN_S)
         process.kill()
         process.join()
@@ -162,9 +162,9 @@ PEERS: Final = {
         on_gpu=True,
     ),
 }
-"""All that `bench-loader` knows, by the name in its tables; another peer is a file here and an entry."""
+"""Name in the tables -> peer. A new peer is a file in this folder and an entry here."""
 
 
 def installed_peers() -> dict[str, Peer]:
-    """Those of `PEERS` that can run here."""
+    """The peers that can run on this machine."""
     return {name: peer for name, peer in PEERS.items() if peer.runs_here}

@@ -1,4 +1,4 @@
-"""What every peer draws, from the paper's ranges; its map to the view; shuffled batches without end."""
+"""Draws of every peer from the paper's ranges, the map from source to view, and endless shuffled batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""FFCV as a peer, where it is installed: its packed file, its decoder, and the two views as an operation of ours.
+"""FFCV as a peer, if it is installed: its packed file, its decoder, and the two views as an operation of ours.
 
-FFCV has no rotation and no hue of its own, so the views are a custom operation, compiled by Numba as all of FFCV's are:
-the way that its documentation gives for augmentations that it lacks.
+FFCV has neither rotation nor hue, so the views are a custom operation compiled by Numba, as FFCV's documentation
+recommends.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from bench.loaders.peers import draws as ranges
 
 _FOLDER: Final = Path(".data/bench-ffcv")
 _LAPS: Final = 200
-"""Epochs in one pass of FFCV's loader, so that it does not pay for starting anew after each."""
+"""Epochs in one pass of FFCV's loader, so that restarts between epochs are not measured."""
 
 Boxes = npt.NDArray[np.float32]
 
 
 class JpegField(RGBImageField):  # type: ignore[misc]  # FFCV carries no types
-    """Images whose bytes are those of the file, not encoded again."""
+    """A field with the bytes of a JPEG file, not encoded again."""
 
     def encode(self, destination: Any, image: npt.NDArray[np.uint8], malloc: Callable[[int], Any]) -> None:
         """Store one JPEG file."""
@@ -62,7 +62,7 @@ class TwoViews(Operation):  # type: ignore[misc]
         self._boxes_px = boxes_px
 
     def generate_code(self) -> Callable[..., Any]:
-        """What FFCV compiles."""
+        """The function that FFCV compiles."""
         boxes_px, side, loop = self._boxes_px, ranges.VIEW_PX, Compiler.get_iterator()
         low, span = ranges.RANGES[:, 0].copy(), np.ptp(ranges.RANGES, axis=1)
 
@@ -78,7 +78,7 @@ class TwoViews(Operation):  # type: ignore[misc]
         return two_views
 
     def declare_state_and_memory(self, previous_state: Any) -> tuple[Any, Any]:
-        """Shape and type of what comes out."""
+        """Shape and type of the output."""
         shape = (2, ranges.VIEW_PX, ranges.VIEW_PX, 3)
         return replace(previous_state, shape=shape, jit_mode=True), AllocationQuery(shape, np.dtype("u1"))
 
@@ -174,12 +174,12 @@ def _loader(paths: tuple[Path, ...], boxes_px: bytes, threads: int, batch: int) 
 
 
 def _packed(paths: tuple[Path, ...]) -> Path:
-    """FFCV's file of these images, written once."""
+    """Path of FFCV's file of these images; it is written at the first call."""
     names = hashlib.sha256("\n".join(f"{path} {path.stat().st_size}" for path in paths).encode()).hexdigest()
     file = _FOLDER / f"{names[:16]}.beton"
     if not file.exists():
         _FOLDER.mkdir(parents=True, exist_ok=True)
-        # FFCV forks, which is unsafe beside DALI's threads: in a fresh process it may.
+        # FFCV forks, which is unsafe beside DALI's threads, so it writes in a fresh process.
         writer = multiprocessing.get_context("spawn").Process(target=_write, args=(paths, file.with_suffix(".part")))
         writer.start()
         writer.join()

@@ -1,4 +1,4 @@
-"""kornia as a peer, where it is installed: on whole batches of what torchvision decoded."""
+"""kornia as a peer, if it is installed: it augments whole batches that torchvision decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers around OpenCV: as PeCLR's authors do it, in fewer steps, and tuned. Worker processes of torch's DataLoader."""
+"""Peers around OpenCV in worker processes of torch's DataLoader: in the authors' steps, in fewer steps, and tuned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_authors(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: i
 
 
 def start_lean(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made by one warp a view."""
+    """Endless sizes of batches made with one warp per view."""
     return _start_samples(OpencvSamples(paths, boxes_px), threads, batch)
 
 
@@ -51,7 +51,7 @@ class OpencvSamples(Files[tuple[Tensor, Tensor, Tensor, Tensor]]):
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """First view (3, 128, 128) uint8 and its matrix (2, 3) float32 from source to view; then the second's."""
-        if self._rng is None:  # each worker its own
+        if self._rng is None:  # a generator for each worker
             self._rng = np.random.default_rng(torch.initial_seed())
         bgr = cv2.imread(self.paths[sample])
         if bgr is None:
@@ -80,8 +80,8 @@ def jitter_hsv(view: Any, one: Draw) -> npt.NDArray[np.uint8]:
 class AuthorsSamples(OpencvSamples):
     """The pipeline of PeCLR's authors in its own steps, with their tools, for the ranges that all peers draw from.
 
-    Turn the whole image, crop (cut off where the image ends), resize by area, jitter in OpenCV's 8-bit HSV, ToTensor
-    and Normalize: float32. Left out is what theirs does with the keypoints.
+    Rotate the whole image, crop (at most to the image's border), resize by area, jitter in OpenCV's 8-bit HSV, ToTensor
+    and Normalize: float32. Their work on keypoints is left out.
     """
 
     def _view(self, source: Any, box_px: Sequence[float], one: Draw) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ class AuthorsSamples(OpencvSamples):
 
 
 class OpencvViews(ViewsOfFiles):
-    """OpenCV with what makes it faster: whole batches in shared memory, look-up tables in HSV, no float."""
+    """OpenCV made faster: whole batches in shared memory, look-up tables in HSV, no float."""
 
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
         """imread, then for each view one warp from source to view and one look-up in HSV."""

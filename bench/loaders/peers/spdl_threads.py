@@ -1,4 +1,4 @@
-"""SPDL as a peer, where it is installed: its pipeline of threads around tuned OpenCV, without worker processes."""
+"""SPDL as a peer, if it is installed: its pipeline of threads around tuned OpenCV, without worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCHES_AHEAD: Final = 2
 
 
 class ViewsInThreads(OpencvViews):
-    """Tuned OpenCV, whose batches need no shared memory where nothing leaves the process."""
+    """Tuned OpenCV without shared memory, since the batches stay in the process."""
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Uninitialised uint8."""

@@ -1,6 +1,6 @@
 """Peers around torchvision: its decoder and the functional transforms of v2, on a CPU or a GPU.
 
-Without a GPU the peers of a GPU run on the CPU, where the tests look at them; nobody would use them so.
+Without a GPU, the GPU's peers run on the CPU, only for the tests.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def start_on_cpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: in
 
 
 def start_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches of uint8 views; v2 has no draws of their own for the images of a batch."""
+    """Endless sizes of batches of uint8 views, made image by image: v2 draws only once for a whole batch."""
     return finished(batches_on_gpu(paths, boxes_px, threads, batch))
 
 
 class TorchvisionViews(ViewsOfFiles):
-    """The way of torchvision's users: its decoder and the functional transforms of v2, on uint8."""
+    """Views by torchvision's decoder and the functional transforms of v2, on uint8."""
 
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
-        """decode_image, the box resized once, then for each view affine and colour at the view's size."""
+        """Decode, resize the box once, then apply affine map and colour for each view at its size."""
         source = decode_image(path, ImageReadMode.RGB, apply_exif_orientation=True)
         for view, made in zip(out, torchvision_views(source, box_px, draws), strict=True):
             view.copy_(made.permute(1, 2, 0))
@@ -85,10 +85,10 @@ def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: 
 
 
 def finished(batches: Iterator[Tensor]) -> Iterator[int]:
-    """The size of each batch (2, N, ...), once the device has made it."""
+    """The size of each batch (2, N, ...), when the device has finished it."""
     for views in batches:
         if views.is_cuda:
-            torch.cuda.current_stream().synchronize()  # so that the batch is there when it is counted
+            torch.cuda.current_stream().synchronize()  # a batch counts when the device has finished it
         yield views.shape[1]
 
 

@@ -1,4 +1,4 @@
-"""What the peers on torch's DataLoader share: worker processes, one a core, and batches in shared memory."""
+"""Shared by the peers on torch's DataLoader: one worker process per core, and batches in shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches
 T = TypeVar("T")
 
 PREFETCH_BATCHES: Final = 2
-"""Batches that a worker makes ahead, torch's own default; 4 and 8 were no faster."""
+"""Batches that a worker makes ahead: torch's default. 4 and 8 were no faster."""
 
 
 class Files(Dataset[T]):
@@ -53,7 +53,7 @@ class ViewsOfFiles(Files[Tensor], ABC):
         return views.permute(0, 1, 4, 2, 3)
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Uninitialised uint8, in shared memory from the start, so that handing over copies nothing."""
+        """Uninitialised uint8 in shared memory, so that handing it over copies nothing."""
         storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.pose import PoseOutput
 from pipelines.batch import Batch, View
-from train.config.finetuning import FinetuneConfig, FinetuneTrainConfig, PoseLossConfig
+from train.config.finetuning import PoseLossConfig
 from train.pose.labels import PoseTargets
 from train.pose.step import PoseStep, pose_losses
 
@@ -81,8 +81,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(micro_batch: int) -> None:
     network = Linear()
     batch, wanted = batch_of(12)
     weights = PoseLossConfig(keypoints=0.5, depth=2, root_depth=3)
-    config = FinetuneConfig(loss=weights, train=FinetuneTrainConfig(batch=12, micro_batch=micro_batch))
-    step = PoseStep(network, network, config)
+    step = PoseStep(network, network, True, weights, batch=12, micro_batch=micro_batch)
     result = step(batch, wanted)
 
     predicted = network(batch.views[0].image, wanted.intrinsics)
@@ -95,15 +94,13 @@ def test_micro_batches_give_the_gradient_of_the_whole(micro_batch: int) -> None:
     torch.testing.assert_close(result.loss, loss.detach(), rtol=1e-12, atol=0)
     for parameter, gradient in zip(network.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-14)
-    figures = result.figures()
-    assert loss.item() == pytest.approx(
-        0.5 * figures["keypoints_px"] + 2 * figures["depth"] + 3 * figures["root_depth"], rel=1e-12
-    )
+    keypoints_px, depth, root_depth = (part.item() for part in result.losses)
+    assert loss.item() == pytest.approx(0.5 * keypoints_px + 2 * depth + 3 * root_depth, rel=1e-12)
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
     network = Linear()
     batch, wanted = batch_of(6)
-    step = PoseStep(network, network, FinetuneConfig(train=FinetuneTrainConfig(batch=12, micro_batch=6)))
+    step = PoseStep(network, network, True, PoseLossConfig(), batch=12, micro_batch=6)
     with pytest.raises(ValueError, match="a batch of 6 samples, but this rank's share is 12"):
         step(batch, wanted)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from errors import UserError
-from train.runs.lock import LOCK, FolderLock
+from train.runs.lock import LOCK, FolderLock, require_free
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -40,9 +40,13 @@ def test_a_second_process_is_told_who_has_it_and_a_kill_frees_it(tmp_path: Path)
             words = rf"run.out = {tmp_path}/run is in use by process {process.pid} on {platform.node()} since 20\d\d-"
             with pytest.raises(UserError, match=words), FolderLock(tmp_path / "run"):
                 pytest.fail("two have it")
+            with pytest.raises(UserError, match=words):
+                require_free(tmp_path / "run")
         finally:
             process.send_signal(signal.SIGKILL)
     assert f'"pid": {process.pid}' in (tmp_path / "run" / LOCK).read_text()  # stale
+    require_free(tmp_path / "run")
+    require_free(tmp_path / "absent")
     with FolderLock(tmp_path / "run"):
         assert f'"pid": {os.getpid()}' in (tmp_path / "run" / LOCK).read_text()
     assert list((tmp_path / "run").iterdir()) == []

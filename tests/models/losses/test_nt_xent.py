@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.losses import TILE_ELEMENTS, nt_xent, nt_xent_rows
+from models.losses.nt_xent import TILE_ELEMENTS, NTXent
 from tests.conftest import Record
+
+
+def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:
+    return NTXent(temperature=temperature)(torch.stack([first, second]))
 
 
 def naive(first: Tensor, second: Tensor, temperature: float) -> float:
@@ -101,7 +106,7 @@ def test_shares_of_the_rows_add_up_and_so_do_their_gradients(bounds: list[int]) 
     (gradient,) = torch.autograd.grad(whole, embeddings)
 
     parts = [range(*ends) for ends in itertools.pairwise(bounds)]
-    shares = [nt_xent_rows(embeddings, rows) for rows in parts]
+    shares = [NTXent().share(embeddings, rows) for rows in parts]
     gradients = [torch.autograd.grad(share, embeddings)[0] for share in shares]
     torch.testing.assert_close(torch.stack(shares).sum(), whole, atol=1e-13, rtol=0)
     torch.testing.assert_close(torch.stack(gradients).sum(0), gradient, atol=1e-13, rtol=0)
@@ -121,9 +126,9 @@ def untiled(embeddings: Tensor, rows: range, temperature: float) -> Tensor:
 @pytest.mark.parametrize("elements", [1, 30, 100, 10**6])  # strips of 1, 1, 3 and all rows of 29 columns or more
 @pytest.mark.parametrize("rows", [range(0, 15), range(4, 11), range(14, 15)])
 def test_tiles_change_nothing(elements: int, rows: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.losses.TILE_ELEMENTS", elements)
+    monkeypatch.setattr("models.losses.nt_xent.TILE_ELEMENTS", elements)
     embeddings = torch.stack(pair(15, 4)).requires_grad_()
-    expected, loss = untiled(embeddings, rows, 0.1), nt_xent_rows(embeddings, rows, 0.1)
+    expected, loss = untiled(embeddings, rows, 0.1), NTXent(temperature=0.1).share(embeddings, rows)
     torch.testing.assert_close(loss, expected, atol=1e-13, rtol=0)
     theirs, ours = (torch.autograd.grad(3 * value, embeddings)[0] for value in (expected, loss))
     torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
@@ -132,14 +137,14 @@ def test_tiles_change_nothing(elements: int, rows: range, monkeypatch: pytest.Mo
 PEAK_BYTES = """
 import re, torch
 from pathlib import Path
-from models.losses import nt_xent_rows
+from models.losses.nt_xent import NTXent
 torch.manual_seed(0)
 few, embeddings = (torch.randn(2, samples, {dim}, requires_grad=True) for samples in (64, {samples}))
-nt_xent_rows(few, range(64)).backward()  # what torch itself takes at its first call
+NTXent().share(few, range(64)).backward()  # what torch itself takes at its first call
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
 memory = lambda name: int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 before = memory("VmRSS")
-nt_xent_rows(embeddings, range({rows})).backward()
+NTXent().share(embeddings, range({rows})).backward()
 print((memory("VmHWM") - before) * 1024)
 """
 """A process of its own; getrusage would count its parent's peak, too."""
@@ -168,7 +173,7 @@ def peak_bytes(**sizes: int) -> int:
     """By how much the loss and its gradient raise the memory of a process that holds the embeddings."""
     program = PEAK_BYTES.format(**sizes)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -186,5 +191,6 @@ def test_is_computed_in_float32_under_autocast(dtype: torch.dtype) -> None:
 
 
 def test_wrong_shapes_are_named() -> None:
-    with pytest.raises(ValueError, match=r"\(3, 4\) and \(2, 4\), expected twice \(N, D\)"):
-        nt_xent(torch.zeros(3, 4), torch.zeros(2, 4))
+    for shape in ((3, 4), (3, 2, 4)):
+        with pytest.raises(ValueError, match=rf"{re.escape(str(shape))}, expected \(2, N, D\)"):
+            NTXent()(torch.zeros(shape))

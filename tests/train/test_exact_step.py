@@ -1,4 +1,4 @@
-"""The contrastive step's loss and gradient are those of the whole batch."""
+"""The exact step's loss and gradient are those of the whole batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
-from models.losses import nt_xent
+from models.losses.nt_xent import NTXent
 from tests.train.tiny_step import (
     SIDE_PX,
     UNDO,
     Recompute,
     assert_same,
     buffers,
+    exact_step,
     gradients,
     images,
     network,
@@ -26,7 +27,6 @@ from tests.train.tiny_step import (
     to_double,
     to_float,
 )
-from train.steps.contrastive import ContrastiveStep
 
 
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])
@@ -103,8 +103,8 @@ def test_scaler_scales_gradients_and_not_the_loss() -> None:
 
 
 def test_temperature_reaches_the_loss() -> None:
-    result = run(network(), 6, 2, temperature=0.1)
-    torch.testing.assert_close(result.loss, nt_xent(result.embeddings[0], result.embeddings[1], 0.1))
+    result = run(network(), 6, 2, loss=NTXent(temperature=0.1))
+    torch.testing.assert_close(result.loss, NTXent(temperature=0.1)(result.embeddings))
 
 
 def test_bfloat16_autocast() -> None:
@@ -128,7 +128,7 @@ def test_bfloat16_autocast() -> None:
 def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute) -> None:
     """So a rank whose backward passes alone are slow is told of as one that holds the others up."""
     model = network()
-    step = ContrastiveStep(model, UNDO, batch=4, micro_batch=2, recompute=recompute, preprocess=to_double)
+    step = exact_step(model, batch=4, micro_batch=2, recompute=recompute)
     step(images(4))
     step.own_work.take_s()
 
@@ -142,7 +142,7 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
 
 
 def test_wrong_batch_size_is_named() -> None:
-    step = ContrastiveStep(network(), UNDO, batch=8, micro_batch=2, preprocess=to_double)
+    step = exact_step(network(), batch=8, micro_batch=2)
     with pytest.raises(ValueError, match="batch of 6 samples, but this rank's share is 8"):
         step(images(6))
 
@@ -159,7 +159,7 @@ def test_compiled_network_is_compiled_once(recompute: Recompute) -> None:
     counters.clear()
     network_to_run = torch.compile(compiled)
     assert isinstance(network_to_run, nn.Module)
-    step = ContrastiveStep(network_to_run, UNDO, batch=6, micro_batch=2, preprocess=to_double, recompute=recompute)
+    step = exact_step(network_to_run, batch=6, micro_batch=2, recompute=recompute)
     result = step(images(6))
     torch.testing.assert_close(result.loss, reference.loss, atol=1e-12, rtol=0)
     assert_same(gradients(compiled), gradients(eager))

@@ -1,0 +1,40 @@
+"""The losses of pre-training, by name: a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails
+
+from models.losses.loss import Loss
+from models.losses.nt_xent import NTXent
+
+LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent}
+"""What `loss.name` may be. Entries may be added before a configuration is read."""
+
+
+def build_loss(table: Any) -> Loss:
+    """The loss that a table [loss] describes; one that is a loss already stays.
+
+    Raises:
+        ValidationError: of pydantic, if there is no loss of that name, or it does not take the table's keys.
+    """
+    if isinstance(table, Loss):
+        return table
+    name = table.get("name", "nt_xent") if isinstance(table, Mapping) else "nt_xent"
+    if name not in list(LOSSES):  # a list, since `name` may be anything
+        known = " or ".join(repr(one) for one in LOSSES)
+        unknown = InitErrorDetails(type="literal_error", loc=("name",), input=name, ctx={"expected": known})
+        raise ValidationError.from_exception_data("loss", [unknown])
+    return TypeAdapter(LOSSES[name]).validate_python(table)
+
+
+if TYPE_CHECKING:
+    AnyLoss = Loss
+else:
+    AnyLoss = Annotated[Loss, PlainValidator(build_loss, json_schema_input_type=reduce(or_, LOSSES.values()))]
+    """The table [loss] of a configuration. Its loss is looked up when the configuration is built."""

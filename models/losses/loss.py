@@ -1,0 +1,71 @@
+"""What a loss of pre-training is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Loss(ABC):
+    """A loss of the embeddings of the whole batch.
+
+    A subclass is a frozen pydantic dataclass. Its fields are the keys of the table [loss], `name` among them. A file of
+    `models.losses` imports torch inside functions only: a configuration is read before torch is imported.
+
+    Attributes:
+        title: of its curve.
+    """
+
+    title: ClassVar[str] = "loss"
+
+    @abstractmethod
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        """The loss of all samples.
+
+        Args:
+            embeddings: (V, N, D), every view of the N samples of the whole batch, after the latent inverse.
+
+        Returns:
+            Scalar with graph.
+        """
+
+    def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
+        """Figures for metrics.jsonl, scalars of the same embeddings; none by default."""
+        return {}
+
+    def chance(self, samples: int) -> tuple[float, str] | None:
+        """The loss of a batch of N = `samples` where all views look alike, and its formula; None if it has none."""
+        return None
+
+
+class AnchorLoss(Loss):
+    """A loss that is a sum over anchors, each against all embeddings.
+
+    Every rank takes the anchors of its own samples, and the gradients are summed over ranks. Of any other loss each
+    rank computes the whole.
+    """
+
+    @abstractmethod
+    def share(self, embeddings: Tensor, rows: range) -> Tensor:
+        """What the anchors of some samples add to the loss.
+
+        Args:
+            embeddings: (V, N, D), of all samples.
+            rows: consecutive samples whose embeddings are the anchors.
+
+        Returns:
+            Scalar with graph to all of `embeddings`. The shares of ranges that partition 0..N-1 add up to the loss.
+        """
+
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        """The sum over all anchors."""
+        return self.share(embeddings, range(embeddings.shape[1]))
+
+
+def require_pairs(embeddings: Tensor) -> None:
+    """Embeddings that are not (2, N, D) are a ValueError."""
+    if embeddings.ndim != 3 or embeddings.shape[0] != 2:
+        raise ValueError(f"embeddings have shape {tuple(embeddings.shape)}, expected (2, N, D)")

@@ -1,0 +1,182 @@
+"""The exact gradient of a loss on the embeddings of the whole batch, in micro-batches, on any number of ranks.
+
+Such a loss couples all samples, so its gradient is not a mean over micro-batches. It does split into parts: embed all
+micro-batches; take the loss of all embeddings and its gradient with respect to them; send that gradient back through
+each micro-batch's network. If memory allows, the graphs of the first part are kept, else each is built again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from models.losses.loss import AnchorLoss
+from pipelines.batch import Batch
+from train.distributed.activity import activity
+from train.steps.batch_statistics import one_momentum_step
+from train.steps.memory import free_bytes, with_graph_bytes
+from train.steps.micro_batches import MicroBatchStep
+
+log = logging.getLogger(__name__)
+
+Recompute = Literal["auto", "always", "never"]
+B = TypeVar("B", bound=Sized)
+
+# The rest is for the temporary tensors of the backward pass and for whatever else lives on the device.
+_SHARE_OF_FREE_MEMORY = 0.8
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gives besides the gradients; all on the device and without graph.
+
+    Attributes:
+        loss: scalar, of the global batch.
+        embeddings: (V, N, D), of all N samples of the global batch in global order.
+        recompute_difference: scalar, the largest absolute difference between an embedding and its recomputed self
+            over all ranks; None if nothing was recomputed.
+    """
+
+    loss: Tensor
+    embeddings: Tensor
+    recompute_difference: Tensor | None
+
+
+@dataclass(eq=False)
+class ExactStep(MicroBatchStep, Generic[B]):
+    """Loss and gradient of one global batch, for any module and any loss on its embeddings.
+
+    `recompute` does not change the gradient. The network must be a function of its input, parameters and batch
+    statistics; dropout would draw other masks when recomputing. Other attributes as `MicroBatchStep`.
+
+    Attributes:
+        embed: a batch and the rows of one micro-batch to embeddings of V views with graph, (V, n, D). It calls the
+            network once, since batch norm counts its last call.
+        loss: embeddings (V, N, D) of the whole batch to a scalar. Ranks share an `AnchorLoss`; of any other each
+            computes the whole, which must be the same on all.
+        recompute: "never" keeps the graphs of all micro-batches, "always" of one at a time, "auto" measures the first
+            micro-batch of the first call, keeps all if they fit into free memory, and is no longer "auto" then.
+
+    Example:
+        >>> def embed(images, rows):  # images (N, V, C, H, W)
+        ...     views = images[rows].transpose(0, 1)
+        ...     return network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
+        >>> step = ExactStep(network, embed, NTXent(), batch=2048, micro_batch=128)
+        >>> loss = step(images).loss  # and the gradient is in .grad
+    """
+
+    embed: Callable[[B, slice], Tensor]
+    loss: Callable[[Tensor], Tensor]
+    recompute: Recompute = field(default="auto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recompute == "auto" and self.batch // self.micro_batch == self.world.world_size:
+            self.recompute = "never"  # one micro-batch everywhere
+
+    def __call__(self, batch: B) -> StepResult:
+        """Leaves the gradient of the loss, summed over ranks, in `.grad`, in place of what was there.
+
+        Args:
+            batch: this rank's share of the global batch, on its device; its `len` is the number of samples.
+
+        Raises:
+            ValueError: the batch is of another size than this rank's share.
+        """
+        micro_batches = self.begin(batch)
+        with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
+            embedded = []  # of each micro-batch (V, n, D); with its graph if that is kept
+            with self.own_work.running(self.world.device):
+                for rows in micro_batches:
+                    embedded.append(self._embed_first(batch, rows))
+                    add_statistics()
+
+            loss, embeddings, gradient = self._loss_and_gradient(torch.cat([e.detach() for e in embedded], dim=1))
+
+            difference = None
+            with self.own_work.running(self.world.device):
+                for first, rows in zip(embedded, micro_batches, strict=True):
+                    embedding = self._embed(batch, rows) if self.recompute == "always" else first
+                    torch.autograd.backward([embedding], [gradient[:, rows]])
+                    if self.recompute == "always":
+                        change = (embedding.detach() - first).abs().amax()
+                        difference = change if difference is None else torch.maximum(difference, change)
+            self.sum_gradients()
+            if difference is not None:
+                difference = self.world.max_(difference)
+        return StepResult(loss, embeddings, difference)
+
+    def _embed(self, batch: B, rows: slice) -> Tensor:
+        activity.moved()
+        return self.embed(batch, rows)
+
+    def _embed_first(self, batch: B, rows: slice) -> Tensor:
+        # With graph even if it is dropped at once: both passes then run the same kernels, compiled ones included, and
+        # the second pass needs the memory anyway.
+        if self.recompute == "auto":
+            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self._embed(batch, rows), self.world.device)
+            self.recompute = self._decide(graph_bytes)
+        else:
+            embedding = self._embed(batch, rows)
+        return embedding.detach() if self.recompute == "always" else embedding
+
+    def _decide(self, graph_bytes: int) -> Recompute:
+        count = len(self.share) // self.micro_batch
+        free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
+        lacks = torch.tensor(float(count * graph_bytes > _SHARE_OF_FREE_MEMORY * free), device=self.world.device)
+        decision: Recompute = "always" if self.world.max_(lacks).item() else "never"
+        told = "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free"
+        log.info(told, decision, count * graph_bytes / 2**30, count, free / 2**30)
+        return decision
+
+    def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Global loss, global embeddings (V, N, D), and the gradient for this rank's embeddings (V, n, D), scaled."""
+        embeddings = self.world.gather_rows(local, self.share, self.batch, dim=1)
+        leaf = embeddings.requires_grad_()
+        shared = self.loss if isinstance(self.loss, AnchorLoss) else None
+        loss = self.loss(leaf) if shared is None else shared.share(leaf, self.share)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        loss = loss.detach()
+        if shared is not None:
+            gradient, loss = self.world.sum_(gradient), self.world.sum_(loss)
+        gradient = gradient[:, self.share.start : self.share.stop]
+        if self.scaler is not None:
+            gradient = self.scaler.scale(gradient)
+        return loss, embeddings.detach(), gradient
+
+
+def embed_views(
+    network: Callable[[Tensor], Tensor],
+    undo: Callable[[Tensor, Tensor, Tensor], Tensor],
+    batch: Batch,
+    rows: slice,
+    *,
+    autocast_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Both views of some samples through network and latent inverse, with graph; what `ExactStep.embed` is.
+
+    Args:
+        network: (2n, 3, S, S) uint8 to (2n, D) projections.
+        undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
+            `models.equivariance.build_undo` makes it.
+        batch: its first two views are used.
+        rows: of the n samples.
+        autocast_dtype: 16-bit type for the network; None for none. The inverse has at least 32 bits.
+
+    Returns:
+        (2, n, D).
+    """
+    first, second = batch.views[:2]
+    image = torch.cat([first.image[rows], second.image[rows]])
+    matrix = torch.cat([first.matrix[rows], second.matrix[rows]])
+    source_to_view_px = torch.cat([first.source_to_view_px[rows], second.source_to_view_px[rows]])
+    with torch.autocast(image.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+        projection = network(image)
+    if projection.dtype != torch.float64:
+        projection = projection.float()
+    return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])

@@ -1,0 +1,62 @@
+"""What a step in micro-batches has, whatever it optimises."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import KW_ONLY, dataclass, field
+
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from train.distributed.world import World, micro_batch_share
+from train.steps.stopwatch import Stopwatch
+
+
+@dataclass(eq=False)
+class MicroBatchStep:
+    """Leaves the gradient of one global batch; the optimiser is the caller's.
+
+    Batch norm sees one micro-batch. Running statistics take one momentum step per call, towards the mean of the
+    statistics of all micro-batches on all ranks. So loss, gradient and buffers depend on `micro_batch`, but not on the
+    number of ranks, up to the order of sums.
+
+    Attributes:
+        network: whose parameters get the gradient.
+        batch: samples of a global batch.
+        micro_batch: samples that go through the network together; divides `batch`.
+        scaler: scales the gradients, which the caller unscales (fp16).
+        world: this rank among all.
+        share: the positions within the global batch that this rank's batches hold.
+        own_work: times what this rank does without the others.
+
+    Raises:
+        UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
+    """
+
+    network: nn.Module
+    _: KW_ONLY
+    batch: int
+    micro_batch: int
+    scaler: GradScaler | None = None
+    world: World = field(default_factory=World)
+    share: range = field(init=False)
+    own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
+
+    def __post_init__(self) -> None:
+        self.share = micro_batch_share(self.batch, self.micro_batch, self.world.rank, self.world.world_size)
+
+    def begin(self, batch: Sized) -> list[slice]:
+        """Drop the gradients that are there; the rows of each micro-batch of this rank's share.
+
+        Raises:
+            ValueError: the batch is of another size than this rank's share.
+        """
+        if len(batch) != len(self.share):
+            raise ValueError(f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}")
+        for parameter in self.network.parameters():
+            parameter.grad = None
+        return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
+
+    def sum_gradients(self) -> None:
+        """Over all ranks."""
+        self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])
