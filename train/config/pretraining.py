@@ -128,8 +128,8 @@ class ProbeConfig:
 
     Attributes:
         every_epochs: epochs between two probes; the first and the last step probe as well. 0 never does.
-        images: labelled images that are looked at: three quarters to fit, one to measure. They are at most a tenth of
-            those that are trained on between two probes, so that probing takes less than 2 % of the time.
+        images: labelled images to use, three quarters to fit and one to measure. They are at most a sixteenth of the
+            images that are trained on between two probes, so that probing takes less than 2 % of the time.
         ridge: weight of the squared coefficients of standardised features, scikit-learn's `alpha`.
     """
 

@@ -32,7 +32,7 @@ Rows = npt.NDArray[np.int64]
 
 _CHUNK = 64  # views that pass the encoder together, so that a feature does not depend on the number of ranks
 _FITTED = 0.75
-_SHARE = 0.1  # of the images that are trained on between two probes
+_SHARE = 1 / 16  # of the images that are trained on between two probes
 
 
 class Probe:
