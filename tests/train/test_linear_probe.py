@@ -72,7 +72,7 @@ def test_figures_are_those_of_scikit_learn_on_the_same_features(hands: Path, tmp
     """The images, the split and the 3D hands are taken from the labels anew, without the probe."""
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
-    rows = probed_rows(index, config)
+    rows, fitted = probed_rows(index, config)
     probe = build_probe(index, config, World())
     assert probe is not None
     network = seeded_network(config)
@@ -84,7 +84,7 @@ def test_figures_are_those_of_scikit_learn_on_the_same_features(hands: Path, tmp
     joints_m, scale_m = labels.joints[rows].astype(np.float64), labels.scale_m[rows, None].astype(np.float64)
     depth = (joints_m[..., 2] - joints_m[:, :1, 2]) / scale_m
     targets = np.concatenate([view.reshape(len(rows), -1), depth], axis=1)
-    fitted, measured = probe._fitted.numpy(), probe._measured.numpy()
+    measured = ~fitted
     model = make_pipeline(StandardScaler(), Ridge(3.0)).fit(features[fitted], targets[fitted])
     read = model.predict(features[measured])
 
@@ -104,9 +104,9 @@ def test_figures_are_those_of_scikit_learn_on_the_same_features(hands: Path, tmp
 def test_poses_are_not_split_and_the_images_are_a_sixteenth_of_what_is_trained_on(hands: Path, tmp_path: Path) -> None:
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=5")
     index = load_index(config.data)
-    rows = probed_rows(index, config)
+    rows, fitted = probed_rows(index, config)
     assert len(rows) == 5 * 4 * POSES / 16 + 1  # whole poses
-    probe = Probe(index, rows, config, World())
+    probe = Probe(index, rows, fitted, config, World())
     assert index.group is not None
     groups = [set(index.group[rows][part.numpy()].tolist()) for part in (probe._fitted, probe._measured)]
     assert [len(part) for part in groups] == [14, 5]
@@ -196,11 +196,11 @@ def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -
     shutil.copytree(hands, root)
     config = config_of(root, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
-    rows = probed_rows(index, config)
+    rows, fitted = probed_rows(index, config)
     index.path(int(rows[3])).write_bytes(b"no picture")
     others = np.setdiff1d(np.arange(len(index)), rows)
     index.targets["xyz_m"][others] = np.nan  # the substitute may be any image, also one whose depths are not known
-    probe = Probe(index, rows, config, World())
+    probe = Probe(index, rows, fitted, config, World())
     assert np.flatnonzero(~(probe._fitted | probe._measured).numpy()).tolist() == [3]
     assert all(math.isfinite(value) for value in probe.figures(seeded_network(config), None).values())
 

@@ -29,6 +29,7 @@ from train.probe.ridge import fit_ridge
 log = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _CHUNK = 64  # views that pass the encoder together, so that a feature does not depend on the number of ranks
 _FITTED = 0.75
@@ -43,7 +44,8 @@ class Probe:
 
     Args:
         index: the images.
-        rows: (N,) of the index, see `probed_rows`. A file that cannot be read is left out.
+        rows: (N,) of the index. A file that cannot be read is left out.
+        fitted: (N,) which of them the read-out is fitted to; it is measured on the others.
         config: how the run makes views, and its table `probe`.
         world: this rank among all.
 
@@ -51,7 +53,7 @@ class Probe:
         UserError: so many files are bad that no substitute is left.
     """
 
-    def __init__(self, index: Index, rows: Rows, config: Config, world: World) -> None:
+    def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
         self._world, self._alpha, self._side_px = world, config.probe.ridge, config.geometry.side_px
         self._keypoints, count = len(index.skeleton), len(rows)
         step_rows = _CHUNK * world.world_size
@@ -76,10 +78,8 @@ class Probe:
 
         together(world, load)
         table = world.sum_(table.to(world.device))[:count].cpu()  # exact: every number but one of each sum is zero
-        readable = table[:, -1] == 1
-        group = rows if index.group is None else index.group[rows]
-        fitted = torch.from_numpy(in_fraction(group, _FITTED, seed=1))
-        self._fitted, self._measured = readable & fitted, readable & ~fitted
+        readable, chosen = table[:, -1] == 1, torch.from_numpy(fitted)
+        self._fitted, self._measured = readable & chosen, readable & ~chosen
         targets, self._cameras = table[:, : 3 * self._keypoints], table[:, 3 * self._keypoints : -1]
         self._in_3d = bool(targets[readable].isfinite().all())
         self._targets = targets if self._in_3d else targets[:, : 2 * self._keypoints]
@@ -141,16 +141,19 @@ class Probe:
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:
     """The probe of a run; None, which is logged, where too few images have all keypoints. Errors as `Probe`."""
-    rows = probed_rows(index, config)
-    probe = Probe(index, rows, config, world) if len(rows) > 0 else None
+    rows, fitted = probed_rows(index, config)
+    probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
     if probe is None or not probe.usable:
         log.info("no probe: too few images of %s (%s) have all keypoints", index.root, index.name)
         return None
     return probe
 
 
-def probed_rows(index: Index, config: Config) -> Rows:
-    """Rows of the images to probe, those of a group together: with all keypoints known, and depths if there are any."""
+def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
+    """Rows (N,) of the images to probe, and (N,) which of them to fit to; a group stays together.
+
+    All of their keypoints are known, and their depths, if there are any in the index.
+    """
     labels = PoseLabels.of(index)
     seen = np.isfinite(labels.keypoints_px).all(axis=(1, 2))
     in_3d = np.asarray(np.isfinite(labels.joints).all(axis=2))
@@ -158,5 +161,6 @@ def probed_rows(index: Index, config: Config) -> Rows:
     deep &= ~in_one_place(labels.joints, in_3d)
     rows = np.flatnonzero(deep if deep.any() else seen)
     wanted = min(config.probe.images, _SHARE * config.probe.every_epochs * len(index))
-    group = rows if index.group is None else index.group[rows]
-    return rows[in_fraction(group, min(1.0, wanted / max(1, len(rows))), seed=0)]
+    group = np.arange(len(index)) if index.group is None else index.group
+    rows = rows[in_fraction(group[rows], min(1.0, wanted / max(1, len(rows))), seed=0)]
+    return rows, in_fraction(group[rows], _FITTED, seed=1)
