@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, TypeAlias
 
 from annotated_types import Interval
+from pydantic import GetPydanticSchema
+from pydantic_core.core_schema import literal_schema
 
 LARGEST_COUNT = 2**31 - 1
 """Products of two counts fit into 64 bits."""
@@ -33,3 +36,8 @@ PositiveFraction: TypeAlias = Annotated[float, Interval(ge=1e-12, le=1)]
 Factor: TypeAlias = Annotated[float, Interval(ge=0.001, le=1000)]
 """Of a length in an image."""
 Number: TypeAlias = Annotated[float, Interval(ge=-1e6, le=1e6)]
+
+
+def one_of(names: Iterable[str]) -> GetPydanticSchema:
+    """Marks a text as one of the names of a table, and has it checked as a Literal of them."""
+    return GetPydanticSchema(lambda source, handler: literal_schema([*names]))

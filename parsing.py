@@ -47,8 +47,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
-    """Convert nested lists of numbers to an array; None for ragged lists, numbers beyond a float's range, or anything
-    else."""
+    """Convert nested lists of numbers to an array; None if they are ragged, too large for a float, or not numbers."""
     try:
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -1,7 +1,7 @@
 """Skeletons, of a hand and of a body: names of the keypoints, bones, and colours for drawing.
 
-No other file contains a number or a name of keypoints. This file imports neither torch nor DALI, since the
-configuration uses it.
+Each skeleton is a value; no other file contains a number or a name of keypoints. This file imports neither torch nor
+DALI, since the configuration uses it.
 """
 
 from __future__ import annotations
@@ -108,8 +108,10 @@ BODY: Final = Skeleton(
 )  # fmt: skip
 """COCO's 17 body points in COCO's order, with COCO's 19 bones."""
 
-SkeletonName = Literal["hand", "body"]
-SKELETONS: Final[Mapping[str, Skeleton]] = {"hand": HAND, "body": BODY}
+SKELETONS: Final[Mapping[str, Skeleton]] = {
+    value.name: value for value in [*globals().values()] if isinstance(value, Skeleton)
+}
+"""Every skeleton that is defined above, by its name; the configuration knows these names."""
 
 HandOrder = Literal["freihand", "mano", "peclr"]
 _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside, synced and renamed. What a command leaves is written here."""
+"""Writes files that are either complete or absent: to a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _REMEDY = {
 
 
 class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
-    """A file cannot be written: nothing of the attempt stays, and what was there before is as it was.
+    """A file cannot be written. The old file, if any, is unchanged, and no partial file is left.
 
-    It is an OSError too, so that a run can tell it from wrong input, and all its ranks can stop first.
+    It is also an OSError, so that a run can distinguish it from wrong input and stop all its ranks first.
     """
 
     def __str__(self) -> str:
@@ -37,20 +37,20 @@ class NotWritten(UserError, OSError):  # noqa: N818  the error is the disk's
 
 @contextmanager
 def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its place under `path` when the block ends without an error.
+    """Open a temporary file for writing; it replaces `path` when the block ends without an error.
 
-    A link stays a link: the file that it names is replaced, and keeps its permissions. What is no regular file, such
-    as a terminal, is written to as it is.
+    A link stays: the file behind it is replaced and keeps its permissions. A path that is not a regular file, such as a
+    terminal, is written directly.
 
     Args:
-        path: of the file. Beside it, a file of a name of its own, which ends in ".part", is there meanwhile.
-        durable: wait until the disk has it, so that it outlasts a power cut.
+        path: path of the file. The temporary file is in the same folder, with a name that ends in ".part".
+        durable: wait until the data is on the disk, so that it survives a power cut.
 
     Raises:
-        NotWritten: there is no room, or no right to write.
+        NotWritten: the disk is full, or writing is not permitted.
     """
     target = Path(os.path.realpath(path))
-    replaces = not target.exists() or target.is_file() or target.is_dir()  # a folder is refused when it comes to that
+    replaces = not target.exists() or target.is_file() or target.is_dir()  # a folder is refused later
     part = _beside(target) if replaces else target
     written: _Written | None = None
     in_block = False
@@ -73,7 +73,9 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 part.unlink()
         refused = written.error if written is not None else None
-        if refused is None and isinstance(error, OSError) and not in_block:  # the block may fail at other files
+        if (
+            refused is None and isinstance(error, OSError) and not in_block
+        ):  # the block may raise errors about other files
             refused = error
         if refused is None:
             raise
@@ -81,24 +83,24 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
-    """Write a file, whole or not at all; errors as `whole_file`."""
+    """Write a file, completely or not at all. Errors as in `whole_file`."""
     with whole_file(path, durable=durable) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8 as `write_bytes` does; names of files that are not UTF-8 keep their bytes."""
+    """Write text in UTF-8 as `write_bytes` does. File names in it that are not UTF-8 keep their bytes."""
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
-    """Nothing is written over what a command reads, under this name or another: that is a `UserError`."""
+    """Raise a `UserError` if `out` is one of the files that a command reads, under this or another name."""
     if is_among(out, inputs):
-        raise UserError(f"{out} is what this command reads, and is not written over: name another file")
+        raise UserError(f"{out} is an input of this command and is not overwritten: name another file")
 
 
 def is_among(file: Path, others: Iterable[Path]) -> bool:
-    """Whether a file is one of the others, under the same name or another; one that does not exist never is."""
+    """Whether a file is one of the others, under the same name or another; False if it does not exist."""
     try:
         here = file.stat()
     except OSError:
@@ -111,13 +113,13 @@ def is_among(file: Path, others: Iterable[Path]) -> bool:
 
 
 def _beside(target: Path) -> Path:
-    """A name that no file there has; names may have 255 bytes."""
+    """A new name in the same folder, of at most 255 bytes."""
     name = os.fsencode(target.name)[:230]
     return target.with_name(f"{os.fsdecode(name)}.{os.getpid()}-{threading.get_ident() & 0xFFFFFF:x}.part")
 
 
 class _Written(io.RawIOBase):
-    """Keeps the error of writing: torch.save and others put their own in its place."""
+    """Keeps the original write error, since torch.save and others replace it by their own."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -135,7 +137,7 @@ class _Written(io.RawIOBase):
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
+    """Sync a folder, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from bench.loaders import first_batch
 from bench.rows import read_rows, yes_or_no
 from bench.training.report import FIGURES
 from errors import UserError
@@ -99,14 +99,11 @@ def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path],
 
 def _first_batch(results: Path) -> str:
     row = _last(results / "first_batch.jsonl")
-    return (
-        f"{_measured_on(row)}: an index of {row['images']} images takes {row['index_s']:.2f} s, and from building the "
-        f"loader to its first batch of {row['settings']['batch']} images it takes {row['first_batch_s']:.2f} s.\n"
-    )
+    return f"{_measured_on(row)}: {first_batch.summary(row)}.\n"
 
 
 def _proofs(results: Path) -> str:
-    """A table of the newest row of each kind that tests record."""
+    """A table of rows that tests record: the newest row of each kind."""
     lines = []
     for file in sorted(results.glob("*.jsonl")):
         if file.stem in _IN_OTHER_TABLES:
@@ -218,7 +215,6 @@ def save_comparisons(rows: Sequence[Row], out: Path) -> None:
     Each comparison has a panel of its own, since their units differ.
     """
     figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
     for row, axes in zip(rows, figure.subplots(len(rows), squeeze=False)[:, 0], strict=True):
         colour = _BETTER if row["holds"] else _WORSE
         axes.axvline(0, color="black", linewidth=0.8)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import truediv
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 from scipy.stats import t as student
@@ -22,8 +22,7 @@ from errors import UserError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A mean and its 95 % interval."""
 
     mean: float
@@ -65,8 +64,7 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the mean, source images/s."""
-        interval = interval_of_mean(self.images_per_s)
-        return interval.low, interval.high
+        return interval_of_mean(self.images_per_s)[1:]
 
     @property
     def cores_busy(self) -> float:
@@ -79,8 +77,7 @@ class Rate:
         This is the geometric mean of the rounds' ratios, since a slow round of the machine slows down both.
         """
         logs = [math.log(a / b) for a, b in zip(self.images_per_s, other.images_per_s, strict=True)]
-        interval = interval_of_mean(logs)
-        return Interval(math.exp(interval.mean), math.exp(interval.low), math.exp(interval.high))
+        return Interval(*map(math.exp, interval_of_mean(logs)))
 
 
 Start = Callable[[], Iterator[int]]

@@ -98,7 +98,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     """
     config = load_config(ExperimentConfig, [file], overrides)
     if len(set(config.seeds)) < len(config.seeds):
-        raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each once, since a seed is one experiment")
+        raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each seed once")
     for phase, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
         for name, arm in arms.items():
             key = f"{file}: {phase}.arms.{name}.start"

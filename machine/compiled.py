@@ -33,12 +33,9 @@ def choose_cache_folder() -> None:
 
 
 def cached(compile_: Callable[..., Any], *signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that compiles a function and, if there is a writable folder, keeps the result on disk.
+    """Decorator that compiles a function by `numba.njit` or `numba.cfunc`, with arguments of theirs.
 
-    Args:
-        compile_: `numba.njit` or `numba.cfunc`.
-        signature: positional arguments of `compile_`.
-        options: keyword arguments of `compile_`, without `cache`.
+    The result is kept on disk, if there is a writable folder.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:

@@ -20,12 +20,9 @@ def available_cores() -> int:
 
 @functools.cache
 def warn_of_threads(key: str, threads: int, processes_here: int) -> None:
-    """Warn once per process if there are more than twice as many threads as cores.
+    """Warn once if there are more than twice as many threads as cores; `key` of the configuration sets them.
 
-    Args:
-        key: the configuration's key that sets the threads.
-        threads: threads of each process.
-        processes_here: processes that share this machine's cores.
+    Each of `processes_here` processes on this machine has so many.
     """
     cores = available_cores()
     if threads * processes_here > 2 * cores:
@@ -41,11 +38,7 @@ def cpu_quota(system: Path = Path("/")) -> float:
 
     Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us) of Linux's control groups.
 
-    Args:
-        system: the root of the file system.
-
-    Returns:
-        Infinity if there is no quota, or none that can be read.
+    It is infinite if there is none, or none that can be read. `system` is the root of the file system.
     """
     return min((_quota(folder) for folder in groups("cpu", system)), default=math.inf)
 

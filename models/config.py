@@ -5,16 +5,21 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from bounds import Width
-from skeleton import SKELETONS, SkeletonName
+from bounds import Width, one_of
+from skeleton import SKELETONS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
 Extent = Literal["axis", "scalar"]
+
+ENCODERS: Final = {
+    **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), "models.encoders:ResNet"),
+}
+"""For each encoder its class, a `models.encoders.Encoder`, which is imported when it is built."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -28,7 +33,7 @@ class EncoderConfig:
             Lightning checkpoint of their pre-training, or a checkpoint of ours.
     """
 
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"
+    name: Annotated[str, one_of(ENCODERS)] = "resnet50"
     weights: str = "imagenet"
 
 
@@ -87,7 +92,7 @@ class PoseConfig:
 
     head: Literal["linear", "mlp"] = "linear"
     hidden: Width = 512
-    skeleton: SkeletonName = "hand"
+    skeleton: Annotated[str, one_of(SKELETONS)] = "hand"
     root: Annotated[str, Field(validate_default=True)] = ""
     refine: bool = True
     first_keypoint: Literal["wrist", "palm"] = "wrist"

@@ -2,7 +2,7 @@
 
 Four namings are known: torchvision's ResNets, which include the authors' published encoders; the authors' published
 pose networks ("backend_model.", "zroot_ref."); Lightning checkpoints of their pre-training ("encoder.features."); and
-ours ("encoder.resnet.").
+ours ("encoder.resnet.", or "encoder.network." of other encoders).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from errors import UserError
 from skeleton import HAND, hand_rows
 
 State = dict[str, Tensor]
-Naming = Literal["torchvision", "pose_published", "lightning", "ours"]
+Naming = Literal["torchvision", "pose_published", "lightning", "ours", "ours_no_resnet"]
 
 PUBLISHED_SIDE_PX: Final = 224
 """Side of the views of the authors' pose networks; their 2D keypoints are in pixels of such a view."""
@@ -32,6 +32,7 @@ _PREFIXES: Final[dict[Naming, str]] = {
     "pose_published": "backend_model.",
     "lightning": "encoder.features.",
     "ours": "encoder.resnet.",
+    "ours_no_resnet": "encoder.network.",
 }
 _LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
 """Name in torchvision's ResNet of the N-th module in "encoder.features.N"."""
@@ -57,7 +58,6 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
     become empty stand-ins. A prefix "module." (DataParallel) is removed.
 
     Args:
-        path: the file.
         key: the option or key that names the file, for messages, such as "encoder.weights".
         expected: what the file should hold, for messages.
 
@@ -118,7 +118,7 @@ def naming(state: Mapping[str, Tensor]) -> Naming:
 
 
 def encoder_state(state: Mapping[str, Tensor]) -> State:
-    """The encoder's tensors in torchvision's names, from any known naming. Other tensors are left out."""
+    """The encoder's tensors in its library's names, from any known naming. Other tensors are left out."""
     found = naming(state)
     if found == "torchvision":
         return dict(state)
@@ -216,14 +216,11 @@ def check_state(
     remedy: str,
     ignored: Callable[[str], bool] = lambda key: False,
 ) -> None:
-    """Check the names and shapes of a state dict.
+    """Check the names and shapes of the tensors that were read.
 
     Args:
-        state: the tensors that were read.
         wanted: the expected tensors.
-        origin: the file, for messages.
-        model: name of the model of `wanted`, for messages.
-        remedy: the last part of the message.
+        origin: the file, for messages, as are `model`, the name of `wanted`, and `remedy`, their last part.
         ignored: whether a name that is not in `wanted` is allowed.
 
     Raises:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads
+from bounds import Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads, one_of
 from errors import UserError
 
-CENTER_FRAC = 0.6
-"""Side of FreiHAND's "center" box over the image's shorter side."""
+SOURCES: Final = {
+    name: f"pipelines.sources.{name}:load_{name}"
+    for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
+}
+"""For each layout the function that reads it: a `DataConfig` to an `Index`. It is imported when it is called."""
 
 D = TypeVar("D", bound="DataConfig")
 
@@ -54,13 +57,13 @@ class DataConfig:
         weight: with several sources: a source's share of every batch is its weight over the sum of all weights.
     """
 
-    source: Literal["freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards"] = "freihand"
+    source: Annotated[str, one_of(SOURCES)] = "freihand"
     root: str = ".data/hands"
     part: Literal["training", "evaluation"] = "training"
     split: Literal["all", "train", "val"] = "all"
     versions: tuple[Literal["gs", "hom", "sample", "auto"], ...] = ("gs", "hom", "sample", "auto")
     box: str = "center"
-    center_frac: PositiveFraction = CENTER_FRAC
+    center_frac: PositiveFraction = 0.6
     box_margin: Factor = 1.5
     annotations: str | None = None
     regressor: str | None = None
@@ -103,6 +106,11 @@ class PipelinesConfig:
     decoder_memory: Literal["auto", "off"] = "auto"
 
 
+def box_file(config: DataConfig) -> Path | None:
+    """The file of boxes that a source was given, if any."""
+    return None if config.box in ("center", "joints") else Path(config.box)
+
+
 def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
     """The sources as a tuple, also if there is only one."""
     return (config,) if isinstance(config, DataConfig) else tuple(config)
@@ -123,8 +131,8 @@ def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) ->
             continue
         if not any(part.startswith(".") for part in within.parts):
             raise UserError(
-                f"{out} is within data.root = {one.root}: its pictures would be taken for images of the data. Name a "
-                "place outside"
+                f"{out} is within data.root = {one.root}: its pictures would be read as images of the data. Name a "
+                "folder outside"
             )
 
 

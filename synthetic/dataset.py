@@ -11,8 +11,8 @@ wrist, then thumb, index, middle, ring, little finger from the palm outward), sc
 phalanx, between keypoints 9 and 10). Pixels are corner-based: K projects into a frame in which the centre of the first
 pixel is (0.5, 0.5).
 
-Every image is a pure function of (seed, part, pose, version), so neither the number of workers nor an interruption
-shows in the bytes.
+Every image is a pure function of (seed, part, pose, version): neither the number of workers nor an interruption changes
+its bytes.
 """
 
 import json
@@ -39,12 +39,12 @@ VERSIONS = 4
 """Backgrounds per pose in the training part."""
 
 FORMAT = 1
-"""Raised whenever the same arguments begin to give other bytes."""
+"""Version of the renderer; raised when the same arguments give other bytes."""
 
 _FINISHED = "dataset.json"
 _BEGUN = "dataset.unfinished.json"
 _POSES_PER_TASK = 8
-# First word after the seed of every random stream, so that no two kinds of draw share one.
+# First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
 
 Annotation = dict[str, Any]
@@ -62,15 +62,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Part:
-    """Training or evaluation."""
+    """A part of the dataset: training or evaluation."""
 
     name: str
     number: int
-    """Its word in the random streams."""
+    """Its word in the seeds of the random streams."""
 
     poses: int
     versions: int
-    """Images of each pose."""
+    """Number of images of each pose."""
 
     def image(self, pose: int, version: int) -> str:
         """Path of an image relative to the dataset."""
@@ -99,9 +99,8 @@ def make_dataset(
     Workers are spawned, not forked: a script that calls this needs the usual `if __name__ == "__main__"`.
 
     Args:
-        out: folder to fill; absent, empty, or holding this very dataset, finished or not.
-        poses: of the training part; four times as many images.
-        seed: of everything random.
+        out: output folder: missing, empty, or with this same dataset, finished or not.
+        poses: number of poses of the training part; it has four images of each.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.
@@ -140,7 +139,7 @@ def _marker(recipe: Recipe) -> str:
 
 
 def _is_finished(out: Path, recipe: Recipe) -> bool:
-    """Whether `out` holds exactly this dataset; raises if it holds anything but it or its beginnings."""
+    """Whether `out` holds this dataset, finished. Raises if it holds anything else than its beginning."""
     if not out.exists():
         return False
     if not out.is_dir():
@@ -154,7 +153,7 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
                 found = path.read_text(errors="replace")[:80]
             if found != asdict(recipe):
                 raise UserError(
-                    f"{out} holds a dataset made with {found}, asked for is {asdict(recipe)}: "
+                    f"{out} holds a dataset made with {found}, not with {asdict(recipe)}: "
                     "give the same arguments, choose another folder, or remove this one"
                 )
             return name == _FINISHED
@@ -166,7 +165,7 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
 
 
 def _begin(out: Path, recipe: Recipe) -> None:
-    """Note what is being made, so that a later call can finish it, and drop half-written files."""
+    """Write the arguments down, so that a later call can continue, and remove half-written files."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / _BEGUN, _marker(recipe))
@@ -180,14 +179,14 @@ def _begin(out: Path, recipe: Recipe) -> None:
 
 
 def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Part, Annotation]]:
-    """Make everything; yields the annotations of each pose, in order, when its images are written."""
+    """Render all poses; yields the annotations of each pose, in order, when its images are written."""
     parts = [part for part in parts_of(recipe) for _ in range(part.poses)]
     poses = [pose for part in parts_of(recipe) for pose in range(part.poses)]
     make = partial(_make_pose, out, recipe)
     if workers == 1:
         yield from zip(parts, map(make, parts, poses), strict=True)
         return
-    # Compile here, once, before all workers would do it at the same time; they load the result from the cache.
+    # Compile once here; the workers then load the result from the cache.
     hand = draw_hand(np.random.default_rng(0))
     take_photo(np.random.default_rng(0), render_hand(hand), hand.view.intrinsics, _scene(recipe.seed, 0))
     spawn = multiprocessing.get_context("spawn")
@@ -197,15 +196,15 @@ def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Part, Annot
             yield from zip(parts, pool.map(make, parts, poses, chunksize=_POSES_PER_TASK), strict=True)
         except BrokenProcessPool as error:
             raise UserError(
-                f"{out}: a process that renders was ended from outside, perhaps for want of memory. Give the command "
-                "again, which goes on where this one stopped; --workers 1 needs the least memory"
+                f"{out}: a rendering process was killed from outside, perhaps for lack of memory. Run the command "
+                "again to continue; --workers 1 needs the least memory"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _make_pose(out: Path, recipe: Recipe, part: Part, pose: int) -> Annotation:
-    """Write the images of a pose that are not there yet; returns its annotations."""
+    """Write the missing images of a pose; returns its annotations."""
     hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose]))
     missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).exists()]
     if missing:
@@ -213,12 +212,14 @@ def _make_pose(out: Path, recipe: Recipe, part: Part, pose: int) -> Annotation:
         for version in missing:
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
             photo = take_photo(rng, rendering, hand.view.intrinsics, _scene(recipe.seed, scenes[version]))
-            write_bytes(out / part.image(pose, version), photo, durable=False)  # thousands: none waits for the disk
+            write_bytes(
+                out / part.image(pose, version), photo, durable=False
+            )  # not durable: waiting for the disk thousands of times would take too long
     return {"K": hand.view.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
 
 
 def scenes_of(recipe: Recipe, part: Part, pose: int) -> list[int]:
-    """The scene of each version of a pose: different ones while there are enough."""
+    """The scene of each version of a pose; all different if there are enough scenes."""
     rng = np.random.default_rng([recipe.seed, _PLACE_STREAM, part.number, pose])
     places: list[int] = []
     while len(places) < part.versions:

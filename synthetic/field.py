@@ -1,7 +1,7 @@
 """The hand as a signed-distance field: tapered capsules along the bones, smoothly joined where flesh is continuous.
 
-A digit joins the palm through its first segment only, and digits never join one another: two fingers side by side, or a
-fingertip on the palm, keep the dark line between them that real ones have.
+A digit is joined to the palm only at its first segment, and digits are not joined to each other. So there is a dark
+line between two fingers side by side, or between a fingertip and the palm, as in reality.
 """
 
 import math
@@ -24,7 +24,7 @@ _ARM_M = 0.36
 
 
 class Solids(NamedTuple):
-    """What the camera sees of hand, sleeve and held object, all in the camera frame, metres.
+    """Shapes of hand, sleeve and held object in the camera frame, metres.
 
     Attributes:
         parts: (27, 10) per part: start, vector to its end, radius at the start, how much the radius grows to the end,
@@ -54,12 +54,8 @@ def build_hand(
 ) -> Solids:
     """A bare hand in the camera frame.
 
-    Args:
-        shape: bones and thickness.
-        skeleton: joints and segment frames in the hand frame.
-        rotation: (3, 3) hand frame to camera frame.
-        translation_m: (3,) the wrist in the camera frame.
-        wrist_rad: flexion and sideways bend of the wrist.
+    The hand frame is rotated by `rotation` (3, 3) into the camera frame, where the wrist is at `translation_m` (3,).
+    `wrist_rad` are its flexion and sideways bend.
     """
     parts = np.zeros((PARTS, 9))
     axes = np.tile(np.eye(3), (PARTS, 1, 1))
@@ -124,7 +120,7 @@ def build_hand(
 
 
 def _prepared(capsules: Floats) -> Floats:
-    """From (start, end, two radii, blend) to the form that part_distance reads."""
+    """Convert (start, end, two radii, blend) to rows for `part_distance`."""
     prepared = np.empty((len(capsules), 10))
     prepared[:, 0:3] = capsules[:, 0:3]
     prepared[:, 3:6] = capsules[:, 3:6] - capsules[:, 0:3]
@@ -194,7 +190,7 @@ def hand_distance(x: float, y: float, z: float, solids: Solids) -> float:
     arm = _join(part_distance(x, y, z, parts, 10), part_distance(x, y, z, parts, 11), 0.022)
     palm = _palm_box_distance(x, y, z, frames, bounds)
     if palm < skip:
-        # Joined in pairs, with constant widths: in one long chain each step would wait for the one before it.
+        # Joined in pairs, with constant widths: in one long chain, each step would depend on the one before it.
         inner = _join(part_distance(x, y, z, parts, 0), part_distance(x, y, z, parts, 1), 0.012)
         outer = _join(part_distance(x, y, z, parts, 2), part_distance(x, y, z, parts, 3), 0.012)
         muscles = min(part_distance(x, y, z, parts, 4), part_distance(x, y, z, parts, 5))
@@ -243,7 +239,7 @@ def sleeve_distance(x: float, y: float, z: float, sleeve: Floats) -> float:
     away = math.sqrt(max(px * px + py * py + pz * pz - along * along, 0.0)) - sleeve[6] - 0.08 * along
     gap = max(away, -along)
     if gap < 0.006:
-        # Sines are dear: only where the pleats can be met.
+        # Sines are slow, so they are computed only near the pleats.
         pleats = 0.0012 * math.sin(along * 190.0 + 9.0 * math.sin(px * 55.0 + py * 40.0))
         gap = max(away - pleats, -along)
     return float(gap * 0.8)

@@ -1,4 +1,4 @@
-"""One pose of the dataset: everything about it is a pure function of (seed, pose).
+"""One pose of the dataset, a pure function of (seed, pose).
 
 The camera's frame is x right, y down, z forward; pixels are corner-based (the centre of the first one is 0.5, 0.5).
 """
@@ -26,7 +26,7 @@ _HOLDING = 0.15
 
 @dataclass(frozen=True)
 class View:
-    """Where the hand is for the camera.
+    """Camera, and the hand's position in its frame.
 
     Attributes:
         intrinsics: (3, 3) K, pixels.
@@ -62,7 +62,7 @@ def draw_view(rng: np.random.Generator, joints_m: Floats) -> View:
     centre_px = SIDE_PX / 2 + np.clip(rng.normal(0.0, 6.0, 2), -16.0, 16.0)
     turned = joints_m @ rotation.T
     translation = np.array([0.0, 0.0, 0.7])
-    # Perspective makes size and place depend on each other: a few rounds settle both to a fraction of a pixel.
+    # Size and position depend on each other by perspective; a few rounds converge to a fraction of a pixel.
     for _ in range(6):
         image = project(turned + translation, intrinsics)
         low, high = image.min(axis=0), image.max(axis=0)
@@ -88,7 +88,7 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
 
 
 def draw_prop(rng: np.random.Generator, bare: Solids, view: View) -> Floats:
-    """A ball, cylinder or box in a bare hand (see Solids.prop), or none where the fingers leave no room."""
+    """A ball, cylinder or box in a bare hand (see Solids.prop), or none if the fingers leave no room."""
     prop = np.zeros(16)
     kind = int(rng.choice([BALL, CYLINDER, BOX]))
     tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
@@ -124,15 +124,13 @@ class Hand:
 
     Attributes:
         shape: its bones.
-        angles_rad: (5, 4) joint angles.
         view: the camera.
         xyz_m: (21, 3) keypoints in the camera frame.
-        solids: what is rendered.
+        solids: the shapes to render.
         paint: colours.
     """
 
     shape: HandShape
-    angles_rad: Floats
     view: View
     xyz_m: Floats
     solids: Solids
@@ -149,7 +147,7 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     """Draw person, pose, camera, clothing and held object."""
     shape = draw_shape(rng)
     holding = bool(rng.random() < _HOLDING)
-    angles, skeleton = draw_pose(rng, shape, grasp=holding)
+    _, skeleton = draw_pose(rng, shape, grasp=holding)
     view = draw_view(rng, skeleton.joints_m)
     solids = build_hand(shape, skeleton, view.rotation, view.translation_m, _draw_wrist(rng, view.rotation))
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
@@ -157,7 +155,6 @@ def draw_hand(rng: np.random.Generator) -> Hand:
         solids = solids._replace(prop=draw_prop(rng, solids, view))
     return Hand(
         shape=shape,
-        angles_rad=angles,
         view=view,
         xyz_m=skeleton.joints_m @ view.rotation.T + view.translation_m,
         solids=solids,

@@ -1,4 +1,4 @@
-"""The one door to Numba, which ships no types: `kernel` keeps the signature that the function was written with."""
+"""Compiles with Numba. Numba has no type annotations; `kernel` keeps the function's own signature."""
 
 import hashlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Pixels = NDArray[np.float32]
 
 
 def _fingerprint() -> str:
-    """Changes whenever any file of this package does."""
+    """A hash of all files of this package."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -35,9 +35,9 @@ _VERSION = _fingerprint()
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile `function` to machine code on its first call and keep the result on disk.
 
-    The cache matters: every worker process imports this package, and compiling takes seconds. Numba drops a cached
-    kernel when the kernel's own file changes, but not when a kernel that it calls does, in another file. So the name
-    that it caches under carries a fingerprint of the whole package.
+    Compiling takes seconds, and every worker process needs the kernels, so they are cached. Numba drops a cached kernel
+    when the kernel's own file changes, but not when another file with a kernel that it calls changes. So the name in
+    the cache contains a fingerprint of the whole package.
     """
     function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
     compiled = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)

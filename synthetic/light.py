@@ -1,4 +1,4 @@
-"""Lighting of surface samples: cheap enough to light one rendering for each of the scenes that it is shown in."""
+"""Lights surface samples; fast, since one rendering is lit once for each of its scenes."""
 
 from typing import NamedTuple
 
@@ -39,9 +39,9 @@ def shade(rendering: Rendering, light: Light, intrinsics: Floats) -> Pixels:
 
 @kernel
 def _in_light(x: float, y: float, z: float, depth_m: Pixels, lens: Floats, light: Light) -> float:
-    """Share of the main light that reaches a point past what the picture shows, 0 to 1.
+    """Share of the main light that reaches a point, 0 to 1; only visible surfaces cast shadows.
 
-    Only the visible surface is known, so each surface point is taken to be as thick as a few fingers.
+    Each visible surface point is assumed to be as thick as a few fingers.
     """
     height, width = depth_m.shape
     to_light = light.direction

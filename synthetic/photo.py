@@ -21,7 +21,7 @@ _DISPLAY = (255 * _display).astype(np.float32)
 def take_photo(rng: np.random.Generator, rendering: Rendering, intrinsics: Floats, scene: Scene) -> bytes:
     """A JPEG of the hand, rendered through `intrinsics` (3, 3), in a scene.
 
-    Drawn are the crop of the scene, occluder, blur, noise and JPEG quality.
+    Crop of the scene, occluder, blur, noise and JPEG quality are random.
     """
     front = shade(rendering, scene.light, intrinsics)
     picture = _background(rng, scene)
@@ -58,7 +58,7 @@ def _cast_shadow(coverage: Pixels, to_light: Floats) -> Pixels:
 
 
 def _pass_in_front(rng: np.random.Generator, front: Pixels) -> Pixels:
-    """Something out of focus close to the lens: a rod or a rounded blob that hides a part of the hand."""
+    """Draw a blurred rod or blob close to the lens, which hides a part of the hand."""
     mask = np.zeros((SIDE_PX, SIDE_PX), np.float32)
     x, y = rng.normal(SIDE_PX / 2, 38.0, 2)
     angle = float(rng.uniform(0, np.pi))
@@ -93,7 +93,7 @@ def _motion_kernel(rng: np.random.Generator) -> Pixels:
 
 
 def _develop(rng: np.random.Generator, linear: Pixels) -> bytes:
-    """Highlights rolled off, shot and read noise, display curve, JPEG."""
+    """Develop: compress highlights, add shot and read noise, apply the display curve, encode as JPEG."""
     shot, read = float(rng.uniform(0.001, 0.014)), float(rng.uniform(0.0005, 0.004))
     linear = np.clip(linear, 0.0, 4.0)
     noise = rng.standard_normal(linear.shape, dtype=np.float32)

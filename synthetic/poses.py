@@ -1,4 +1,4 @@
-"""Hand poses: everyday gestures and grasps, blended, loosened, and kept free of fingers inside fingers."""
+"""Draws hand poses: blends of gestures and grasps, with random deviations and without fingers inside each other."""
 
 import numpy as np
 
@@ -42,7 +42,7 @@ _REST = 2
 _GRASPS = (11, 12, 22)
 
 MAX_OVERLAP_M = 0.0025
-"""Flesh yields: segments may share this much depth where they touch."""
+"""Largest depth in metres by which touching segments may overlap, as flesh is soft."""
 _TRIES = 24
 
 
@@ -55,12 +55,9 @@ def within_limits(angles_rad: Floats) -> Floats:
 
 
 def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tuple[Floats, PosedHand]:
-    """Joint angles (5, 4) in radians, and the skeleton so posed, without interpenetrating digits.
+    """Joint angles (5, 4) in radians, and the bones so posed, without interpenetrating digits.
 
-    Args:
-        rng: source of the draw.
-        shape: the bones.
-        grasp: choose among poses that can hold an object.
+    With `grasp` the pose can hold an object.
     """
     pool = _GRASPS if grasp else range(len(_GESTURES_RAD))
     first, second = (_GESTURES_RAD[int(rng.choice(pool))] for _ in range(2))
@@ -68,7 +65,7 @@ def draw_pose(rng: np.random.Generator, shape: HandShape, *, grasp: bool) -> tup
     aim = weight * first + (1.0 - weight) * second
     least = np.inf
     for attempt in range(_TRIES):
-        # Each try opens the hand a little: blends of two gestures can cross where neither of them does.
+        # Each attempt opens the hand a little: fingers may cross in a blend although they cross in neither gesture.
         ease = 0.9 * max(0, attempt - 2) / (_TRIES - 3)
         angles = within_limits((1.0 - ease) * (aim + _loosening(rng)) + ease * _GESTURES_RAD[_REST])
         skeleton = pose_hand(shape, angles)
@@ -119,13 +116,13 @@ def _segment_gap(p: Floats, q: Floats, r: Floats, s: Floats) -> tuple[float, flo
 
 @kernel
 def deepest_overlap(joints_m: Floats, radii_m: Floats) -> float:
-    """How deep any segment of a digit reaches into another digit or into the palm, metres; negative: free space.
+    """Largest depth in metres by which a digit's segment reaches into another digit or the palm; negative: a gap.
 
-    Given are the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
+    Takes the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
     """
     deepest = -1.0
     for digit in range(5):
-        # A finger's first segment lies in the webbing, the thumb's metacarpal in the palm: only what moves freely.
+        # Only freely moving segments: a finger's first segment lies in the webbing, the thumb's metacarpal in the palm.
         for segment in range(1, 3):
             start = 1 + 4 * digit + segment
             for other in range(5):

@@ -1,29 +1,30 @@
-"""Sphere tracing of the field into surface samples, which any scene can then light.
+"""Sphere tracing of the distance field into surface samples, which are lit later.
 
 Pixels are corner-based: pixel (row, column) covers [column, column + 1] x [row, row + 1], so its centre is at
 (column + 0.5, row + 0.5) and the ray through image point (u, v) has direction K^-1 (u, v, 1). A keypoint projected with
 K therefore lands on the rendered joint without any half-pixel shift.
 
-A pixel in the interior of a surface has one sample, through its centre. Pixels at outlines, outer and inner ones, have
-four: that is where aliasing would show.
+A pixel inside a surface has one sample, through its centre. Pixels at outer and inner outlines have four, against
+aliasing.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import minimum_filter
 
 from synthetic.field import Solids, hand_distance, prop_distance, scene_distance, sleeve_distance
 from synthetic.jit import Floats, Pixels, kernel
-from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, cloth_at, skin_at, thing_at
+from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin_at, thing_at
 
 SAMPLE_COLUMNS = 13
-"""Of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
+"""Columns of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
 
 _TILE_PX = 4
 _NEAR_M = 0.08
 HIT_M = 0.0003
-"""Where rays stop: what is rendered is the field's level set at this distance, a quarter of a pixel outside of it."""
+"""Distance from the surface at which rays stop: a quarter of a pixel outside."""
 _OUTLINE_M = 0.004
 
 
@@ -34,7 +35,7 @@ class Rendering(NamedTuple):
         pixels: (M,) int64, row * width + column of the pixel that each sample belongs to.
         samples: (M, 13) float32: weight (share of the pixel), point in metres and unit normal in the camera frame,
             linear RGB, gloss, openness (1: nothing near, 0: deep in a crease), thinness (1: light shines through).
-        depth_m: (H, W) float32, z of the surface at each pixel's centre; 0 where the background is seen.
+        depth_m: (H, W) float32, z of the surface at each pixel's centre; 0 for the background.
         material: (H, W) uint8 at each pixel's centre: NOTHING, SKIN, CLOTH or OBJECT.
     """
 
@@ -59,7 +60,9 @@ def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_p
         np.zeros((side_px, side_px), np.float32),
         np.zeros((side_px, side_px), np.uint8),
     )
-    used = _collect(solids, lens, far, starts, distance, outline, paint, bulk, rendering)
+    # Of the hits through the centres of a pixel and its neighbours, the nearest: nothing stands much nearer.
+    nearest = minimum_filter(np.where(distance > 0, distance, 1e3), size=3, mode="nearest")
+    used = _collect(solids, lens, far, starts, distance, nearest, outline, paint, bulk, rendering)
     return rendering._replace(pixels=rendering.pixels[:used], samples=rendering.samples[:used])
 
 
@@ -89,7 +92,7 @@ def _march(dx: float, dy: float, dz: float, start: float, far: float, solids: So
 
 @kernel
 def _approach(solids: Solids, lens: Floats, side_px: int, far: float) -> Floats:
-    """How far every ray of a tile can travel before anything is near, metres per tile; -1: the tile is empty."""
+    """Distance that all rays of a tile can travel safely, metres per tile; -1: the tile is empty."""
     tiles = (side_px + _TILE_PX - 1) // _TILE_PX
     starts = np.empty((tiles, tiles))
     spread = 0.75 * _TILE_PX / min(lens[0], lens[1])
@@ -110,7 +113,7 @@ def _approach(solids: Solids, lens: Floats, side_px: int, far: float) -> Floats:
 
 @kernel
 def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, starts: Floats) -> Floats:
-    """Distance along the ray through each pixel's centre, (H, W) metres; -1 where it meets nothing."""
+    """Distance along the ray through each pixel's centre, (H, W) metres; -1 for a miss."""
     distance = np.full((side_px, side_px), -1.0)
     for row in range(side_px):
         for column in range(side_px):
@@ -121,24 +124,20 @@ def _trace_centres(solids: Solids, lens: Floats, side_px: int, far: float, start
     return distance
 
 
-@kernel
 def _outlines(distance: Floats) -> NDArray[np.bool_]:
-    """Pixels beside a step in depth, or between surface and background."""
-    rows, columns = distance.shape
-    outline = np.zeros((rows, columns), np.bool_)
-    for row in range(rows):
-        for column in range(columns):
-            here = distance[row, column]
-            if column + 1 < columns and abs(here - distance[row, column + 1]) > _OUTLINE_M:
-                outline[row, column] = outline[row, column + 1] = True
-            if row + 1 < rows and abs(here - distance[row + 1, column]) > _OUTLINE_M:
-                outline[row, column] = outline[row + 1, column] = True
+    """Mask of the pixels at a step in depth, or between surface and background."""
+    down, across = (np.abs(np.diff(distance, axis=axis)) > _OUTLINE_M for axis in (0, 1))
+    outline = np.zeros(distance.shape, np.bool_)
+    outline[:-1] |= down
+    outline[1:] |= down
+    outline[:, :-1] |= across
+    outline[:, 1:] |= across
     return outline
 
 
 @kernel
 def _nearest_surface(x: float, y: float, z: float, solids: Solids) -> tuple[int, float]:
-    """What is nearest, SKIN, CLOTH or OBJECT, and its signed distance, metres."""
+    """The nearest material, SKIN, CLOTH or OBJECT, and its signed distance, metres."""
     hand = hand_distance(x, y, z, solids)
     covered = sleeve_distance(x, y, z, solids.sleeve)
     held = prop_distance(x, y, z, solids.prop)
@@ -158,18 +157,10 @@ def _distance_to(material: int, x: float, y: float, z: float, solids: Solids) ->
 
 @kernel
 def _describe(
-    material: int,
-    here: float,
-    x: float,
-    y: float,
-    z: float,
-    solids: Solids,
-    paint: Paint,
-    bulk: float,
-    colour: Floats,
-    sample: Pixels,
+    material: int, here: float, point: Vector, solids: Solids, paint: Paint, bulk: float, colour: Floats, sample: Pixels
 ) -> None:
     """Fill all but the weight of a sample at a surface point."""
+    x, y, z = point
     # Forward differences share the value at the point; their step is wider than the hit tolerance, or its noise shows.
     h = 0.0005
     nx = _distance_to(material, x + h, y, z, solids) - here
@@ -189,7 +180,7 @@ def _describe(
         inside = 0.008
         gap = hand_distance(x - nx * inside, y - ny * inside, z - nz * inside, solids)
         thin = min(max(1.0 + gap / inside, 0.0), 1.0)
-        skin_at(x, y, z, nx, ny, nz, solids, paint.skin, bulk, colour)
+        skin_at(point, (nx, ny, nz), solids, paint.skin, bulk, colour)
     elif material == CLOTH:
         cloth_at(x, y, z, solids.sleeve, paint.cloth, colour)
     else:
@@ -202,23 +193,13 @@ def _describe(
 
 
 @kernel
-def _nearest_around(distance: Floats, row: int, column: int) -> float:
-    """Shortest of the hits through a pixel's and its neighbours' centres: nothing stands much nearer."""
-    near = 1e3
-    for y in range(max(row - 1, 0), min(row + 2, distance.shape[0])):
-        for x in range(max(column - 1, 0), min(column + 2, distance.shape[1])):
-            if distance[y, x] > 0.0:
-                near = min(near, distance[y, x])
-    return near
-
-
-@kernel
 def _collect(
     solids: Solids,
     lens: Floats,
     far: float,
     starts: Floats,
     distance: Floats,
+    nearest: Floats,
     outline: NDArray[np.bool_],
     paint: Paint,
     bulk: float,
@@ -235,7 +216,6 @@ def _collect(
             start = starts[row // _TILE_PX, column // _TILE_PX]
             if start < 0.0:
                 continue
-            near = _nearest_around(distance, row, column) if outline[row, column] else 0.0
             for ray in range(-1, 4 if outline[row, column] else 0):
                 # Ray -1 goes through the centre; the others form a rotated square and share the pixel.
                 along = (0.5, 0.375, 0.875, 0.625, 0.125)[ray + 1]
@@ -243,15 +223,15 @@ def _collect(
                 dx, dy, dz, norm = _ray(lens, column + along, row + across)
                 t = distance[row, column]
                 if ray >= 0:
-                    t = _march(dx, dy, dz, max(start, near - 0.006), far * norm, solids)
+                    t = _march(dx, dy, dz, max(start, nearest[row, column] - 0.006), far * norm, solids)
                 if t <= 0.0:
                     continue
                 x, y, z = dx * t, dy * t, dz * t
                 material, here = _nearest_surface(x, y, z, solids)
                 if ray < 0:
                     rendering.depth_m[row, column], rendering.material[row, column] = z, material
-                if ray >= 0 or not outline[row, column]:  # there the centre's colour does not count
-                    _describe(material, here, x, y, z, solids, paint, bulk, colour, rendering.samples[used])
+                if ray >= 0 or not outline[row, column]:  # at outlines, the centre's colour is not used
+                    _describe(material, here, (x, y, z), solids, paint, bulk, colour, rendering.samples[used])
                     rendering.samples[used, 0] = 0.25 if ray >= 0 else 1.0
                     rendering.pixels[used] = row * side + column
                     used += 1

@@ -1,7 +1,7 @@
-"""The rooms: a picture larger than the photograph, and the light in it. A pure function of (seed, scene).
+"""Scenes: a background picture larger than the photograph, and its light. A pure function of (seed, scene).
 
-Few scenes are shared by all poses, as in a capture room. With a scene of its own for every photograph a contrastive
-learner tells photographs apart by their backgrounds and learns nothing about hands.
+All poses share a few scenes, as in a recording studio. If every photograph had its own scene, contrastive training
+would distinguish photographs by their backgrounds and learn nothing about hands.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Scene:
 
     Attributes:
         picture: (352, 352, 3) uint8, sRGB.
-        light: what falls on the hand.
+        light: light on the hand.
         wall: 0 where the background is far away, 1 where it is near enough to catch the hand's shadow.
     """
 

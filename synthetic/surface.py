@@ -1,4 +1,4 @@
-"""What the surface is made of at a point: skin of palm and back, creases, knuckles, nails, cloth, object paint."""
+"""Colour and gloss of the surface at a point: skin of palm and back, creases, knuckles, nails, cloth, object."""
 
 import math
 from typing import NamedTuple
@@ -9,6 +9,8 @@ from synthetic.field import Solids, part_distance
 from synthetic.jit import Floats, kernel
 
 NOTHING, SKIN, CLOTH, OBJECT = range(4)
+
+Vector = tuple[float, float, float]
 
 # From the lightest to the darkest human skin, sRGB of the back of the hand.
 _SKIN_SRGB = (
@@ -114,19 +116,9 @@ def _palm_lines(x: float, y: float) -> float:
 
 
 @kernel
-def skin_at(
-    x: float,
-    y: float,
-    z: float,
-    nx: float,
-    ny: float,
-    nz: float,
-    solids: Solids,
-    skin: Floats,
-    bulk: float,
-    out: Floats,
-) -> None:
+def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: float, out: Floats) -> None:
     """Write colour (linear RGB) and gloss of the skin at a point with a unit normal to `out` (4,)."""
+    (x, y, z), (nx, ny, nz) = point, normal
     parts = solids.parts
     nearest = 0
     distance = part_distance(x, y, z, parts, 0)
@@ -146,7 +138,7 @@ def skin_at(
 
     palmar = _ramp(0.15, -0.55, dorsal)
     if 10 <= nearest < 12:
-        # The pale skin of the palm fades out along the forearm.
+        # The pale skin of the palm ends gradually along the forearm.
         palmar *= 1.0 - 0.75 * _ramp(-0.01, 0.07, along)
     flush = 0.0
     dark = 0.0

@@ -169,7 +169,7 @@ def test_views_are_not_written_over_an_image_of_the_data(tmp_path: Path, capsys:
     before = image.read_bytes()
     words = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
     assert run_cli("views", *words, str(image)) == 2
-    assert f"{image} is what this command reads, and is not written over" in capsys.readouterr().err
+    assert f"{image} is an input of this command and is not overwritten" in capsys.readouterr().err
     assert image.read_bytes() == before
 
 

@@ -134,7 +134,7 @@ def test_inputs_are_known_under_every_name(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("input")
     os.link(tmp_path / "input", tmp_path / "other name")
     for name in ("input", "link", "other name", "../" + tmp_path.name + "/input"):
-        with pytest.raises(UserError, match="is what this command reads, and is not written over: name another file"):
+        with pytest.raises(UserError, match="is an input of this command and is not overwritten: name another file"):
             refuse_inputs(tmp_path / name, [tmp_path / "missing", tmp_path / "input"])
     refuse_inputs(tmp_path / "new", [tmp_path / "missing", tmp_path / "input"])
 

@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "number out of range": (["make-data", "{root}/new", "--poses", "0"], ["--poses", "0", "1<=x"]),
     "--set without =": (["pretrain", "--set", "train.batch"], ["--set train.batch", "expected table.key=value"]),
     "--set without key": (["pretrain", "--set", "=3"], ["--set =3", "expected table.key=value"]),
-    "option before the command": (["--set", "train.epochs=1", "pretrain"], ["'--set'", "stand behind the command"]),
+    "option before the command": (["--set", "train.epochs=1", "pretrain"], ["'--set'", "come after the command"]),
     "key as an option": (["pretrain", "--train.epochs=1"], ["'--train.epochs'", "by --set train.epochs=VALUE"]),
     "two files for one -c": (["pretrain", "-c", "a.toml", "b.toml"], ["extra argument (b.toml)", "repeat -c"]),
     "path of an unset variable": (["make-data", ""], ["the path is empty", "variable not set"]),
@@ -187,7 +187,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "missing boxes": (pretrain("data.box={root}/no.csv"), ["{root}/no.csv: no such file of boxes", "Give the path"]),
     "boxes of another kind": (
         pretrain("data.box=joints"),
-        ["data.box = 'joints': boxes come from a .csv or .json file"],
+        ["data.box = 'joints': expected a .csv or .json file"],
     ),
     # Sizes.
     "fewer images than a batch": (
@@ -230,11 +230,11 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "run.out is a file": (pretrain(out="{root}/a_file"), ["run.out = {root}/a_file is a file", "expected a folder"]),
     "run.out among the images": (
         pretrain(out="{root}/images/run"),
-        ["{root}/images/run is within data.root = {root}/images", "Name a place outside"],
+        ["{root}/images/run is within data.root = {root}/images", "Name a folder outside"],
     ),
     "views among the images": (
         ["views", "--set", "data.source=folder", "--set", "data.root={root}/images", "{root}/images/views.png"],
-        ["{root}/images/views.png is within data.root", "Name a place outside"],
+        ["{root}/images/views.png is within data.root", "Name a folder outside"],
     ),
     "run.out is a link to nowhere": (pretrain(out="{root}/dangling"), ["{root}/dangling is a link that leads nowhere"]),
     "run.out in a file": (pretrain(out="{root}/a_file/run"), ["run.out = {root}/a_file/run cannot be written"]),
@@ -304,7 +304,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "prediction by pre-training": (
         ["predict", "{root}/run", "{root}/images/00.jpg"],
-        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+        ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
     "prediction in nothing": (["predict", "{root}/run", "{root}/no.jpg"], ["{root}/no.jpg: no such file"]),
     "prediction in no box": (["predict", "{root}/run", "{root}/images/00.jpg", "--box", "1,2"], ["--box 1,2", "40,30"]),
@@ -324,7 +324,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "experiment with a seed twice": (
         ["experiment", "{root}/whole.toml", "--set", "seeds=[0, 0]"],
-        ["seeds = [0, 0]: expected each once"],
+        ["seeds = [0, 0]: expected each seed once"],
     ),
     "experiment with an arm elsewhere": (
         ["experiment", "{root}/whole.toml", "--set", 'pretrain.arms={{"../../x"={{}}}}'],
@@ -347,7 +347,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
     "ONNX of pre-training": (
         ["export", "{root}/run", "--onnx", "{root}/e.onnx"],
-        ["{root}/run/" + STEP + " is of pre-training", "python cli.py finetune --from {root}/run"],
+        ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
     "ONNX of another ending": (["export", "{root}/run", "--onnx", "{root}/e.pth"], ["e.pth ends in .pth", ".onnx"]),
     "report of no run": (["report", "{root}/empty"], ["{root}/empty is no run's folder", "pretrain or finetune"]),
@@ -370,7 +370,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "views into nowhere": (
         ["views", "--set", "data.root={root}/images", "{root}/no/views.png"],
-        ["{root}/no is no folder", "make it first"],
+        ["{root}/no: no such folder. Make it first"],
     ),
     "views of another kind": (["views", "{root}/views.txt"], ["{root}/views.txt", "ends in .png or .jpg"]),
     "views of nothing": (

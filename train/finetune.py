@@ -1,4 +1,4 @@
-"""Fine-tuning to 3D hand pose: what the trainer needs to know of it."""
+"""Fine-tuning to poses: the trainer's second task."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ log = logging.getLogger(__name__)
 
 
 def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
-    """Fine-tune an encoder to 3D hand pose as configured; under torchrun, every rank calls this. See `Trainer.run`."""
+    """Fine-tune an encoder to poses as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
     return Trainer(
         config, resume, lambda index, world, steps, fresh: Finetuning(config, world, steps, index, fresh=fresh)
     ).run()
 
 
 class Finetuning(Task[PoseNetwork, PoseStepResult]):
-    """A pose network; Adam; the L1 losses; metrics on held-out images. Other arguments as `TrainingState`.
+    """Fine-tuning: a pose network, Adam, L1 losses, metrics on held-out images. Other arguments as `TrainingState`.
 
     Args:
         index: the labelled images to train on.
 
     Attributes:
-        best: step and figures of the best validation so far; empty before the first.
+        best: step and metrics of the best validation so far; empty before the first.
     """
 
     title = "fine-tuning"
@@ -83,12 +83,12 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return network
 
     def size_keys(self) -> dict[str, str]:
-        """Of encoder and head."""
+        """The keys of encoder and head."""
         encoder, head = self.config.encoder, self.config.pose
         return {"encoder": f"encoder.name = {encoder.name!r}", "head": f"pose.hidden = {head.hidden}"}
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Adam, of what is not frozen."""
+        """Adam for the parameters that are not frozen."""
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         optim = self.config.optim
         return torch.optim.Adam(trained, lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
@@ -102,7 +102,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return dict(zip(result.losses._fields, torch.stack(result.losses).tolist(), strict=True))
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """With what the encoder starts from, and what is held out."""
+        """Log sizes, backend, starting weights and the number of held-out images."""
         encoder, frozen = self.config.encoder, self.config.train.frozen
         log.info(
             "%d labelled images, %s held out for validation, %d steps per epoch, %s backend on %s, %s encoder %s, %s",
@@ -119,14 +119,14 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             log.warning("the encoder stays random (train.frozen = true): --from RUN gives it weights")
 
     def draw(self, folder: RunFolder) -> None:
-        """The losses and the validations."""
-        if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+        """Draw the losses and the validations."""
+        if rows := folder.read_metrics():  # there are none if the run stops before the first row
             save_curves(folder.loss_picture, rows, folder.read_validations())
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Measure on held-out images every so many epochs, and after the last step.
+        """Measure on held-out images every `validation.every_epochs` epochs, and after the last step.
 
-        The best network so far is kept in a checkpoint and a picture of its own.
+        The best network so far is kept in a separate checkpoint, with a picture.
         """
         validation = self._validation
         due = self.steps_done == self.total_steps or self.steps_done % self._validate_every == 0
@@ -155,7 +155,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             ) from error
 
     def _train_mode(self) -> None:
-        """Batch norm learns, again after a validation; a frozen encoder's never does."""
+        """Set train mode, also after a validation; a frozen encoder stays in eval mode."""
         self.network.train()
         if self.config.train.frozen:
             self.network.encoder.eval()
@@ -168,11 +168,11 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
 
     def state_dict(self) -> dict[str, Any]:
-        """With the best validation, and what is to be known of the labels."""
+        """Adds the best validation, and a note on the labels."""
         return {**super().state_dict(), "best": self.best, **self._labels.note}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """With the best validation."""
+        """Restores the best validation too."""
         super().load_state_dict(saved)
         if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
             raise TypeError(f"the best validation is {saved['best']!r}")

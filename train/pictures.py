@@ -1,4 +1,4 @@
-"""Pictures of a run: what the network saw, and how the loss fell."""
+"""Pictures of a run: its views and its loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from writing import whole_file, write_bytes
 
 Image = npt.NDArray[np.uint8]
 
-_GAP_PX = 8  # between the pictures of a sheet, and around them
+_GAP_PX = 8  # margin between and around the pictures of a sheet
 
 
 def draw_skeleton(
@@ -30,16 +30,16 @@ def draw_skeleton(
 ) -> None:
     """Draw keypoints (K, 2), corner-based, and their bones onto `image` (H, W, 3) RGB, in place.
 
-    Each limb has its colour, or all have one `grey`. A keypoint that is not known (NaN) is left out.
+    Each limb has its colour, or all are `grey`. Unknown keypoints (NaN) are left out.
     """
-    shift = 4  # OpenCV draws at sixteenths of a pixel, whose centre it calls 0
+    shift = 4  # OpenCV draws at sixteenths of a pixel, with 0 at a pixel's centre
     known = np.isfinite(keypoints_px).all(axis=1)
 
     def at(keypoint: int) -> tuple[int, int]:
         x, y = np.rint((np.clip(keypoints_px[keypoint], -1e4, 1e4) - 0.5) * 2**shift).astype(int)
         return int(x), int(y)
 
-    # A keypoint where limbs begin and none ends is drawn last, as a limb of no length.
+    # A keypoint where limbs only begin is drawn last, as a limb of length 0.
     hubs = {start for start, _ in skeleton.bones} - {end for _, end in skeleton.bones}
     for chain, colour in (*skeleton.limbs, *(((hub, hub), (255, 255, 255)) for hub in hubs)):
         shown = colour if grey is None else (grey, grey, grey)
@@ -52,12 +52,12 @@ def draw_skeleton(
 
 
 def shown_side_px(side_px: int) -> int:
-    """Side of a view of `side_px` in the picture of `save_views`: a multiple, 192 or more."""
+    """Side of a view in the picture of `save_views`: a multiple of `side_px`, at least 192."""
     return side_px * -(-192 // side_px)
 
 
 def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, columns: int = 6) -> None:
-    """Contact sheet: the views of each sample side by side, with the keypoints that the matrices carried."""
+    """Write a sheet with the views of each sample side by side, and the keypoints transformed by their matrices."""
     side_px = batch.views[0].image.shape[-1]
     enlarge = shown_side_px(side_px) // side_px
     pairs = []
@@ -70,14 +70,14 @@ def save_views(path: Path, batch: Batch, index: Index, *, samples: int = 24, col
             if index.keypoints_px is not None:
                 matrix = view.source_to_view_px[row].double().cpu().numpy()
                 keypoints = index.keypoints_px[sample] @ matrix[:, :2].T + matrix[:, 2]
-                if np.isfinite(keypoints).any():  # of several sources, one may have none
+                if np.isfinite(keypoints).any():  # one of several sources may have no keypoints
                     draw_skeleton(pictures[-1], keypoints * enlarge, index.skeleton)
         pairs.append(np.concatenate(pictures, axis=1))
     save_sheet(path, pairs, columns=columns)
 
 
 def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
-    """Write pictures (H, W, 3) RGB, of one size, in rows; errors as `writing.whole_file`."""
+    """Write pictures (H, W, 3) RGB of one size in rows. Errors as in `writing.whole_file`."""
     height, width, _ = pictures[0].shape
     rows, columns = -(-len(pictures) // columns), min(columns, len(pictures))
     sheet = np.full((rows * (height + _GAP_PX) + _GAP_PX, columns * (width + _GAP_PX) + _GAP_PX, 3), 255, np.uint8)
@@ -87,22 +87,22 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
 
 
 def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
-    """Write a figure as a .png; errors as `writing.whole_file`."""
+    """Write a figure as a .png. Errors as in `writing.whole_file`."""
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=dpi)
 
 
 def log_axis(axis: Axes) -> None:
-    """Make y logarithmic, its ticks plain numbers: 36, not 3.6 x 10^1. To be called when everything is drawn."""
+    """Make y logarithmic, with plain numbers at its ticks: 36, not 3.6 x 10^1. Call it after everything is drawn."""
     axis.set_yscale("log")
     low, high = np.log10(axis.get_ylim())
-    shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would lie on each other
+    shown = "123456789" if high - low < 0.5 else "25" if high - low < 3 else ""  # more would overlap
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in shown else ""))
 
 
 def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
-    """A dashed line across the axes, and what it stands for."""
+    """Draw a dashed line across the axes, with a label."""
     axes.axhline(y, color=colour, linestyle="--", linewidth=1)
     axes.annotate(
         words, (1, y), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right",
@@ -111,7 +111,8 @@ def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
 
 
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
-    """The pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it holds no such."""
+    """Read the pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it is not such a
+    sheet."""
     read = cv2.imread(str(path))
     if read is None:
         raise OSError(f"{path} could not be read")
@@ -133,7 +134,7 @@ def _encoded(image: Image, ending: str) -> bytes:
 
 
 def _cells(sheet: Image, height: int, width: int) -> list[Image]:
-    """Views of a sheet, row by row."""
+    """The pictures of a sheet, row by row."""
     rows, columns = (sheet.shape[0] - _GAP_PX) // (height + _GAP_PX), (sheet.shape[1] - _GAP_PX) // (width + _GAP_PX)
     places = itertools.product(range(rows), range(columns))
     corners = ((_GAP_PX + row * (height + _GAP_PX), _GAP_PX + column * (width + _GAP_PX)) for row, column in places)
@@ -141,7 +142,7 @@ def _cells(sheet: Image, height: int, width: int) -> list[Image]:
 
 
 def save_loss(path: Path, rows: Sequence[Mapping[str, float]], *, title: str, chance: tuple[float, str] | None) -> None:
-    """Loss over the steps with its value at chance, if it has one, and the rank of the positive below."""
+    """Draw the loss, with its value at chance if it has one, and below it the rank of the positive."""
     steps = [row["step"] for row in rows]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 5), layout="constrained")

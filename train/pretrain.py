@@ -1,4 +1,4 @@
-"""Pre-training: what the trainer needs to know of it."""
+"""Pre-training: the trainer's first task."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 
 def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
-    """Pre-train an encoder as configured; under torchrun, every rank calls this. See `Trainer.run`."""
+    """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
     return Trainer(
         config, resume, lambda index, world, steps, fresh: Pretraining(config, world, steps, index, fresh=fresh)
     ).run()
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
-    """The encoder with its projection head; LARS around Adam; the loss. Other arguments as `TrainingState`.
+    """Pre-training: encoder and projection head, LARS around Adam, the loss. Other arguments as `TrainingState`.
 
     Args:
         index: the images, for the probe; without them there is none.
@@ -82,7 +82,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return build_network(encoder, self.config.projector)
 
     def size_keys(self) -> dict[str, str]:
-        """Of the head, the wider of its layers."""
+        """The keys of the encoder and of the head's wider layer."""
         projector = self.config.projector
         widest = "dim" if projector.dim > projector.hidden else "hidden"
         width = f"projector.{widest} = {getattr(projector, widest)}"
@@ -102,7 +102,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return {name: figure.item() for name, figure in parts.items()}
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """With the parts of a batch, if there are several sources."""
+        """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""
         whole = int((index.box_px[:, 2] == 0).sum())
         log.info(
             "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
@@ -120,8 +120,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
 
     def draw(self, folder: RunFolder) -> None:
-        """The loss, and the rank of the positive."""
-        if rows := folder.read_metrics():  # none yet if the run is stopped before its first
+        """Draw the loss and the rank of the positive."""
+        if rows := folder.read_metrics():  # there are none if the run stops before the first row
             loss = self.config.loss
             chance = loss.chance(self.config.train.batch)
             save_loss(folder.loss_picture, rows, title=loss.title, chance=chance)
@@ -141,7 +141,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return {"step": done, **self._probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
-        """With the number of ranks over which batch norm is taken."""
+        """Adds the number of ranks over which batch norm is taken."""
         return {**super().state_dict(), "norm_ranks": self._norm_ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -150,5 +150,5 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         if saved["norm_ranks"] != self._norm_ranks:
             raise UserError(
                 f"the checkpoint was made with train.sync_batch_norm over {saved['norm_ranks']} ranks, and there are "
-                f"{self._norm_ranks} now, which would train another function: start as many processes as before"
+                f"{self._norm_ranks} now, which changes the result: start as many processes as before"
             )

@@ -1,4 +1,4 @@
-"""Trains: one loop for every kind of training, from a configuration to a finished run."""
+"""The training loop, shared by pre-training and fine-tuning: from a configuration to a finished run."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 
 class Task(TrainingState[N, R]):
-    """A kind of training: its state and step, and what it logs, validates and draws.
+    """A kind of training: state and step, and its own logs, validation and pictures.
 
     Attributes:
-        title: of the progress bar.
-        views: of each image.
+        title: title of the progress bar.
+        views: number of views of an image.
     """
 
     title: ClassVar[str]
@@ -51,24 +51,24 @@ class Task(TrainingState[N, R]):
 
     @abstractmethod
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
-        """Log on what, where and how the run trains; called on rank 0."""
+        """Log data, device and settings; called on rank 0."""
 
     @abstractmethod
     def draw(self, folder: RunFolder) -> None:
-        """Draw the run's curves; called in a thread after each checkpoint."""
+        """Draw the run's curves; called in another thread after each checkpoint."""
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """If it is time after the step that was taken last: the row of validation.jsonl, the same on all ranks."""
+        """Validate if the last step requires it: the row for validation.jsonl, the same on all ranks; else None."""
 
 
 class Trainer:
-    """One run; under torchrun, every rank makes one.
+    """A run. Under torchrun, every rank makes one.
 
     Args:
-        build_task: the task from the images, this rank, the steps of an epoch, and whether no checkpoint follows.
+        build_task: makes the task, given the images, this rank, the steps per epoch, and whether the run starts fresh.
 
     Raises:
-        UserError: the environment or the sizes of batch and micro-batch do not fit each other.
+        UserError: the environment is inconsistent, or batch, micro-batch and number of ranks do not fit each other.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Trainer:
         self.config, self.resume, self.build_task = config, resume, build_task
         self.world = described_world(config.train.device)
         train, world = config.train, self.world
-        # At once, so that no rank waits for others that this check has sent away.
+        # Before the ranks connect: if this check fails, it fails on all ranks, and none waits for another.
         self.share = micro_batch_share(train.batch, train.micro_batch, world.rank, world.world_size)
         self.folder = RunFolder(Path(config.run.out), keep=config.run.keep)
 
     def run(self) -> RunFolder:
-        """Take the steps that are left; the folder then has metrics, pictures and checkpoints.
+        """Take the remaining steps and return the folder with metrics, pictures and checkpoints.
 
         Raises:
-            UserError: the input cannot be used, or the loss stopped being a number.
+            UserError: the input cannot be used, or the loss is not finite.
             Interrupted: SIGTERM or Ctrl-C came; the state is saved.
         """
         config, world, folder = self.config, self.world, self.folder
@@ -116,7 +116,7 @@ class Trainer:
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
             return
-        # Only now: a run that could not start leaves nothing behind.
+        # Not before: a run that could not start must leave no files.
         together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
 
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
@@ -130,12 +130,12 @@ class Trainer:
         self._take_steps(task, index, loader)
 
     def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:
-        """The loop: load, compute, log, save, and stop where the ranks agree to."""
+        """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
         bad_files = together(
             world, lambda: BadFiles(index, config.data, folder.quarantine_file, task, world, loader.quarantine)
         )
-        gc.freeze()  # what is here now stays: the collector need not go through it again and again
+        gc.freeze()  # the garbage collector then skips all present objects, which stay until the end
         with (
             loader,
             StopSignals() as stop,
@@ -176,10 +176,10 @@ class Trainer:
 
 
 def set_threads(threads: int | None, world: World) -> None:
-    """Torch's CPU threads: as configured, else a share of the cores for each of several processes of a machine.
+    """Set torch's CPU threads: as configured, else this process's share of the cores.
 
-    torchrun would leave each a single one. A single process keeps torch's choice, which knows no quota of CPU time,
-    up to the cores that it may use. A warning tells of more than twice the cores.
+    torchrun's default is one thread per process. A single process keeps torch's choice, limited by the quota of CPU
+    time. More threads than twice the cores give a warning.
     """
     if threads is None:
         share = max(1, available_cores() // world.local_world_size)
@@ -190,7 +190,7 @@ def set_threads(threads: int | None, world: World) -> None:
 
 
 def steps_per_epoch(index: Index, batch: int) -> int:
-    """Whole batches that the samples give; what does not fill one sits the epoch out. None is a `UserError`."""
+    """Number of whole batches in an epoch; the remaining samples are not used. Zero is a `UserError`."""
     steps = len(index) // batch
     if steps == 0:
         raise UserError(

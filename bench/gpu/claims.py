@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,8 @@ def looked_at(what: str, found: str) -> Claim:
     return Claim(what, found, "-", None)
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What a stage found.
-
-    Attributes:
-        claims: for the table.
-        rows: for bench/results/, by the name of the file without ".jsonl".
-        details: further keys of the stage's row.
-    """
-
-    claims: Sequence[Claim]
-    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+Findings = dict[str, Any]
+"""What a stage found: keys of its row, of which "claims" is a list of `Claim`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Job:
         return [f"data.root={self.data}", "encoder.weights=random", *more, *(_TINY if self.tiny else ())]
 
     def config(self, *files: str, overrides: Sequence[str] = ()) -> Config:
-        """The configuration made from these files in configs/."""
+        """The job's configuration, from TOML files in configs/."""
         return load_config(Config, [CONFIGS / name for name in files], self.overrides(*overrides))
 
     def seconds(self, seconds: float) -> float:

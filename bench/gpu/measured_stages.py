@@ -15,6 +15,7 @@ from bench.loaders.compare import compare_loaders
 from bench.loaders.frames import large_frames
 from bench.loaders.ours import LoaderSettings
 from bench.measure import Rate, memory_mib
+from bench.rows import append
 from bench.training import report
 from bench.training.step import Row, StepBench, cached_rate, wait_for, with_train
 from machine.cores import available_cores
@@ -51,7 +52,8 @@ def loader(job: Job, *, sources: str, repeats: int) -> Findings:
     device = described_world(config.train.device).device
     with progress_bar(f"{sources} sources") as progress:
         row = compare_loaders(config, settings, device=device, sources=sources, step=needed, progress=progress)
-    return Findings(loader_claims(row), {"loader": [row]}, {"verdict": row["verdict"]})
+    append(job.out / "loader.jsonl", row)
+    return {"claims": loader_claims(row), "verdict": row["verdict"]}
 
 
 def loader_claims(row: dict[str, Any]) -> list[Claim]:
@@ -69,7 +71,6 @@ def loader_claims(row: dict[str, Any]) -> list[Claim]:
 def step(job: Job, *, file: str, repeats: int) -> Findings:
     """The step of a configuration at the batch of 2048, compiled and not."""
     made: list[Claim] = []
-    rows = []
     peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
     for compiled in (False,) if job.tiny else (False, True):
         config = job.config(file, "a100.toml", overrides=["train.precision=bf16"])
@@ -79,11 +80,11 @@ def step(job: Job, *, file: str, repeats: int) -> Findings:
         name = f"{config.encoder.name}{', compiled' if compiled else ''}"
         with progress_bar(name) as progress:
             found = bench.run(progress)
-        rows.append(report.as_json([found], config, settings))
+        append(job.out / "train.jsonl", report.as_json([found], config, settings))
         made += step_claims(name, found, peak, first_wait(bench))
         del bench
         torch.compiler.reset()
-    return Findings(made, {"train": rows}, {"matrix_peak_flop_per_s": peak})
+    return {"claims": made, "matrix_peak_flop_per_s": peak}
 
 
 def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
@@ -146,7 +147,7 @@ def memory(job: Job, *, encoder: str, overlay: str, card_bytes: float) -> Findin
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     large = _rate_with_loader(job, encoder, "a100.toml", overrides=["train.compile=false"])
     on_gpu = device.type == "cuda"
-    return Findings(memory_claims(encoder, card_bytes, before, max(seen), small, large, on_gpu=on_gpu))
+    return {"claims": memory_claims(encoder, card_bytes, before, max(seen), small, large, on_gpu=on_gpu)}
 
 
 def memory_claims(

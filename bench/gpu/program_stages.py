@@ -20,6 +20,7 @@ from bench.gpu.claims import CONFIGS, Claim, Findings, Job, at_least, at_most, l
 from bench.training.step import cached_rate
 from pipelines.sources import load_index
 from synthetic import make_dataset
+from train.runs.folder import RunFolder
 from train.runs.log import progress_bar
 
 _ROOT: Final = CONFIGS.parent
@@ -37,7 +38,7 @@ def run_tests(job: Job) -> Findings:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", f"--junitxml={found}"]
     command += ["-p", "no:cacheprovider", f"--record-to={job.out}", "--record"]
     subprocess.run([*command, *(["--collect-only"] if job.tiny else [])], cwd=_ROOT, check=False)
-    return Findings([claim_of(found)] if not job.tiny else [Claim("tests marked gpu", "collected", "-", None)])
+    return {"claims": [looked_at("tests marked gpu", "collected") if job.tiny else claim_of(found)]}
 
 
 def claim_of(junit: Path) -> Claim:
@@ -69,7 +70,7 @@ def real_run(job: Job) -> Findings:
     told = ", ".join(f"{name} {metrics[name]['value']:.3f}" for name in ("epe_cm", "pa_epe_cm", "epe_px"))
     made.append(looked_at("real run: fine-tuned, on the evaluation part", told))
     shutil.copy(pretrained / "loss.png", job.out / "pretrain-loss.png")
-    return Findings(made, details={"metrics": rows_of(pretrained), "evaluation": metrics})
+    return {"claims": made, "metrics": rows_of(pretrained), "evaluation": metrics}
 
 
 def _pretrain(job: Job, out: Path) -> list[Claim]:
@@ -114,13 +115,12 @@ def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, want
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The metrics that a run has written so far, without an unfinished last line."""
-    file = run / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+    """The metrics that a run has written so far."""
+    return RunFolder(run, keep=1).read_metrics()
 
 
 def _render(out: Path) -> Path:
-    """Render as many hands as the time allows, estimated from a few."""
+    """Render a few hands to measure the speed, then as many as the time allows."""
     for before in ("few", "hands"):
         shutil.rmtree(out / before, ignore_errors=True)
     marks: list[tuple[float, int]] = []

@@ -106,14 +106,11 @@ def _run(name: str, stage: Callable[[Job], Findings], job: Job) -> None:
     except Exception as error:  # the other stages still run
         traceback.print_exc()
         found = _failed(" ".join(str(error).split())[:200] or type(error).__name__)
-    for of_file, rows in found.rows.items():
-        for row in rows:
-            append(job.out / f"{of_file}.jsonl", dict(row))
     _write(job, name, began, found)
 
 
 def _failed(told: str) -> Findings:
-    return Findings([Claim(_ITSELF, told, "to end", False)])
+    return {"claims": [Claim(_ITSELF, told, "to end", False)]}
 
 
 def _write(job: Job, name: str, began: float, found: Findings) -> None:
@@ -123,8 +120,8 @@ def _write(job: Job, name: str, began: float, found: Findings) -> None:
         "dry_run": job.tiny,
         "machine": describe_machine(),
         "seconds": round(time.perf_counter() - began, 1),
-        "claims": [asdict(claim) for claim in found.claims],
-        **found.details,
+        **found,
+        "claims": [asdict(claim) for claim in found["claims"]],
     }
     append(job.out / "gpu.jsonl", row)
 

@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -65,12 +65,9 @@ def compare_loaders(
     """Measure our loader as configured, its parts, and every installed peer in rounds.
 
     Args:
-        config: configuration of the training run.
-        settings: how long to measure, and on what.
         device: device of our loader's batches.
         sources: see `conditions`.
         step: rate of the training step alone, in images, for the verdict.
-        progress: see `Progress`.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with
@@ -131,8 +128,8 @@ def compare_loaders(
         "page_cache": None
         if cache is None
         else {
-            "warm": _rounded(astuple(cache.warm)),
-            "cold": _rounded(astuple(cache.cold)),
+            "warm": _rounded(cache.warm),
+            "cold": _rounded(cache.cold),
             "bytes_per_image": round(cache.bytes_per_image),
         },
         "step_images_per_s": None if step is None else round(step.mean, 1),
@@ -152,7 +149,7 @@ def _entry(one: Part, rate: Rate, ours: Rate) -> Row:
         "cores_busy": round(rate.cores_busy, 2),
         "memory_mib": round(rate.memory_mib),
         "images": rate.images,
-        "ours_is": [round(edge, 3) for edge in astuple(ours.over(rate))],
+        "ours_is": [round(edge, 3) for edge in ours.over(rate)],
     }
 
 

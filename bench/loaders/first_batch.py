@@ -6,6 +6,7 @@ The kernel's cache of file names and folders stays, since only an administrator 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from bench.loaders.ours import LoaderSettings, drop_from_page_cache, our_batches, require_enough
@@ -21,7 +22,7 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
 
     Returns:
         A row of bench/results/. "index_s" is what the index took; "first_batch_s" is from building the loader to its
-        first batch, work included that a process does only once.
+        first batch; it includes work that a process does only once.
 
     Raises:
         UserError: the data cannot be used, or has fewer images than a batch.
@@ -56,7 +57,7 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
     }
 
 
-def summary(row: dict[str, Any]) -> str:
+def summary(row: Mapping[str, Any]) -> str:
     """One sentence."""
     return (
         f"index of {row['images']} images: {row['index_s']:.2f} s; first batch of {row['settings']['batch']}: "

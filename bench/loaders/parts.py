@@ -6,7 +6,7 @@ Each part comes from a loader as configured. Its input is the output of the part
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -19,7 +19,7 @@ from bench.measure import Start
 from pipelines.feed import Chunk
 from pipelines.loader import Loader
 from pipelines.render.graph import decode_pipeline
-from pipelines.render.runner import Runner
+from pipelines.render.runner import Outputs, Runner
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import AppearanceConfig, ColourConfig
 from train.config.pretraining import Config
@@ -119,13 +119,9 @@ def _decode(loader: Loader) -> Generator[int]:
 
 def _graph(loader: Loader) -> Generator[int]:
     """Run the whole graph on bytes in memory."""
-    chunks, views = encoded_chunks(loader), loader.empty_batch(0).views
+    chunks = encoded_chunks(loader)
     runner = Runner(loader.renderer.build, cycle([chunk.request for chunk in chunks]).__next__)
-    for chunk in cycle(chunks):
-        loader.renderer.write(
-            next(runner), chunk.request.plan, [view.rows(0, len(chunk.positions)) for view in views]
-        )()
-        yield len(chunk.positions)
+    return _write(loader, zip(runner, cycle(chunks), strict=True))
 
 
 def _views(loader: Loader) -> Generator[int]:
@@ -133,9 +129,13 @@ def _views(loader: Loader) -> Generator[int]:
     chunks = [loader.feed.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
     requests = iter([chunk.request for chunk in chunks])
     runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
-    decoded = [(next(runner), chunk) for chunk in chunks]
+    return _write(loader, cycle([(next(runner), chunk) for chunk in chunks]))
+
+
+def _write(loader: Loader, rendered: Iterable[tuple[Outputs, Chunk]]) -> Generator[int]:
+    """Write what DALI made of each chunk into a batch."""
     views = loader.empty_batch(0).views
-    for outputs, chunk in cycle(decoded):
+    for outputs, chunk in rendered:
         loader.renderer.write(outputs, chunk.request.plan, [view.rows(0, len(chunk.positions)) for view in views])()
         yield len(chunk.positions)
 

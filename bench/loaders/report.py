@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -59,7 +58,6 @@ def save_plot(row: Row, out: Path) -> None:
     entries = [entry for group, _ in groups for entry in group]
     colours = [colour for group, colour in groups for _ in group]
     figure = Figure(figsize=(9, 0.42 * len(entries) + 1.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     means = [entry["images_per_s"] for entry in entries]
     errors = [max(entry["interval"][1] - entry["images_per_s"], 0.0) for entry in entries]

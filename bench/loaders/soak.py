@@ -76,9 +76,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
 def judge(settled: Sequence[float], end: Sequence[float]) -> dict[str, Any]:
     """Whether memory grew by at most `MEMORY_MAY_GROW`, and the number of open files did not grow.
 
-    Args:
-        settled: seconds, MiB and open files, just after settling.
-        end: the same at the end.
+    Both hold seconds, MiB and open files.
     """
     growth = float(end[1] / settled[1] - 1)
     return {

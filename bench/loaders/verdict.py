@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from bench.measure import Interval, Rate
 
@@ -22,15 +21,8 @@ _REMEDY: Final[Mapping[Cost, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class PageCache:
-    """Rates of a pass over all files, start-up included, in images per second.
-
-    Attributes:
-        warm: rate with the files in the page cache.
-        cold: rate with the files dropped from the page cache.
-        bytes_per_image: mean size of a file.
-    """
+class PageCache(NamedTuple):
+    """Rates of a pass over all files, in the page cache or dropped from it, start-up included, in images/s."""
 
     warm: Interval
     cold: Interval
@@ -59,12 +51,8 @@ def verdict(
 ) -> str:
     """One sentence: whether training is loader-bound, the limiting resource, what to change.
 
-    Args:
-        ours: rate of our loader.
-        cores: the cores that it could use.
-        parts: rates of its parts, each alone.
-        step: rate of the training step on batches in memory, in images.
-        cache: rates with warm and cold page cache.
+    `ours` is our loader on so many `cores`, `parts` its parts, each alone, and `step` the training step on batches in
+    memory.
     """
     limit = _limit(ours, cores, parts, cache)
     made = f"the loader makes {ours.mean:.0f} images/s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
@@ -32,7 +31,7 @@ def _overhead(one: Row, slower: str, than: str) -> str:
     rates = {way: Rate(tuple(rate["repeats"]), math.nan, 0) for way, rate in one["images_per_s"].items()}
     if not {slower, than} <= rates.keys():
         return "not measured"
-    return f"{_span(astuple(rates[than].over(rates[slower])), 2)} x"
+    return f"{_span(rates[than].over(rates[slower]), 2)} x"
 
 
 FIGURES: Final[Mapping[str, Callable[[Row], str]]] = {

@@ -11,8 +11,9 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from rich.table import Table
 
 from bench.rows import describe_machine
-from bench.training.step import with_train
+from bench.training.step import wait_for, with_train
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
@@ -92,6 +93,9 @@ class Projection:
         embeddings_s: the exchange of the embeddings and of their gradient.
         gradients_s: the sum of the weights' gradients.
         storage_s: time by which reading the images exceeds the rest.
+        step_s: sum of all causes: only reading overlaps with the rest.
+        efficiency: speed per rank over the speed of a single rank.
+        limit: the largest cause besides computing.
     """
 
     nodes: int
@@ -102,32 +106,9 @@ class Projection:
     embeddings_s: float
     gradients_s: float
     storage_s: float
-
-    @property
-    def _losses_s(self) -> dict[str, float]:
-        return {
-            "uneven numbers of micro-batches": self.uneven_s,
-            "fixed cost of a step": self.fixed_s,
-            "exchange of embeddings": self.embeddings_s,
-            "sum of gradients": self.gradients_s,
-            "storage": self.storage_s,
-        }
-
-    @property
-    def step_s(self) -> float:
-        """Sum of all causes: only reading overlaps with the rest."""
-        return sum([self.compute_s, *self._losses_s.values()])
-
-    @property
-    def efficiency(self) -> float:
-        """Speed per rank over the speed of a single rank."""
-        return (self.compute_s * self.ranks + self.fixed_s) / (self.ranks * self.step_s)
-
-    @property
-    def limit(self) -> str:
-        """The largest cause besides computing."""
-        cause, longest_s = max(self._losses_s.items(), key=lambda item: item[1])
-        return cause if longest_s > 0 else "nothing"
+    step_s: float
+    efficiency: float
+    limit: str
 
 
 @dataclass(frozen=True)
@@ -191,7 +172,28 @@ def project(work: Work, cluster: Cluster, nodes: int) -> Projection:
     fixed_s = cluster.fixed_s
     reading_s = work.batch * cluster.image_bytes / cluster.storage_bytes_per_s if cluster.storage_bytes_per_s else 0.0
     storage_s = max(0.0, reading_s - (longest_s + fixed_s + embeddings_s + gradients_s))
-    return Projection(used, ranks, even_s, longest_s - even_s, fixed_s, embeddings_s, gradients_s, storage_s)
+    losses_s = {
+        "uneven numbers of micro-batches": longest_s - even_s,
+        "fixed cost of a step": fixed_s,
+        "exchange of embeddings": embeddings_s,
+        "sum of gradients": gradients_s,
+        "storage": storage_s,
+    }
+    step_s = sum([even_s, *losses_s.values()])
+    cause, cause_s = max(losses_s.items(), key=lambda item: item[1])
+    return Projection(
+        nodes=used,
+        ranks=ranks,
+        compute_s=even_s,
+        uneven_s=longest_s - even_s,
+        fixed_s=fixed_s,
+        embeddings_s=embeddings_s,
+        gradients_s=gradients_s,
+        storage_s=storage_s,
+        step_s=step_s,
+        efficiency=(even_s * ranks + fixed_s) / (ranks * step_s),
+        limit=cause if cause_s > 0 else "nothing",
+    )
 
 
 def work_of(config: Config) -> Work:
@@ -215,7 +217,7 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, Worl
     share = micro_batch_share(batch, micro_batch, world.rank, world.world_size)
     set_threads(config.train.threads, world)
     with joined(world, config.run.rank_timeout_s):
-        sums = list(zip(_SUM_SIZES, time_sums(world, _SUM_SIZES), strict=True)) if world.world_size > 1 else []
+        sums = _sums(world) if world.world_size > 1 else []
         step_s = _step_s(config, world, len(share), repeats)
         alone = World(device=world.device)
         one_s, two_s = (
@@ -268,10 +270,7 @@ def as_json(measured: Measured, work: Work, described: Cluster | None, nodes: Se
         "error_here": predicted.step_s / measured.step_s - 1,
         "errors_of_sums": [sum_s(size, measured.ranks, here.inside) / seconds - 1 for size, seconds in measured.sums],
         "cluster": asdict(cluster),
-        "projection": [
-            {**asdict(one), "step_s": one.step_s, "efficiency": one.efficiency, "limit": one.limit}
-            for one in projections
-        ],
+        "projection": [asdict(one) for one in projections],
     }
 
 
@@ -279,11 +278,7 @@ def this_machine(measured: Measured) -> Cluster:
     """A cluster whose node is this machine, from the measurements."""
     link = fit_link(measured.sums, measured.ranks) if measured.ranks > 1 else Link()
     return Cluster(
-        gpus_per_node=measured.ranks,
-        inside=link,
-        between=link,
-        micro_batch_s=measured.micro_batch_s,
-        fixed_s=measured.fixed_s,
+        measured.ranks, inside=link, between=link, micro_batch_s=measured.micro_batch_s, fixed_s=measured.fixed_s
     )
 
 
@@ -292,13 +287,7 @@ def _step_s(config: Config, world: World, count: int, repeats: int) -> float:
     encoder = dataclasses.replace(config.encoder, weights="random")
     state = Pretraining(dataclasses.replace(config, encoder=encoder), world, 100, fresh=True)
     batch = _noise(count, config.geometry.side_px).to(world.device)
-    times = []
-    for _ in range(repeats + 1):
-        world.barrier()
-        start = time.perf_counter()
-        state.step(batch).loss.item()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return _median_s(world, repeats, lambda: state.step(batch))
 
 
 def _noise(count: int, side_px: int) -> Batch:
@@ -309,24 +298,23 @@ def _noise(count: int, side_px: int) -> Batch:
     return Batch(views, torch.arange(count), torch.arange(count))
 
 
-def time_sums(world: World, sizes_bytes: Sequence[int], *, repeats: int = 9) -> list[float]:
-    """Seconds of a float32 sum over all ranks, for each size: the median of the repeats on the slowest rank.
-
-    Args:
-        world: at least two ranks.
-        sizes_bytes: multiples of 4.
-        repeats: timed sums of each size, after one that is not timed.
-    """
-    medians = []
-    for size in sizes_bytes:
+def _sums(world: World) -> list[tuple[int, float]]:
+    """Bytes and seconds of float32 sums over two ranks or more, on the slowest rank."""
+    medians_s = []
+    for size in _SUM_SIZES:
         tensor = torch.zeros(size // 4, device=world.device)
-        times = []
-        for _ in range(repeats + 1):
-            world.barrier()
-            start = time.perf_counter()
-            world.sum_(tensor)
-            if world.device.type == "cuda":
-                torch.cuda.synchronize(world.device)
-            times.append(time.perf_counter() - start)
-        medians.append(statistics.median(times[1:]))
-    return world.max_(torch.tensor(medians, dtype=torch.float64)).tolist()
+        medians_s.append(_median_s(world, 9, partial(world.sum_, tensor)))
+    slowest_s = world.max_(torch.tensor(medians_s, dtype=torch.float64)).tolist()
+    return list(zip(_SUM_SIZES, slowest_s, strict=True))
+
+
+def _median_s(world: World, repeats: int, action: Callable[[], object]) -> float:
+    """Median seconds of something that all ranks do, after a first time that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        world.barrier()
+        start = time.perf_counter()
+        action()
+        wait_for(world.device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])

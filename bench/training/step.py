@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -124,7 +124,7 @@ def figures_of(rates: Mapping[str, Rate], batch: int, flop_per_image: float) -> 
     cached = rates["cached"]
     step_s = interval_of_mean([batch / rate for rate in cached.images_per_s])
     return {
-        "step_s": [round(edge, 5) for edge in astuple(step_s)],
+        "step_s": [round(edge, 5) for edge in step_s],
         "images_per_s": {
             name: {
                 "mean": round(rate.mean, 2),
@@ -180,10 +180,10 @@ class StepBench:
             "gradient": self.steps(self.state.gradient),
         }
         if self._settings.comparisons:
-            ways["recomputed"] = self.steps(self._then_optimizer(self._exact(train.micro_batch, "always")))
-            ways["averaged"] = self.steps(self._then_optimizer(self._averaged))
+            ways["recomputed"] = self.steps(self._with_gradient(self._exact(train.micro_batch, "always")))
+            ways["averaged"] = self.steps(self._with_gradient(self._averaged))
             if self._whole_batch_fits():
-                ways["plain"] = self.steps(self._then_optimizer(self._exact(train.batch, "never")))
+                ways["plain"] = self.steps(self._with_gradient(self._exact(train.batch, "never")))
         rates = dict(zip(ways, self.time(list(ways.values()), progress), strict=True))
         on_gpu = self.world.device.type == "cuda"
         return {
@@ -263,17 +263,11 @@ class StepBench:
             loss = exact.loss(exact.embed(batch, slice(start, start + train.micro_batch))) / count
             self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def _then_optimizer(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], None]:
-        state = self.state
-
-        def step(batch: Batch) -> None:
-            gradient(batch)
-            state.scaler.unscale_(state.optimizer)
-            state.scaler.step(state.optimizer)
-            state.scaler.update()
-            state.scheduler.step()
-
-        return step
+    def _with_gradient(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], object]:
+        """The whole step with another gradient."""
+        state = copy.copy(self.state)
+        state.gradient = gradient  # type: ignore[method-assign,assignment]
+        return state.step
 
     def _whole_batch_fits(self) -> bool:
         train = self._config.train

@@ -44,7 +44,7 @@ class NTXent(AnchorLoss):
     title: ClassVar[str] = "NT-Xent loss"
 
     def share(self, embeddings: Tensor, rows: range) -> Tensor:
-        """The part of the mean over the 2N anchors that those of some samples make up; see `AnchorLoss.share`.
+        """The contribution of some samples' anchors to the mean over all 2N anchors; see `AnchorLoss.share`.
 
         Raises:
             ValueError: the embeddings are not (2, N, D).

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.files.jpeg import JpegFault, jpeg_reason, walk_jpeg
+from pipelines.files.jpeg import NO_JPEG, SOUND, jpeg_reason, walk_jpeg
 from pipelines.files.png import PNG_START, check_png
 from pipelines.files.webp import check_webp
 
@@ -36,20 +36,17 @@ _OTHER_KINDS: Final = (
 def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
     """Check that a file is a JPEG, PNG or WebP of whole structure, which DALI's decoder can read.
 
-    The kind is read from the bytes, not from a file name. Bytes after the image's end are tolerated.
-
-    Args:
-        data: the whole file as bytes, or as an array (bytes,) uint8.
+    The kind is read from the bytes of the whole file, not from its name. Bytes after the image's end are tolerated.
 
     Raises:
         BadImage: the file is anything else; the message has the reason.
     """
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
     fault, at, first, second = walk_jpeg(array)
-    if fault == JpegFault.NONE:
+    if fault == SOUND:
         return ImageFile(array, (first, second), at)
-    if fault != JpegFault.NO_JPEG:
-        raise BadImage(jpeg_reason(JpegFault(fault), at, first, second, len(array)))
+    if fault != NO_JPEG:
+        raise BadImage(jpeg_reason(fault, at, first, second, len(array)))
     data = array.tobytes()
     if data.startswith(PNG_START):
         return check_png(data)

@@ -31,11 +31,10 @@ _UPRIGHT = np.array([
 def read_orientation(exif: Any) -> int:
     """Read the orientation from a block of Exif data (Exif 2.3, tag 0x0112): 1 to 8, where 1 is upright.
 
+    The block is (bytes,) uint8, from the byte order mark on.
+
     The first entry of this tag in the first directory counts. The result is 1 if there is none, if it is not a single
     SHORT of 1 to 8, or if the block is damaged before it.
-
-    Args:
-        exif: (bytes,) uint8, from the byte order mark on.
     """
     if len(exif) < 8:
         return 1
@@ -73,12 +72,7 @@ def upright_size_px(size_px: IntArray, orientation: IntArray) -> IntArray:
 
 
 def stored_to_upright_px(size_px: IntArray, orientation: IntArray) -> npt.NDArray[np.number]:
-    """(N, 2, 3) maps from stored pixels (x, y) to upright ones, both corner-based.
-
-    Args:
-        size_px: (N, 2) heights and widths as stored.
-        orientation: (N,) 1 to 8.
-    """
+    """(N, 2, 3) maps from stored pixels (x, y) to upright ones, both corner-based; arguments as `upright_size_px`."""
     linear = _UPRIGHT[orientation - 1]
     # A reversed axis starts at the opposite border.
     offset = -np.einsum("nij,nj->ni", np.minimum(linear, 0), size_px[:, ::-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, Final
 
 import numba
@@ -16,35 +15,32 @@ from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS, size_reason
 _JPEG_PIXELS_PER_BYTE: Final = 512
 
 
-class JpegFault(IntEnum):
-    """Result of `walk_jpeg`."""
-
-    NONE = 0
-    NO_JPEG = 1
-    CUT_IN_HEADER = 2
-    NO_MARKER = 3
-    SEGMENT = 4
-    TWO_FRAMES = 5
-    FRAME_NOT_READ = 6
-    MARKER = 7
-    NO_FRAME = 8
-    FRAME_LENGTH = 9
-    COMPONENTS = 10
-    PRECISION = 11
-    PIXELS = 12
-    FEW_BYTES = 13
-    NO_END = 14
+SOUND: Final = 0
+NO_JPEG: Final = 1
+_FAULTS: Final = {
+    2: "JPEG cut in its header after {size} bytes",
+    3: "JPEG without a marker at byte {at}",
+    4: "JPEG segment {first:02X} at byte {at} of length {second} in a file of {size} bytes",
+    5: "JPEG with two frame headers",
+    6: "lossless or hierarchical JPEG is not read",
+    7: "JPEG marker {first:02X} in the header, at byte {at}",
+    8: "JPEG without a frame header before its data",
+    9: "JPEG frame header of {first} bytes",
+    10: "JPEG frame header of {first} components in {second} bytes",
+    11: "JPEG with {first} bits a sample is not read",
+    12: size_reason("JPEG", "{first}", "{second}"),
+    13: "JPEG header of {first} pixels in a file of only {size} bytes",
+    14: "JPEG cut after {size} bytes: no end marker",
+}
+"""Result of `walk_jpeg` other than `SOUND` and `NO_JPEG` -> message."""
 
 
 @cached(numba.njit, nogil=True)
 def walk_jpeg(data: Any) -> tuple[int, int, int, int]:
-    """Follow a JPEG's segments up to its first scan, and search its end marker backwards.
-
-    Args:
-        data: (bytes,) uint8.
+    """Follow the segments of a JPEG, (bytes,) uint8, up to its first scan, and search its end marker backwards.
 
     Returns:
-        A `JpegFault`, its byte offset, and two numbers for its message. Without a fault: NONE, the Exif orientation,
+        A fault, its byte offset, and two numbers for its message. Without a fault: `SOUND`, the Exif orientation,
         height and width.
     """
     size = data.size
@@ -112,32 +108,6 @@ def _is_exif(data: Any, start: int, end: int) -> bool:
     return bool(a == 0x45 and b == 0x78 and c == 0x69 and d == 0x66 and e == 0 and f == 0)
 
 
-def jpeg_reason(fault: JpegFault, at: int, first: int, second: int, size: int) -> str:
+def jpeg_reason(fault: int, at: int, first: int, second: int, size: int) -> str:
     """The message of a fault that `walk_jpeg` found; `size` is the file's size in bytes."""
-    match fault:
-        case JpegFault.CUT_IN_HEADER:
-            return f"JPEG cut in its header after {size} bytes"
-        case JpegFault.NO_MARKER:
-            return f"JPEG without a marker at byte {at}"
-        case JpegFault.SEGMENT:
-            return f"JPEG segment {first:02X} at byte {at} of length {second} in a file of {size} bytes"
-        case JpegFault.TWO_FRAMES:
-            return "JPEG with two frame headers"
-        case JpegFault.FRAME_NOT_READ:
-            return "lossless or hierarchical JPEG is not read"
-        case JpegFault.MARKER:
-            return f"JPEG marker {first:02X} in the header, at byte {at}"
-        case JpegFault.NO_FRAME:
-            return "JPEG without a frame header before its data"
-        case JpegFault.FRAME_LENGTH:
-            return f"JPEG frame header of {first} bytes"
-        case JpegFault.COMPONENTS:
-            return f"JPEG frame header of {first} components in {second} bytes"
-        case JpegFault.PRECISION:
-            return f"JPEG with {first} bits a sample is not read"
-        case JpegFault.PIXELS:
-            return size_reason("JPEG", first, second)
-        case JpegFault.FEW_BYTES:
-            return f"JPEG header of {first} pixels in a file of only {size} bytes"
-        case _:
-            return f"JPEG cut after {size} bytes: no end marker"
+    return _FAULTS[fault].format(at=at, first=first, second=second, size=size)

@@ -29,11 +29,7 @@ _USUAL_BYTES = 2**15
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
     """Read files that `pipelines.files.check.check_image` accepts as JPEGs.
 
-    Args:
-        paths: N files.
-
-    Returns:
-        N files, whose bytes share memory; None for a file that cannot be read or is not a sound JPEG.
+    Their bytes share memory. The result is None for a file that cannot be read or is not a sound JPEG.
     """
     names = np.frombuffer("\0".join([*paths, ""]).encode(errors="surrogateescape"), np.uint8)
     name_stops = np.flatnonzero(names == 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol
@@ -133,7 +132,7 @@ class FastViews:
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation
-        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views", initializer=_compute_alone)
+        self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
     def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
@@ -159,12 +158,3 @@ class FastViews:
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
-
-
-def _compute_alone() -> None:
-    """Limit torch to one thread in this pool thread: the pool already divides the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # this sets the number for later threads too, so a new thread sets theirs back
-    thread = threading.Thread(target=torch.set_num_threads, args=(threads,))
-    thread.start()
-    thread.join()

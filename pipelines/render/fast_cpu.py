@@ -116,4 +116,4 @@ def _make_share(
         if augmentation.colour.jitter == "linear":
             for draw, view in zip(view_draws[share], out.numpy()[share], strict=True):
                 cv2.transform(view, linear_map(draw), dst=view)
-        change_appearance(out[share], view_draws[share], augmentation.appearance)
+        change_appearance(out, view_draws, augmentation.appearance, share)

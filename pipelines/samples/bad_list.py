@@ -41,7 +41,7 @@ def rows_not_listed(index: Index, file: Path) -> IntArray:
     bad = (_rows_of_paths if index.store is None else _rows_of_store)(index, listed, file)
     left = np.setdiff1d(np.arange(len(index)), bad)
     if not len(left):
-        raise UserError(f"{file}: names all {len(index)} images of {index.root}. Check the data again.")
+        raise UserError(f"{file}: lists all {len(index)} images of {index.root} as bad. Check the data again.")
     return left
 
 

@@ -37,9 +37,6 @@ def check_boxes(index: Index) -> None:
     A box is impossible if its side is below two pixels, if it does not meet its image, or if it is larger than 20 times
     its image. Image sizes are read for a sample of the index. A warning counts impossible boxes.
 
-    Args:
-        index: index of one source.
-
     Raises:
         UserError: a box is not finite or has a negative side, or most boxes are impossible.
     """

@@ -175,14 +175,12 @@ def read_file(path: str) -> bytes:
 
 
 def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
-    """Join several indices: the rows of the first, then those of the second, and so on.
+    """Join at least one index: the rows of the first, then those of the second, and so on.
+
+    A source's share of a batch is its weight over the sum of all weights.
 
     Keypoints of a source without any are NaN. If all sources have keypoints, missing targets "K" and "xyz_m" are NaN
     too. Other targets are kept only if all sources have them.
-
-    Args:
-        indices: the sources' indices, at least one.
-        weights: weight of each source in a batch.
 
     Raises:
         UserError: the sources label different skeletons.
@@ -235,12 +233,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
 
 
 class NamesOnDemand(Sequence[str]):
-    """The names of a store's samples, each read from the disk only when it is used.
-
-    Args:
-        count: number of samples.
-        name: function from a row to the sample's name.
-    """
+    """The names of a store's samples, each read from the disk by `name` only when it is used."""
 
     def __init__(self, count: int, name: Callable[[int], str]) -> None:
         self._rows, self._name = range(count), name

@@ -22,14 +22,9 @@ from pipelines.samples.index import Blocks, Index
 
 
 def build_order(index: Index, *, batch: int, seed: int) -> Order:
-    """Build the order of a run over an index of one or several sources.
+    """Build the order of a run over an index of one or several sources, at least `batch` samples in all.
 
     An epoch has as many whole batches as the images fill.
-
-    Args:
-        index: at least `batch` samples.
-        batch: samples in a step.
-        seed: the run's seed.
 
     Raises:
         UserError: a source's weight gives it no row of a batch.
@@ -52,9 +47,7 @@ class EpochOrder:
     """Every epoch a new shuffle of the same `count` samples; an epoch visits the first `length` of it.
 
     Args:
-        count: number of samples in the index.
         length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
-        seed: the run's seed.
         rows: (length,) what every epoch visits, in this order; None shuffles.
         blocks: shuffle only within windows of these blocks.
     """
@@ -93,7 +86,6 @@ class MixtureOrder:
         counts: samples of each source, one after the other in the index.
         rows: rows of each source in every batch, all positive.
         length: places in an epoch, whole batches.
-        seed: the run's seed.
         blocks: blocks of each source, see `EpochOrder`; empty for none.
     """
 
@@ -143,13 +135,9 @@ class _Laps:
     """The laps of one source, as one endless order.
 
     Args:
-        count: samples of the source.
         apart: rows of the source in a batch. If the source has at least three times as many samples, a lap does not
             begin with any of the last `apart` samples of the lap before: an image that is twice in a batch would be its
             own negative.
-        seed: the run's seed.
-        source: number of the source.
-        blocks: of the source.
     """
 
     def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
@@ -183,11 +171,7 @@ class _Laps:
 
 
 class _Kept:
-    """Caches the last two shuffles: a batch needs at most those of two successive epochs or laps.
-
-    Args:
-        shuffled: makes the shuffle of a number.
-    """
+    """Caches the last two shuffles: a batch needs at most those of two successive epochs or laps."""
 
     def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
         self._shuffled = shuffled

@@ -1,4 +1,4 @@
-"""Hand boxes from a CSV or JSON file that a user brings, as the squares that the data path works with."""
+"""Reads boxes from a user's CSV or JSON file, as squares for the data path."""
 
 from __future__ import annotations
 
@@ -12,40 +12,47 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
+from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import WHOLE_IMAGE
 
 _COLUMNS = ("file", "x0", "y0", "x1", "y1")
 _log = logging.getLogger(__name__)
 
 _Row = tuple[str, object, Sequence[object]]
-"""Where a row stands, for messages; its file name; its four edges. Nothing in it is checked yet."""
+"""Position of a row (for messages), its file name, and its four edges; not checked yet."""
 
 
 def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Squares (N, 3), centre x, centre y and side, around rectangles from their least to their greatest x and y (N, 2).
+    """Squares (N, 3), centre x, centre y and side, around rectangles given by two corners (N, 2).
 
-    They have the same centre, and the larger extent as side; pixels, corner-based.
+    A square has the rectangle's centre and its longer side; pixels, corner-based.
     """
     side_px = (high_px - low_px).max(axis=1, keepdims=True)
     return np.concatenate([(low_px + high_px) / 2, side_px], axis=1).astype(np.float32)
 
 
+def refuse_boxes(config: DataConfig, reason: str) -> None:
+    """For a source that knows its boxes: a `UserError` with the reason if it was given a file of others."""
+    if box_file(config) is not None:
+        raise UserError(f"data.box = {config.box!r}: {reason}. Leave it out.")
+
+
 def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Squares around the boxes of a file, in the order of `names`.
+    """Read squares around the boxes of a file, in the order of `names`.
 
     A CSV has the header `file,x0,y0,x1,y1`; a JSON is `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with the
     CSV's columns as keys. Edges are in pixels of the image as displayed (EXIF orientation applied), corner-based.
 
     Args:
         file: .csv or .json.
-        names: (N,) the images, as the file calls them: relative to the source's folder, with "/".
+        names: (N,) the images' names in the file: relative to the source's folder, with "/".
 
     Returns:
-        (N, 3) centre x, centre y, side; `WHOLE_IMAGE` for an image that the file does not name, which is logged once.
+        (N, 3) centre x, centre y, side; `WHOLE_IMAGE` for an image without a box. One line is logged about these.
 
     Raises:
-        UserError: the file is missing or unreadable, holds no box, a box is no box, or its image is
-            unknown or named twice.
+        UserError: the file is missing or unreadable or has no box, a box is invalid, or its image is unknown or has a
+            second box.
     """
     row_of = {name: row for row, name in enumerate(names)}
     edges_px = np.full((len(names), 4), np.nan)
@@ -62,19 +69,19 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
     boxes_px = squares_around(edges_px[:, :2], edges_px[:, 2:])
     without = np.isnan(edges_px[:, 0])
     if without.all():
-        raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out: then whole images are shown.")
+        raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
     boxes_px[without] = WHOLE_IMAGE
     if without.any():
         told = f"{without.sum()} of {len(names)} images ({names[int(without.argmax())]} the first)"
-        _log.warning("%s: no box for %s; theirs is the whole image", file, told)
+        _log.warning("%s: no box for %s; for these, the whole image is used", file, told)
     return boxes_px
 
 
 def _rows(file: Path) -> Iterator[_Row]:
     if file.suffix.lower() not in (".csv", ".json"):
         raise UserError(
-            f"data.box = {str(file)!r}: boxes come from a .csv or .json file, this is neither. Give a file of that "
-            "kind, or 'center'; 'joints' is for sources with keypoints."
+            f"data.box = {str(file)!r}: expected a .csv or .json file of boxes, or 'center'; 'joints' is for sources "
+            "with keypoints."
         )
     try:
         text = regular(file).read_text(encoding="utf-8-sig")
@@ -138,7 +145,7 @@ def _checked_px(edges: Sequence[object], file: Path, where: str) -> npt.NDArray[
 
 
 def _text(value: object) -> str:
-    """The value as messages show it."""
+    """A value as text for messages."""
     try:
         text = repr(value)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Keypoints in COCO's JSON format: COCO's own people, or any images that a tool has annotated so.
+"""Keypoints in COCO's JSON format: COCO's own people, or other images annotated in this format.
 
 Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is that of cocodataset.org, "Data format".
 """
@@ -6,39 +6,38 @@ Lin et al., "Microsoft COCO: Common Objects in Context", 2014; the format is tha
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
+from pipelines.config import DataConfig
 from pipelines.samples.index import Index
-from pipelines.sources.boxes import squares_around
+from pipelines.sources.boxes import refuse_boxes, squares_around
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS, Skeleton
 
 ANNOTATIONS: Final = "annotations.json"
-"""The file that is read unless `data.annotations` names another."""
+"""The file to read if `data.annotations` is not set."""
 
 
-def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations: str | None = None) -> Index:
-    """Everybody of whom a keypoint is labelled, in the order of the file; crowds are left out.
+def load_coco(config: DataConfig) -> Index:
+    """Read all people or hands with a labelled keypoint, in the order of the file; crowds are left out.
 
-    COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based.
-
-    Args:
-        root: the folder that `file_name` is relative to.
-        split: "train" and "val" are 90/10 of the images, always the same; or "all".
-        annotations: the JSON file, relative to `root`; `ANNOTATIONS` by default.
+    COCO's keypoints are whole pixels, so half a pixel is added: the index is corner-based. An image's `file_name` is
+    relative to `data.root`.
 
     Returns:
-        The index, an image being the group. The box is the square around the annotation's, or around the keypoints
-        where it has none.
+        The index; an image is a group. The box is the square around the annotation's box, or around its keypoints if it
+        has none.
 
     Raises:
-        UserError: the file is missing or does not fit the format, or nobody is labelled.
+        UserError: the file is missing or does not fit the format, or has no labelled keypoint.
     """
-    file = root / (annotations or ANNOTATIONS)
+    refuse_boxes(config, "COCO's annotations hold the boxes")
+    root = Path(config.root)
+    file = root / (config.annotations or ANNOTATIONS)
     try:
         content = parse_json(regular(file).read_bytes())
         skeleton = _skeleton(file, content["categories"])
@@ -54,11 +53,11 @@ def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{file}: not keypoints in COCO's JSON format ({error!r:.200}). Mend the file.") from error
     if not people:
-        raise UserError(f"{file}: no keypoint of anybody is labelled. Name another file as data.annotations.")
+        raise UserError(f"{file}: no annotation has a labelled keypoint. Set data.annotations to another file.")
     values, box = as_numbers(labels), as_numbers(boxes)
     if values is None or values.shape[1:] != (3 * len(skeleton),) or box is None or box.shape[1:] != (4,):
         raise UserError(
-            f"{file}: expected {3 * len(skeleton)} numbers as keypoints and 4 as bbox of each. Mend the file."
+            f"{file}: expected {3 * len(skeleton)} numbers in keypoints and 4 in bbox of each. Correct the file."
         )
     points = values.reshape(len(people), len(skeleton), 3)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
@@ -75,11 +74,11 @@ def load_coco(root: Path, *, split: Literal["all", "train", "val"], annotations:
         group=image,
         skeleton=skeleton,
     )
-    return index if split == "all" else index.select(rows_of_split(image, split))
+    return index if config.split == "all" else index.select(rows_of_split(image, config.split))
 
 
 def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:
-    """The skeleton whose keypoints a category has."""
+    """The skeleton with the keypoints of the file's category."""
     names = [tuple(category["keypoints"]) for category in categories if "keypoints" in category]
     for skeleton in SKELETONS.values():
         if names == [skeleton.keypoints]:

@@ -1,13 +1,12 @@
-"""Dexter+Object: 3,014 frames of a hand that moves a cuboid, with the visible fingertips in 3D. To evaluate on.
+"""Dexter+Object: 3,014 frames of a hand that moves a cuboid, with the visible fingertips in 3D; for evaluation.
 
 Sridhar et al., "Real-time Joint Tracking of a Hand Manipulating an Object from RGB-D Input", ECCV 2016.
 
-The layout and the numbers below were taken from two public loaders, which agree on them, and not from the dataset
-itself, which was not at hand. So these are not verified: that colour frames are numbered so that the order of their
-names is the order of the annotations' lines; that all hands are left ones, as one of the loaders says; that x and y of
-the annotations point left and up, as that loader has it (the other shifts by constants that it calls strange); and
-whether pixels count from the first pixel's corner, which is assumed. Both loaders' authors found some annotations to be
-plainly wrong.
+The layout and the numbers below come from two public loaders, which agree on them, since the dataset was not available.
+Four assumptions are not verified: the order of the colour frames' names is the order of the annotations' lines; all
+hands are left hands, as in one of the loaders; x and y of the annotations point left and up, as in that loader (the
+other adds constants that it calls strange); pixels count from the first pixel's corner. According to the authors of
+both loaders, some annotations are wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import regular
+from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
@@ -30,41 +30,37 @@ from skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
 TIPS: Final = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
-"""Keypoints that a line begins with: the tips from thumb to little finger. The object's corners follow."""
+"""The first keypoints of a line: the tips from thumb to little finger. The object's corners follow."""
 
 NOT_ANNOTATED_MM: Final = 32001.0
-"""The depth of a point that is not annotated: what the depth camera calls no measurement."""
+"""The depth of a point that is not annotated: the depth camera's value for no measurement."""
 
 COLOUR_K: Final = np.array([[587.45209, 0, 325], [0, 600.67456, 249], [0, 0, 1]])
-"""The colour camera, in pixels of its 640 x 480 frames."""
+"""Camera matrix of the colour camera, in pixels of its 640 x 480 frames."""
 
 DEPTH_TO_COLOUR_MM: Final = np.array(
     [[0.9999, 0.0034, 0.0161, 19.0473], [-0.0033, 1.0, -0.0079, -1.8514], [-0.0162, 0.0079, 0.9998, -4.7501]]
 )
-"""From the depth camera's frame, in which the annotations are, to the colour camera's."""
+"""Maps the depth camera's frame, which the annotations use, to the colour camera's."""
 
 LEAST_BOX_M: Final = 0.12
-"""A box around fewer fingertips would miss the hand: it shows at least this much at their depth."""
+"""Smallest side of a box, in metres at the depth of the fingertips: a box around few fingertips would miss the hand."""
 
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
 
 log = logging.getLogger(__name__)
 
 
-def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
-    """All frames with an annotated fingertip, sequence by sequence.
+def load_dexter_object(config: DataConfig) -> Index:
+    """Read all frames with an annotated fingertip, sequence by sequence.
 
-    `root` holds `data/SEQUENCE/color/`, whose n-th file in the order of names belongs to the n-th line of
+    `data.root` holds `data/SEQUENCE/color/`, whose n-th file in the order of names belongs to the n-th line of
     `data/SEQUENCE/annotations/SEQUENCE3D.txt`. A line is `x, y, z; x, y, z; ...` in millimetres.
 
-    Only fingertips are annotated, and of them those that are visible: all other keypoints are NaN, in `keypoints_px`
-    and in `xyz_m`, so whatever is computed on them has to leave out what is NaN. The box is the square around the
-    fingertips, or `LEAST_BOX_M` at their depth if that is larger. All samples are mirrored, being left hands. Frames
-    without an annotated fingertip are left out and counted in one warning.
-
-    Args:
-        root: see above.
-        boxes: a file for `read_boxes`, which calls an image "data/Grasp1/color/NAME.png"; without it, as above.
+    Only visible fingertips are annotated. All other keypoints are NaN in `keypoints_px` and `xyz_m`. The box is the
+    square around the fingertips, or of side `LEAST_BOX_M` at their depth if that is larger. All samples are left hands
+    and mirrored. Frames without an annotated fingertip are left out and counted in one warning. A file of boxes calls
+    an image "data/Grasp1/color/NAME.png".
 
     Returns:
         The index, with targets K and xyz_m, in the colour camera's frame.
@@ -72,6 +68,9 @@ def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
     Raises:
         UserError: a folder or file is missing or does not fit the layout.
     """
+    if config.split != "all":
+        raise UserError(f'data.split = {config.split!r}: Dexter+Object is not split. Use "all".')
+    root, boxes = Path(config.root), box_file(config)
     data = root / "data"
     if not data.is_dir():
         raise UserError(f"{data}: no such folder; expected {', '.join(SEQUENCES)} in it. Check data.root.")
@@ -96,7 +95,7 @@ def load_dexter_object(root: Path, *, boxes: Path | None = None) -> Index:
         raise UserError(f"{data}: no fingertip is annotated in any frame. Unpack the dataset again.")
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
         used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
-        log.warning("%s: %s; in the others no fingertip is annotated", data, used)
+        log.warning("%s: %s; the other frames have no annotated fingertip", data, used)
     names = [paths[row] for row in kept.tolist()]
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
@@ -158,7 +157,7 @@ def _line_mm(file: Path, number: int, line: str) -> Sequence[Sequence[float]]:
 
 
 def _in_colour_camera(tips_mm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Metres, x right, y down, z forward, from the colour camera."""
+    """Transform to the colour camera's frame: metres, x right, y down, z forward."""
     return np.asarray(tips_mm * [-1, -1, 1] @ DEPTH_TO_COLOUR_MM[:, :3].T + DEPTH_TO_COLOUR_MM[:, 3]) / 1000
 
 

@@ -1,4 +1,4 @@
-"""Any folder of images with one hand each: the case of most users."""
+"""Any folder of images with one hand or body each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from errors import UserError
+from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
@@ -19,26 +20,26 @@ _NOT_READ: Final = {
     ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
     ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
 }  # fmt: skip
-"""Kinds of images that no decoder of the data path takes."""
+"""Endings of image formats that the data path cannot decode."""
 
 _ENDINGS_TOLD: Final = 5
 
 log = logging.getLogger(__name__)
 
 
-def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
-    """All JPEG, PNG and WebP files under a folder, in the order of their names.
+def load_folder(config: DataConfig) -> Index:
+    """List all JPEG, PNG and WebP files under a folder, sorted by name.
 
-    Hidden files and folders are left out. Links to folders are followed, each real folder being read once. Links that
-    lead nowhere, and images of kinds that are not read, are left out and counted in one warning.
+    Hidden files and folders are left out. Links to folders are followed; each real folder is read once. Broken links
+    and images of other formats are left out and counted in one warning.
 
-    Args:
-        root: the folder; paths of the index, and names in `boxes`, are relative to it.
-        boxes: CSV or JSON of hand boxes, see `read_boxes`; without it, and for files without a box, the whole image.
+    Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Images
+    without a box are used whole.
 
     Raises:
-        UserError: the folder is missing, unreadable or has no images, or `boxes` does not fit it.
+        UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
     """
+    root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
@@ -53,19 +54,19 @@ def load_folder(root: Path, *, boxes: Path | None = None) -> Index:
         log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
     paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    box_px = whole if boxes is None else read_boxes(boxes, paths)
+    box_px = whole if config.box == "center" else read_boxes(Path(config.box), paths)
     return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
 
 
 class _Found(NamedTuple):
-    """What is in a folder and below it: names of images, endings of other files, links that lead nowhere."""
+    """Content of a folder and its subfolders: names of images, endings of other files, broken links."""
 
     images: list[str]
     others: Counter[str]
     lost_links: list[str]
 
     def told(self, *, images_alone: bool = False) -> str:
-        """What is not used, counted; all of it, or images of kinds that are not read and lost links alone."""
+        """Counts of unused files by ending; with `images_alone`, only of image formats and broken links."""
         others = [(-count, ending) for ending, count in self.others.items() if ending in _NOT_READ or not images_alone]
         parts = [f"{-count} {ending or 'without an ending'}" for count, ending in sorted(others)[:_ENDINGS_TOLD]]
         if len(others) > _ENDINGS_TOLD:
@@ -77,7 +78,7 @@ class _Found(NamedTuple):
         return ", ".join(parts) or "nothing"
 
     def remedy(self) -> str:
-        """What to do about images that cannot be used."""
+        """Advice about images that cannot be used."""
         kinds = sorted({_NOT_READ[ending] for ending in self.others if ending in _NOT_READ})
         parts = []
         if kinds:
@@ -90,7 +91,7 @@ class _Found(NamedTuple):
 
 def _files_under(root: Path) -> _Found:
     found = _Found([], Counter(), [])
-    folders, links = [""], list[str]()  # linked folders come last, so that files keep the shortest names
+    folders, links = [""], list[str]()  # linked folders come last, so that files get their shortest paths
     seen: set[tuple[int, int]] = set()
     while folders or links:
         inside = folders.pop() if folders else links.pop(0)
@@ -122,7 +123,7 @@ def _files_under(root: Path) -> _Found:
 
 
 def _leads_somewhere(link: os.DirEntry[str]) -> bool:
-    """Whether there is a file or folder behind a link; not so if links lead in a circle."""
+    """Whether a link leads to a file or folder; False for a loop of links."""
     try:
         link.stat()
     except OSError:

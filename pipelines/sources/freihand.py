@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from errors import UserError
 from parsing import as_numbers, regular
-from pipelines.config import CENTER_FRAC
+from pipelines.config import DataConfig
 from pipelines.samples.index import Index, read_file
 from pipelines.samples.probe import displayed_size_px
 from pipelines.sources.annotations.camera import project_px
@@ -24,53 +24,35 @@ from pipelines.sources.subsets import rows_of_split
 from skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
-"""The backgrounds in the order of the files: green screen, then three ways of replacing it."""
+"""The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 
 
 _FARTHEST_M: Final = 20.0
-"""A hand farther than this is a mistake of the unit."""
+"""Largest distance of a hand in metres; a larger one means a wrong unit."""
 
 _LABELS: Final = {"K": (3, 3), "xyz": (len(HAND), 3), "scale": ()}
 _TARGETS: Final = {"K": "K", "xyz": "xyz_m", "scale": "scale_m"}
 
 
-def load_freihand(
-    root: Path,
-    *,
-    part: Literal["training", "evaluation"] = "training",
-    split: Literal["all", "train", "val"] = "all",
-    versions: tuple[str, ...] = VERSIONS,
-    box: str = "center",
-    center_frac: float = CENTER_FRAC,
-) -> Index:
-    """FreiHAND, or a smaller set in its layout.
+def load_freihand(config: DataConfig) -> Index:
+    """Read FreiHAND, or a smaller set in its layout.
 
     Image v * N + i shows pose i before background v of N poses and four backgrounds; evaluation images have one each.
-    Rows are ordered by version, then pose. Labels are read where their files exist; only `box="joints"` needs them.
+    Rows are ordered by version, then pose; a split keeps the versions of a pose together. Labels are read where their
+    files exist; only `data.box = "joints"` needs them. A file of boxes calls an image "training/rgb/00000000.jpg".
 
-    Keypoints are K times xyz, divided by depth, in the corner-based frame of `Index`. The dataset does not say
-    whether its K counts pixels from the first pixel's corner or from its centre; the corner is assumed, and the other
-    reading would shift them by half a pixel.
-
-    Args:
-        root: the folder that holds `training/` and `training_K.json`.
-        part: which of the two image folders.
-        split: "train" and "val" divide the training poses 90/10, always in the same way; the versions of a pose stay
-            together.
-        versions: the backgrounds to use, of `VERSIONS`; evaluation has no such choice.
-        box: "center", the square of `center_frac` of the shorter side around the image's centre, without labels;
-            "joints", the square around the projected keypoints; anything else is a file for `read_boxes`, which calls
-            an image "training/rgb/00000000.jpg".
-        center_frac: see `box`.
+    Keypoints are K times xyz, divided by depth, in the corner-based frame of `Index`. The dataset does not define
+    whether its K counts pixels from the first pixel's corner or its centre. The corner is assumed; with the centre,
+    keypoints would shift by half a pixel.
 
     Returns:
-        The index, the pose being the group, with targets K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in metres in the
-        camera's frame, and scale_m (N,) in metres, the length of the middle finger's first phalanx; each where its
-        file exists.
+        The index; a pose is a group. Targets, as far as their files exist: K (N, 3, 3) in pixels, xyz_m (N, 21, 3) in
+        metres in the camera's frame, and scale_m (N,) in metres, the length of the middle finger's first phalanx.
 
     Raises:
         UserError: a folder, image or needed label file is missing, or labels do not fit the images.
     """
+    root, part, split, versions, box = Path(config.root), config.part, config.split, config.versions, config.box
     _check_choices(part, split, versions)
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
@@ -89,10 +71,10 @@ def load_freihand(
 
     paths = [_name(part, image) for image in images.tolist()]
     keypoints_px = None
-    if {"K", "xyz"} <= labels.keys():  # of each pose, before the versions multiply them
+    if {"K", "xyz"} <= labels.keys():  # one row per pose, before they are repeated for the versions
         keypoints_px = project_px(labels["K"], labels["xyz"]).astype(np.float32)[images % poses]
     if box == "center":
-        box_px = np.tile(_center_box_px(root / paths[0], center_frac), (len(paths), 1))
+        box_px = np.tile(_center_box_px(root / paths[0], config.center_frac), (len(paths), 1))
     elif box == "joints":
         if keypoints_px is None:
             raise UserError(
@@ -124,7 +106,7 @@ def _name(part: str, image: int) -> str:
 def _check_choices(part: str, split: str, versions: tuple[str, ...]) -> None:
     if part == "evaluation" and split != "all":
         raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
-    if not versions or len(set(versions)) < len(versions) or not set(versions) <= set(VERSIONS):
+    if not versions or len(set(versions)) < len(versions):
         raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
 
 
@@ -152,7 +134,7 @@ def _count_images(root: Path, part: str) -> int:
 
 
 def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[str, npt.NDArray[np.float64]]:
-    """The label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
+    """Read the label files that exist: K (poses, 3, 3), xyz (poses, 21, 3), scale (poses,)."""
     labels = {}
     for name, shape in _LABELS.items():
         file = root / f"{part}_{name}.json"

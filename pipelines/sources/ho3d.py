@@ -1,4 +1,4 @@
-"""HO-3D, versions 2 and 3: hands that hold objects, seen by one to five cameras, with all keypoints in 3D.
+"""HO-3D, versions 2 and 3: hands that hold objects, filmed by one to five cameras, with all keypoints in 3D.
 
 Hampali et al., "HOnnotate: A method for 3D Annotation of Hand and Object Poses", CVPR 2020. The layout is that of the
 authors' public scripts.
@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from rich.progress import track
 
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
+from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
@@ -32,58 +33,48 @@ from skeleton import HAND
 VALIDATION_FRAC: Final = 0.1
 
 OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
-"""The annotations have y up and the hand along negative z; here y points down and z forward."""
+"""From the annotations' axes (y up, negative z forward) to ours (y down, z forward)."""
 
 _ENDINGS: Final = ("jpg", "png", "jpeg")
 _MANY_FRAMES: Final = 2000
-"""From this number on, reading takes long enough for a progress bar."""
+"""Smallest number of files for which a progress bar is shown."""
 
 _LINE: Final = re.compile(r"[\w-]+/[\w-]+")
 
 log = logging.getLogger(__name__)
 
 
-def load_ho3d(
-    root: Path,
-    *,
-    part: Literal["training", "evaluation"] = "training",
-    split: Literal["all", "train", "val"] = "all",
-    boxes: Path | None = None,
-) -> Index:
-    """The frames that `train.txt` or `evaluation.txt` lists, in its order.
+def load_ho3d(config: DataConfig) -> Index:
+    """Read the frames of `train.txt` or `evaluation.txt`, in its order.
 
-    `root` holds these lists, whose lines are SEQUENCE/FRAME, and `train/SEQUENCE/rgb/FRAME.png` (version 2) or `.jpg`
-    (version 3) with `train/SEQUENCE/meta/FRAME.pkl`; likewise `evaluation/`. The pickles are read without running
-    them, see `numpy_pickle`. All hands are right ones.
+    `data.root` holds these lists, whose lines are SEQUENCE/FRAME, and `train/SEQUENCE/rgb/FRAME.png` (version 2) or
+    `.jpg` (version 3) with `train/SEQUENCE/meta/FRAME.pkl`; `evaluation/` has the same layout. The pickles are read
+    without running code, see `numpy_pickle`. All hands are right hands.
 
-    Keypoints are camMat times handJoints3D, after OpenGL's axes and MANO's order are turned into those of `Index`; the
-    corner-based frame is assumed, as for FreiHAND. Their square is the box. The evaluation part publishes the wrist
-    and a box (handBoundingBox) only: the other keypoints are NaN, unless `root` holds the `evaluation_xyz.json` that
-    was published later.
+    Keypoints are camMat times handJoints3D, converted from OpenGL's axes and MANO's order to those of `Index`. Pixels
+    are assumed to be corner-based, as for FreiHAND. The box is the square around the keypoints. The evaluation part has
+    only the wrist and a box (handBoundingBox): the other keypoints are NaN, unless `data.root` has the
+    `evaluation_xyz.json` that was published later.
 
-    Listed frames whose image is missing, or whose annotation has no hand, are left out and counted in one warning.
-    The group is a moment: the frames of the same number in the sequences of one recording, whose names differ in the
-    last of at least two digits, the camera.
-
-    Args:
-        root: see above.
-        part: which of the lists.
-        split: "train" and "val" divide the recordings of the training part 90/10, always in the same way.
-        boxes: a file for `read_boxes`, which calls an image "train/ABF10/rgb/0000.png"; without it, the keypoints'.
+    Listed frames whose image is missing, or whose annotation has no hand, are left out and counted in one warning. A
+    group is a moment: the frames with the same number in all sequences of one recording. The names of these sequences
+    differ only in the last of at least two digits, the camera. Splits divide the recordings. A file of boxes calls an
+    image "train/ABF10/rgb/0000.png".
 
     Returns:
         The index, with targets K, xyz_m and scale_m.
 
     Raises:
-        UserError: a file is missing or does not fit the layout, a pickle asks for more than arrays, or no frame is
-            there.
+        UserError: a file is missing or does not fit the layout, a pickle contains more than arrays, or there is no
+            frame.
     """
+    root, part, split, boxes = Path(config.root), config.part, config.split, box_file(config)
     if part == "evaluation" and split != "all":
         raise UserError(f"split {split!r} of HO-3D's evaluation part: only training is split. Use split 'all'.")
     folder = "train" if part == "training" else "evaluation"
     frames = _listed_frames(root, folder)
     listed = len(frames)
-    # Before the split, so that an evaluation_xyz.json, which has no names, can be counted off.
+    # Before the split: evaluation_xyz.json has no names, so its entries are matched by position.
     places = np.arange(listed)
     if split != "all":
         places = np.flatnonzero(_in_split(root, frames, split))
@@ -160,17 +151,17 @@ def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
 
 
 def _recording(sequence: str) -> str:
-    """The sequences of several cameras have names of at least two digits, the last being the camera."""
+    """Name of a sequence's recording: without the last of at least two digits, which is the camera."""
     return sequence[:-1] if re.search(r"\d\d$", sequence) else sequence
 
 
 def _number(name: str) -> int:
-    """The same 63 bits for a name on every machine."""
+    """A hash of a name, 63 bits, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.NDArray[np.bool_]:
-    """Mask of the frames of a split: the recordings with the smallest hashes are the validation set."""
+    """Mask of the frames of a split. The recordings with the smallest hashes are the validation set."""
     of_frame = [_recording(sequence) for sequence, _ in frames]
     recordings = sorted(set(of_frame), key=_number)
     if len(recordings) < 2:
@@ -180,7 +171,7 @@ def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.
 
 
 def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> Tables:
-    """Of each frame K (N, 3, 3), xyz_m (N, 21, 3) and box_px (N, 4) x0, y0, x1, y1; NaN where there is none."""
+    """Annotations of the frames: K (N, 3, 3), xyz_m (N, 21, 3), box_px (N, 4) x0, y0, x1, y1; NaN if missing."""
     metas = [root / folder / sequence / "meta" for sequence in sorted({sequence for sequence, _ in frames})]
     for meta in metas:
         if not meta.is_dir():
@@ -220,14 +211,14 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
 
 
 def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(..., 21, 3) of HO-3D in the axes and the order of `Index`."""
+    """Convert keypoints (..., 21, 3) of HO-3D to the axes and the order of `Index`."""
     return np.asarray(joints[..., MANO_TO_KEYPOINTS, :] * OPENGL_TO_CAMERA)
 
 
 def _numbers(
     file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]
 ) -> npt.NDArray[np.float64] | None:
-    """An array of the annotation, or None where it has none."""
+    """Read an array of an annotation; None if it is missing."""
     value = content.get(key)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Packs a source into shards: many small files become few large ones, which any storage reads faster."""
+"""Packs many small files of a source into few large shards, which are faster to read from any storage."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json
+from pipelines.config import DataConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
@@ -46,18 +47,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Packed:
-    """What `pack` did."""
+    """Result of `pack`."""
 
     samples: int
     shards: int
     bytes: int
-    """Of all shards."""
+    """Size of all shards."""
 
     left_out: int
-    """Images that no decoder may see; `left_out.jsonl` names them."""
+    """Number of images that cannot be used, listed in `left_out.jsonl`."""
 
     already_there: bool
-    """Nothing was to be done."""
+    """Whether an earlier call had packed everything."""
 
 
 def pack(
@@ -68,28 +69,28 @@ def pack(
     workers: int,
     progress: Progress = lambda done, total: None,
 ) -> Packed:
-    """Write an index's samples as shards, in its order, each file's bytes as they are.
+    """Write the samples of an index as shards, in its order, with the files' own bytes.
 
-    A shard is written beside its place, synced, read again from the disk, compared by SHA-256 and then renamed, so a
-    kill at any moment leaves whole shards only, and the same call goes on after them. Files that cannot be read or fail
-    `check_image` are left out.
+    A shard is written under a temporary name, synced, read back from the disk, compared by SHA-256 and then renamed. So
+    an interruption leaves only complete shards, and the same call continues after them. Files that cannot be read or
+    that fail `check_image` are left out.
 
     Args:
-        index: of one source, boxes without margin.
-        out: a folder that is empty, absent or of the same call.
-        per_shard: samples.
-        workers: shards that are written at the same time.
+        index: index of one source, its boxes without margin.
+        out: a folder that is empty, missing, or from an earlier call with the same arguments.
+        per_shard: samples per shard.
+        workers: number of shards written at the same time.
         progress: called with (samples done, samples in all).
 
     Raises:
-        UserError: `out` holds something else, cannot be written to, or what was written reads back differently.
+        UserError: `out` holds something else or cannot be written to, or a shard reads back differently.
     """
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
     with _one_line_of_disk_errors(out):
         already_there = _claim(out, job)
         if already_there:
             try:
-                load_shards(out)
+                load_shards(DataConfig("shards", str(out)))
             except UserError as error:
                 again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
                 raise UserError(f"{error} {again}") from error
@@ -104,12 +105,12 @@ def pack(
 
 
 class _Writer:
-    """Writes single shards; knows what all of them share."""
+    """Writes single shards."""
 
     def __init__(self, index: Index, out: Path, per_shard: int) -> None:
         self.index, self.out, self.per_shard = index, out, per_shard
         self.shards = -(-len(index) // per_shard)
-        self.done = 0  # samples, of this call and of those before
+        self.done = 0  # samples written in this and earlier calls
         self.stop = threading.Event()
         self._tables = index_tables(index)
         self._lock = threading.Lock()
@@ -124,7 +125,8 @@ class _Writer:
         return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
 
     def is_written(self, number: int) -> bool:
-        """Whether an earlier call has finished a shard, its part being written last, and it is still what it was."""
+        """Whether an earlier call has finished a shard, and the shard has not changed since. Its part is written
+        last."""
         try:
             with np.load(self.part(number)) as part:
                 packed: str = json.loads(part["notes"].tobytes())["sha256"]
@@ -159,7 +161,7 @@ class _Writer:
                     _add_member(tar, f"{row:09d}.{_ending(data)}", data)
                     _add_member(tar, f"{row:09d}.json", self._description(row))
                 self._count(1)
-            tar.write(bytes(2 * BLOCK_BYTES))  # tar's end
+            tar.write(bytes(2 * BLOCK_BYTES))  # end marker of tar
             file.flush()
             os.fsync(file.fileno())
         if _sha256_on_disk(beside) != tar.hash.hexdigest():
@@ -178,7 +180,7 @@ class _Writer:
             )
 
     def _description(self, row: int) -> bytes:
-        """What is known about a sample, for other readers of the shards: arrays as lists, NaN as null."""
+        """Labels of a sample for other readers of the shards: arrays as lists, NaN as null."""
         known = {name.removeprefix("target."): _plain(table[row].tolist()) for name, table in self._tables.items()}
         return json.dumps({"path": self.index.paths[row], **known}).encode()
 
@@ -188,7 +190,7 @@ class _Writer:
 
 
 class _HashingFile:
-    """Counts and hashes what is written."""
+    """A file that counts and hashes the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -203,14 +205,14 @@ class _HashingFile:
 
 def _add_member(tar: _HashingFile, name: str, data: bytes) -> None:
     header = tarfile.TarInfo(name)
-    header.size, header.mode = len(data), 0o644  # no time and no owner: equal data gives equal shards
+    header.size, header.mode = len(data), 0o644  # no time and no owner, so that equal data gives equal shards
     tar.write(header.tobuf(tarfile.USTAR_FORMAT))
     tar.write(data)
     tar.write(bytes(-len(data) % BLOCK_BYTES))
 
 
 def _ending(data: bytes) -> str:
-    """What the bytes are, of the kinds that `check_image` lets pass."""
+    """Ending for the kind of an image that passed `check_image`."""
     return {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
 
 
@@ -221,7 +223,7 @@ def _plain(value: Any) -> Any:
 
 
 def _identity(index: Index) -> str:
-    """A hash of what will be packed: names, boxes and labels."""
+    """A hash of the names, boxes and labels to be packed."""
     digest = hashlib.sha256()
     names = iter(index.paths)
     while block := list(islice(names, 10_000)):
@@ -233,7 +235,7 @@ def _identity(index: Index) -> str:
 
 
 def _claim(out: Path, job: dict[str, Any]) -> bool:
-    """Take the folder, or find that the work has been done in it already."""
+    """Prepare the folder. Returns the result if everything is packed already."""
     file = out / "pack.json"
     try:
         found = parse_json(file.read_bytes()) if file.exists() else None
@@ -272,7 +274,7 @@ def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
 
 
 def _write_index(writer: _Writer, out: Path) -> None:
-    """Join the parts; the index file is written last and makes the shards usable."""
+    """Join the parts of the index. The index file is written last; it makes the shards usable."""
     columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ("row", "offset", "size", "crc32")}
     shards, left_out = [], []
     for number in range(writer.shards):
@@ -307,7 +309,7 @@ def _write_index(writer: _Writer, out: Path) -> None:
 
 
 def _sha256_on_disk(path: Path) -> str:
-    """Hash of what the disk holds: the page cache is asked to forget it first."""
+    """Hash of a file on the disk; it is dropped from the page cache first."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -320,5 +322,5 @@ def _one_line_of_disk_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "Make room" if error.errno == errno.ENOSPC else "Make it writable"
         raise UserError(
-            f"{out}: cannot be written to ({error.strerror}). {remedy}, then pack again: it goes on where it stopped."
+            f"{out}: cannot be written to ({error.strerror}). {remedy}, then pack again: it continues where it stopped."
         ) from error

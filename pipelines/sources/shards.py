@@ -1,4 +1,4 @@
-"""Packed data: WebDataset tar shards beside an index that says where in them each sample lies.
+"""Packed data: WebDataset tar shards, and an index with the position of each sample.
 
 A folder of shards holds
 
@@ -7,8 +7,8 @@ A folder of shards holds
     index/*.npy            where the images are, their sizes and checksums, boxes and labels: a row per sample
     SHA256SUMS             of the shards, for `sha256sum -c`
 
-The tables are memory-mapped, and read once as a whole to compare their checksums. The shards are read at an
-offset, not mapped: a read that fails is then an error of one sample, where a page that cannot be had ends the process.
+The tables are memory-mapped, and read once completely to compare their checksums. The shards are not mapped but read at
+an offset: a failed read is then an error of one sample, while a failed page would end the process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json, regular
+from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.index import Blocks, Index, NamesOnDemand
+from pipelines.sources.boxes import refuse_boxes
+from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
 
 log = logging.getLogger(__name__)
@@ -39,10 +42,10 @@ FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
 INDEX_FOLDER: Final = "index"
 BLOCK_BYTES: Final = 512
-"""Tar's unit: a header is one, and what follows it fills whole ones."""
+"""Block size of tar: a header has one block, and contents fill whole blocks."""
 
 OPEN_SHARDS: Final = 128
-"""File descriptors held at most; a process may have 1024 by default."""
+"""Largest number of open shards; a process may have 1024 open files by default."""
 
 _PLACES: Final = {"offset": np.dtype(np.uint64), "size": np.dtype(np.uint32), "crc32": np.dtype(np.uint32)}
 _TABLES: Final = {
@@ -58,31 +61,40 @@ _READ_BYTES: Final = 1 << 20
 Table = npt.NDArray[Any]
 
 
-def load_shards(root: Path, *, window: int | None = None, verify: bool = False) -> Index:
-    """What `pack` wrote, in the order of the source that was packed.
+def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
+    """Read the index that `pack` wrote, in the order of the packed source.
 
     Args:
-        root: the folder of the shards.
-        window: shuffle within so many shards at a time, the shards in random order; None shuffles over all.
+        config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the
+            shards in random order; unset, over all.
         verify: compare the checksum of each sample when it is read.
 
     Returns:
         The index. Its labels are memory-mapped.
 
     Raises:
-        UserError: the folder is none of shards, a shard is missing or cut, or the index does not fit.
+        UserError: the folder has no shards, a shard is missing or cut, the index does not fit, or a key is set that has
+            no meaning for shards.
     """
+    refuse_boxes(config, "shards hold the boxes that they were packed with")
+    for key in ("part", "versions"):
+        chosen = getattr(config, key)
+        if chosen != getattr(DataConfig, key):
+            raise UserError(f"data.{key} = {chosen!r}: it was chosen when the shards were packed. Leave it out.")
+    root, window = Path(config.root), config.shuffle_shards
     content = _read_index_file(root)
     shards: list[dict[str, Any]] = content["shards"]
     _check_shards(root, shards)
     count = sum(shard["samples"] for shard in shards)
     sums: dict[str, int] = content.get("crc32", {})
     if not sums:
-        log.warning("%s: its index has no checksums, as of earlier versions: damage to it may go unseen", root)
+        log.warning(
+            "%s: the index was written by an earlier version, without checksums: damage cannot be detected", root
+        )
     tables = {name: _read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     store = ShardStore([root / shard["file"] for shard in shards], first, tables, window, verify=verify)
-    return Index(
+    index = Index(
         name=content["name"],
         root=root,
         paths=NamesOnDemand(len(store), store.name),
@@ -95,17 +107,26 @@ def load_shards(root: Path, *, window: int | None = None, verify: bool = False) 
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
+    if config.split == "all":
+        return index
+    if index.group is None:
+        raise UserError(
+            f"data.split = {config.split!r}: the shards of {root} do not say which of their images belong together, so "
+            'they cannot be split. Use "all", or pack the splits apart.'
+        )
+    return index.select(rows_of_split(np.asarray(index.group), config.split))
 
 
 class ShardStore:
-    """Reads samples out of shards, each in constant time, by any thread.
+    """Reads samples from shards, each in constant time. Any thread may call it.
 
     Args:
         shards: paths of the tar files.
-        first: (len(shards) + 1,) rows where each begins, and where the last ends.
-        tables: "offset", "size" and "crc32", each (N,): where a sample's image begins in its shard, bytes, checksum.
-        window: shards that are read at a time, or None. With it, a shard that is opened is read ahead as a whole, which
-            slow storage does faster than it seeks.
+        first: (len(shards) + 1,) first row of each shard, and the end of the last.
+        tables: "offset", "size" and "crc32", each (N,): start of a sample's image in its shard, length in bytes,
+            checksum.
+        window: number of shards to read at a time, or None. If set, the system reads an opened shard ahead as a whole,
+            which is faster than seeking on slow storage.
         verify: compare checksums.
     """
 
@@ -130,7 +151,7 @@ class ShardStore:
         """The bytes of one image.
 
         Raises:
-            OSError: the shard cannot be read, ends before the image does, or holds other bytes than were packed.
+            OSError: the shard cannot be read, is cut, or has other bytes than were packed.
         """
         data = self._bytes(sample, int(self._offset[sample]), int(self._size[sample]))
         if self._verify and zlib.crc32(data) != self._crc32[sample]:
@@ -138,7 +159,7 @@ class ShardStore:
         return data
 
     def name(self, sample: int) -> str:
-        """Shard and member of a sample, for messages; from the tar itself."""
+        """Shard and member name of a sample, read from the tar, for messages."""
         shard = self._shards[self._shard(sample)].name
         try:
             header = self._bytes(sample, int(self._offset[sample]) - BLOCK_BYTES, BLOCK_BYTES)
@@ -158,7 +179,7 @@ class ShardStore:
             raise OSError(f"the index has it at byte {offset} of {self._shards[shard].name}, {size} bytes long")
         descriptor = self._open.get(shard) or self._opened(shard)
         data = os.pread(descriptor.number, size, offset)
-        # A signal, or a file system that gives less than was asked for.
+        # A signal, or a file system that returns fewer bytes.
         while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
             data += more
         if len(data) < size:
@@ -171,14 +192,14 @@ class ShardStore:
                 descriptor = _Descriptor(self._shards[shard])
                 if self._window is not None:
                     os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_WILLNEED)
-                if len(self._open) >= OPEN_SHARDS:  # readers that still use the oldest hold it open
+                if len(self._open) >= OPEN_SHARDS:  # a reader that still uses the oldest keeps it open
                     del self._open[next(iter(self._open))]
                 self._open[shard] = descriptor
             return self._open[shard]
 
 
 class _Descriptor:
-    """An open file, closed when nobody uses it any more."""
+    """An open file. It is closed when its last user has finished."""
 
     def __init__(self, path: Path) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -189,7 +210,7 @@ class _Descriptor:
 
 
 def index_tables(index: Index) -> dict[str, Table]:
-    """The tables of an index by the names of their files, which `load_shards` reads again."""
+    """The tables of an index by file name, for `load_shards`."""
     known: dict[str, Table | None] = {name: getattr(index, name) for name in _TABLES}
     known |= {_TARGET + name: table for name, table in index.targets.items()}
     return {name: table for name, table in known.items() if table is not None}
@@ -219,7 +240,7 @@ def _read_index_file(root: Path) -> dict[str, Any]:
 
 
 def _check_index_file(content: dict[str, Any]) -> None:
-    """Raise a `ValueError` where a value is not what `pack` writes."""
+    """Check the values of an index file; a wrong one is a `ValueError`."""
     shards, tables = content["shards"], content["tables"]
     if not isinstance(content["name"], str) or not isinstance(shards, list) or not isinstance(tables, list):
         raise ValueError("name, shards or tables are of another kind")

@@ -1,4 +1,4 @@
-"""Parts of a dataset by hash: the same on every machine, in every version of NumPy, whatever else is chosen."""
+"""Chooses parts of a dataset by hash: the same parts on every machine and in every version of NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's output for each state: a bijection of 64 bits that looks random."""
+    """SplitMix64's output for each state: a bijective hash of 64 bits."""
     bits = numbers * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -20,11 +20,11 @@ HELD_OUT_FRAC: Final = 0.1
 
 
 def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "val"]) -> npt.NDArray[np.int64]:
-    """Rows of a split, ascending: "val" has the tenth of the groups with the smallest hashes of their numbers.
+    """Rows of a split, ascending. "val" has the tenth of the groups whose numbers have the smallest hashes.
 
     Args:
         group: (N,) number of the group of each sample; a group stays together.
-        split: which rows.
+        split: name of the split.
     """
     if split == "all":
         return np.arange(len(group))
@@ -34,18 +34,18 @@ def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "
 
 
 def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> npt.NDArray[np.bool_]:
-    """Which samples belong to the first `fraction` of the groups, in an order that the seed shuffles: (N,) mask.
+    """Mask (N,) of the samples in a random `fraction` of the groups.
 
-    A smaller fraction is a subset of a larger one of the same seed. The groups are taken in the order of a hash of
-    their number, so which of them are there does not change how two of them stand to each other.
+    With the same seed, a smaller fraction is a subset of a larger one. Groups are taken in the order of a hash of their
+    number, so the order of two groups does not depend on the others.
 
     Args:
         group: (N,) number of the group of each sample; a group stays together.
-        fraction: in (0, 1]; of the G groups round(fraction * G) are taken, at least one.
-        seed: another seed, another order.
+        fraction: in (0, 1]; round(fraction * G) of G groups are taken, at least one.
+        seed: seed of the order.
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"a fraction lies above 0 and at most at 1, found {fraction}")
+        raise ValueError(f"expected a fraction above 0 and at most 1, found {fraction}")
     numbers, member_of = np.unique(group, return_inverse=True)
     key = mixed_bits(np.array([seed + 1], np.uint64))
     return _smallest(numbers.astype(np.uint64) ^ key, max(1, round(fraction * len(numbers))))[member_of]

@@ -10,55 +10,55 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
 from parsing import as_numbers
+from pipelines.config import DataConfig
 from pipelines.samples.index import Index, read_file
 from pipelines.samples.probe import displayed_size_px
 from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.annotations.stored_images import first_stored
-from pipelines.sources.boxes import squares_around
+from pipelines.sources.boxes import refuse_boxes, squares_around
 
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
 _MOST_PX: Final = 2**31
 _SAME_SHAPE: Final = 0.01
-"""So far may two aspect ratios differ: a video of 854 x 480 was annotated at 1280 x 720."""
+"""Largest relative difference of two aspect ratios: a video of 854 x 480 was annotated at 1280 x 720."""
 
 log = logging.getLogger(__name__)
 
 
-def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regressor: Path | None = None) -> Index:
-    """The hands of one part whose frames are there.
+def load_youtube3d(config: DataConfig) -> Index:
+    """Read the hands of one part (train, val or test) whose frames exist.
 
-    `root` holds `youtube_PART.json` and the frames, `youtube/VIDEO/video/frames/FRAME.png`; a frame stored as .jpg or
-    .jpeg is taken too. A frame may show several hands, each a row. Frames that are missing (videos go offline) are
-    left out and counted in one warning. Rows keep the order of the annotations; the frame is the group.
+    `data.root` holds `youtube_PART.json` and the frames, `youtube/VIDEO/video/frames/FRAME.png`; frames may also
+    be .jpg or .jpeg. A frame may show several hands; each is a row. Frames that are missing (videos go offline) are
+    left out and counted in one warning. Rows keep the order of the annotations; a frame is a group.
 
-    The box is the square around the mesh's vertices. Left hands are mirrored. A video that was fetched in another
-    resolution than it was annotated in has its boxes and keypoints scaled; its first frame there tells.
+    The box is the square around the mesh's vertices. Left hands are mirrored. If a video has another resolution than in
+    its annotation, boxes and keypoints are scaled; the resolution is read from its first frame.
 
-    The vertices' x and y are pixels of the annotated frame, as the dataset's loader draws them; whether they count from
-    the first pixel's corner or its centre is not said, and the corner is assumed. Their z is a depth in the same unit
-    (a weak perspective), so there is no camera and no metre.
-
-    Args:
-        root: see above.
-        part: "train", "val" or "test".
-        regressor: MANO's joint regressor, see `read_regressor`; with it, keypoints are known.
+    The vertices' x and y are pixels of the annotated frame, as the dataset's loader draws them. It is not documented
+    whether they count from the first pixel's corner or its centre; the corner is assumed. Their z is a depth in the
+    same unit (weak perspective), so there are neither cameras nor metres.
 
     Returns:
-        The index; with a regressor, keypoints and the target xyz_px (N, 21, 3), keypoints with their depth, all in
-        pixels. It knows a pose up to scale and shift, which is what Procrustes-aligned metrics need.
+        The index. With `data.regressor` (see `read_regressor`) it has keypoints and the target xyz_px (N, 21, 3),
+        keypoints with their depth in pixels: a pose up to scale and shift, which is enough for Procrustes-aligned
+        metrics.
 
     Raises:
-        UserError: a file is missing or does not fit the layout, or no frame is there.
+        UserError: a file is missing or does not fit the layout, or no frame exists.
     """
+    refuse_boxes(config, "YouTube3DHands has its own boxes, one for each hand of a frame")
+    root, part = Path(config.root), _part(config)
+    regressor = None if config.regressor is None else Path(config.regressor)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; expected youtube_{part}.json and youtube/ in it. Check data.root.")
     annotations = root / f"youtube_{part}.json"
@@ -71,6 +71,14 @@ def load_youtube3d(root: Path, *, part: Literal["train", "val", "test"], regress
     matrix = None if regressor is None else keypoint_regressor(read_regressor(regressor))
     hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, matrix))
     return _index(root, part, hands)
+
+
+def _part(config: DataConfig) -> str:
+    if config.part == "training":
+        return "val" if config.split == "val" else "train"
+    if config.split != "all":
+        raise UserError(f'data.split = {config.split!r}: YouTube3DHands\' test part is not split. Use "all".')
+    return "test"
 
 
 def _index(root: Path, part: str, hands: Tables) -> Index:
@@ -87,7 +95,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     fits = np.isfinite(scale[:, 0])
     kept = np.flatnonzero(there & fits)
     if not len(kept):
-        raise UserError(f"{root}: every frame has another shape than it was annotated in; fetch the original videos.")
+        raise UserError(f"{root}: every frame has another aspect ratio than its annotation; fetch the original videos.")
     scale = scale[kept]
     if len(kept) < count or (scale != 1).any():
         log.warning(
@@ -119,11 +127,11 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
 
 
 def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
-    """The file's annotations without their meshes.
+    """Read the annotations of a file, without the meshes.
 
     Returns:
-        Per image: names (M,), size_px (M, 2) width and height. Per hand: image (N,) its row among them, is_left (N,),
-        low_px and high_px (N, 2) of the vertices, and with a regressor xyz_px (N, 21, 3).
+        Per image: names (M,), size_px (M, 2) width and height. Per hand: image (N,) its row among the images, is_left
+        (N,), low_px and high_px (N, 2) of the vertices, and with a regressor xyz_px (N, 21, 3).
     """
     names: list[str] = []
     sizes_px: list[tuple[int, int]] = []
@@ -198,7 +206,7 @@ def _safe_name(file: Path, where: str, name: str) -> str:
 
 
 def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:
-    """(778, 3), checked."""
+    """Vertices (778, 3) of an annotation, checked."""
     content = entry.get("vertices") if isinstance(entry, dict) else None
     vertices = as_numbers(content)
     if vertices is None or vertices.shape != (VERTICES, 3) or not np.isfinite(vertices).all():
@@ -211,7 +219,7 @@ def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:
 
 
 def _possible_names(name: str) -> list[str]:
-    """As a frame is called, and with the endings of other kinds."""
+    """A frame's name with each possible ending."""
     stem, _, ending = name.rpartition(".")
     return [name, *(stem + other for other in _ENDINGS if other != f".{ending}")]
 
@@ -219,9 +227,9 @@ def _possible_names(name: str) -> list[str]:
 def _scales(
     root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Stored over annotated size of each frame, x and y: (M, 2); NaN where the aspect ratio is another one.
+    """Stored over annotated size of each frame, x and y: (M, 2); NaN if the aspect ratio differs.
 
-    Of each video only the first readable frame is looked at.
+    Only the first readable frame of each video is read.
     """
     of_video: dict[tuple[str, int, int], npt.NDArray[np.float64]] = {}
     scales = np.ones((len(names), 2))
@@ -231,7 +239,7 @@ def _scales(
         video = (path.rpartition("/")[0], *size_px[row].tolist())
         if video not in of_video:
             stored_px = displayed_size_px(partial(read_file, str(root / path)))
-            if stored_px is None:  # the loader will say so
+            if stored_px is None:  # the loader reports it later
                 continue
             scale = np.array(stored_px) / size_px[row]
             of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= _SAME_SHAPE else np.full(2, np.nan)

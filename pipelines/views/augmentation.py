@@ -31,9 +31,6 @@ LINEAR_HUE_DEG = 30.0
 """Reference hue (skin) of the linear jitter: a linear map cannot scale a hue, so it rotates all hues as it would
 this."""
 
-GREY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R BT.601, as in OpenCV)."""
-
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class GeometryConfig:

@@ -20,6 +20,7 @@ from rich.console import Console
 from bench.gpu import measured_stages, program_stages, prove
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.measure import Rate
+from bench.rows import append
 from bench.training.step import Row, figures_of
 from tests.command_line import run_cli
 
@@ -144,7 +145,8 @@ def test_a_real_run_was_resumed_and_long_enough_and_learnt() -> None:
 
 
 def good(job: Job) -> Findings:
-    return Findings([at_least("figure", 3, 2)], {"loader": [{"bench": "loader"}]}, {"more": 1})
+    append(job.out / "loader.jsonl", {"bench": "loader"})
+    return {"claims": [at_least("figure", 3, 2)], "more": 1}
 
 
 def broken(job: Job) -> Findings:
@@ -159,7 +161,7 @@ def hanging(job: Job) -> Findings:
     child = subprocess.Popen(["sleep", "100"])
     (job.out / "child").write_text(str(child.pid))
     child.wait()
-    return Findings([])
+    return {"claims": []}
 
 
 def assert_gone(pid: int) -> None:

@@ -1,5 +1,6 @@
 import importlib
 import itertools
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,9 @@ def test_views_of_gpu_peers(module: str, full: int, paths: list[Path], boxes_px:
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
 def test_every_entry_names_a_function(peer: Peer) -> None:
+    if peer.needs is None:
+        assert callable(pkgutil.resolve_name(f"bench.loaders.peers.{peer.function}"))
+        return
     module, _, function = peer.function.partition(":")
     source = (Path(opencv.__file__).with_name(f"{module}.py")).read_text()
     assert f"def {function}(" in source

@@ -113,7 +113,7 @@ def test_every_way_takes_a_whole_step(config: Config) -> None:
     bench = bench_of(config)
     weights = next(iter(bench.state.network.parameters()))
     before = weights.detach().clone()
-    bench._then_optimizer(bench._averaged)(bench.batches[0])
+    bench._with_gradient(bench._averaged)(bench.batches[0])
     assert not torch.equal(weights, before)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from models.config import PoseConfig
-from models.encoders import Encoder
+from models.encoders import make_encoder
 from models.pose import (
     ROOT_DEPTH_RANGE,
     PoseNetwork,
@@ -161,7 +161,7 @@ class Fixed(nn.Module):
 
 
 def network_saying(keypoints_px: Tensor, depth: Tensor, side_px: int, config: PoseConfig) -> PoseNetwork:
-    network = PoseNetwork(Encoder("resnet18"), config).double().eval()
+    network = PoseNetwork(make_encoder("resnet18"), config).double().eval()
     values = torch.cat([keypoints_px / side_px - 0.5, depth[..., None]], dim=2)
     network.head = Fixed(values)
     return network
@@ -188,7 +188,7 @@ def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
 
 def test_root_depth_is_clamped_and_refined_without_gradient_through_it() -> None:
     torch.manual_seed(0)
-    network = PoseNetwork(Encoder("resnet18"), PoseConfig()).double()
+    network = PoseNetwork(make_encoder("resnet18"), PoseConfig()).double()
     features = torch.randn(8, 512, dtype=torch.float64)
     k = torch.eye(3, dtype=torch.float64)[None]  # so short a focal length gives depths below the range
     output = network.from_features(features, k, side_px=128)
@@ -207,7 +207,7 @@ def test_root_depth_is_clamped_and_refined_without_gradient_through_it() -> None
 @pytest.mark.parametrize("first", ["wrist", "palm"])
 def test_palm_models_give_a_wrist(first: str) -> None:
     torch.manual_seed(0)
-    network = PoseNetwork(Encoder("resnet18"), PoseConfig(first_keypoint=first)).eval()  # type: ignore[arg-type]
+    network = PoseNetwork(make_encoder("resnet18"), PoseConfig(first_keypoint=first)).eval()  # type: ignore[arg-type]
     features = torch.randn(2, 512)
     k = torch.tensor([[[500.0, 0, 64], [0, 500, 64], [0, 0, 1]]])
     output = network.from_features(features, k, side_px=128)
@@ -220,7 +220,7 @@ def test_palm_models_give_a_wrist(first: str) -> None:
 
 def test_forward_reads_pixels_and_keeps_geometry_out_of_autocast() -> None:
     torch.manual_seed(0)
-    network = PoseNetwork(Encoder("resnet18"), PoseConfig(head="mlp", hidden=16)).eval()
+    network = PoseNetwork(make_encoder("resnet18"), PoseConfig(head="mlp", hidden=16)).eval()
     image = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     k = torch.tensor([[[500.0, 0, 32], [0, 500, 32], [0, 0, 1]]])
     with torch.no_grad():

@@ -22,7 +22,7 @@ def test_is_the_authors_head() -> None:
 
 @pytest.mark.parametrize("dim", [127, 1])
 def test_a_projection_holds_whole_points(dim: int) -> None:
-    with pytest.raises(ValidationError, match=rf"dim = {dim}, expected an even number: .* points \(x, y\)"):
+    with pytest.raises(ValidationError, match=rf"dim = {dim}, expected an even number such as .* points \(x, y\)"):
         ProjectorConfig(dim=dim)
 
 

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipelines.config import PipelinesConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.loader import Loader
 from pipelines.samples.index import WHOLE_IMAGE
@@ -90,7 +90,7 @@ def run_loader(
     root: Path, backend: Literal["dali", "opencv"], decode: Literal["whole", "region"], box_px: npt.NDArray[np.float32]
 ) -> Run:
     """All files of a folder through the loader."""
-    index = dataclasses.replace(load_folder(root), box_px=box_px)
+    index = dataclasses.replace(load_folder(DataConfig("folder", str(root))), box_px=box_px)
     rows = min(ROWS, len(index))
     with Loader(
         index,

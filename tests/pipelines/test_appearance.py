@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipelines.arrays import FloatArray
-from pipelines.config import PipelinesConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
-from pipelines.views.appearance import noise_levels
+from pipelines.views import appearance as arithmetic
+from pipelines.views.appearance import change_appearance, noise_levels
 from pipelines.views.augmentation import MAX_BLUR_SIGMA_PX, AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import Draw, draw_view
 from tests.pipelines import reference
@@ -173,6 +174,30 @@ def test_noise_and_holes_are_the_same_bits_everywhere(backend: Backend, option: 
         np.testing.assert_array_equal(made, reference.change_appearance(image, appearance, draw))
 
 
+@pytest.mark.parametrize("option", ALWAYS)
+def test_tensors_of_many_views_become_what_loops_make_of_each(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has the tensors and a CPU the loops; here a CPU computes both, for a share of the views."""
+    rng = np.random.default_rng(0)
+    images = np.stack([smooth_image(rng, 20, 20, 2) for _ in range(140)])
+    draws = draws_of(ALWAYS[option], GeometryConfig(side_px=20), len(images))
+    draws[3::7, Draw[option.upper()]] = 0
+    made = []
+    for devices in (frozenset({"cpu"}), frozenset[str]()):
+        monkeypatch.setattr(arithmetic, "_IN_LOOPS", devices)
+        views = torch.from_numpy(images.copy())
+        change_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
+        made.append(views.numpy().astype(int))
+    in_loops, tensors = made
+    assert (in_loops[::2] == images[::2]).all()
+    if option == "blur":  # a sum of products, which one may round oftener
+        assert np.abs(in_loops - tensors).max() <= 1
+    else:
+        np.testing.assert_array_equal(in_loops, tensors)
+    for row in range(1, 30, 2):
+        expected = reference.change_appearance(images[row], ALWAYS[option], draws[row])
+        assert np.abs(tensors[row] - expected).max() <= 1
+
+
 def noise_of(draws: FloatArray, side_px: int = 64) -> np.ndarray:
     """The noise of grey views: (N, S, S, 3)."""
     grey = [np.full((side_px, side_px, 3), 128, np.uint8)] * len(draws)
@@ -229,7 +254,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
     rng = np.random.default_rng(0)
     for number in range(25):
         cv2.imwrite(str(root / f"{number:02}.png"), smooth_image(rng, 30, 40, 3))
-    return load_folder(root)
+    return load_folder(DataConfig("folder", str(root)))
 
 
 def pixels(folder: Index, backend: Backend, edges: list[int], dali_batch: int) -> dict[int, torch.Tensor]:

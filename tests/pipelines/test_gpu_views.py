@@ -16,7 +16,7 @@ import torch
 from nvidia.dali import Pipeline
 
 from pipelines.batch import Batch
-from pipelines.config import PipelinesConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.loader import Loader
 from pipelines.render.graph import GraphConfig, view_pipeline
@@ -135,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
     rng = np.random.default_rng(0)
     for number in range(61):
         (root / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 40, 56, 3)))
-    return load_folder(root)
+    return load_folder(DataConfig("folder", str(root)))
 
 
 def load(index: Index, device: str, *, dali_batch: int = 7, first: int = 0, last: int = 6) -> list[Batch]:
@@ -198,7 +198,7 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(tmp_path: Path, capl
         name, data = broken(rng, number, plain[number % 20])
         (tmp_path / name).write_bytes(data)
         bad_names.add(name)
-    index = load_folder(tmp_path)
+    index = load_folder(DataConfig("folder", str(tmp_path)))
     order, quarantine = EpochOrder(168, 168, seed=0), Quarantine()
     with (
         caplog.at_level(logging.WARNING),

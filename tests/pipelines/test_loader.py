@@ -17,7 +17,7 @@ from PIL import Image as PillowImage
 from errors import UserError
 from machine.cores import warn_of_threads
 from pipelines.batch import Batch
-from pipelines.config import PipelinesConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS
 from pipelines.loader import Loader
 from pipelines.samples.index import WHOLE_IMAGE, Index, join
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
     rng = np.random.default_rng(0)
     for number in range(61):
         (root / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 40, 56, 3)))
-    return load_folder(root)
+    return load_folder(DataConfig("folder", str(root)))
 
 
 def batches(index: Index, backend: Backend = "opencv", *, batch: int = 20, rows: range | None = None,
@@ -202,7 +202,7 @@ def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pyt
         name, data = broken(rng, number, plain[number % 50])
         (tmp_path / name).write_bytes(data)
         bad_names.add(name)
-    index = load_folder(tmp_path)
+    index = load_folder(DataConfig("folder", str(tmp_path)))
     assert len(index) == 1200
 
     order = EpochOrder(1200, 1200, seed=0)
@@ -261,7 +261,7 @@ def test_an_exif_rotated_image_is_upright(backend: Backend, ending: str, tmp_pat
     PillowImage.fromarray(pixels).save(tmp_path / f"turned.{ending}", exif=exif, quality=95)
     still = GeometryConfig(side_px=32, rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
     with Loader(
-        load_folder(tmp_path),
+        load_folder(DataConfig("folder", str(tmp_path))),
         Schedule(EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), last_step=1),
         PipelinesConfig(backend=backend),
         Augmentation(still, ColourConfig(jitter="none")),
@@ -301,7 +301,7 @@ def test_a_bad_file_s_substitute_is_of_its_source(folder: Index, tmp_path: Path)
     for number in range(12):
         data = b"" if number % 2 else jpeg(np.full((40, 40, 3), 20 * number, np.uint8))
         (tmp_path / f"{number:02}.jpg").write_bytes(data)
-    index = join([folder, load_folder(tmp_path)], [1, 1])
+    index = join([folder, load_folder(DataConfig("folder", str(tmp_path)))], [1, 1])
     order = build_order(index, batch=20, seed=5)
     with Loader(
         index,
@@ -329,7 +329,7 @@ def test_extreme_sizes_are_read_within_their_memory(backend: Backend, size: tupl
     """A flat grey image fills its box with grey, whatever its size; around it lies the fill."""
     cv2.imwrite(str(tmp_path / "flat.png"), np.full((*size, 3), 200, np.uint8))
     with Loader(
-        load_folder(tmp_path),
+        load_folder(DataConfig("folder", str(tmp_path))),
         Schedule(EpochOrder(1, 1, seed=0), RankSlice(1, 0, 1), last_step=3),
         PipelinesConfig(backend=backend),
         Augmentation(SMALL, ColourConfig(jitter="none")),
@@ -349,7 +349,7 @@ def test_extreme_sizes_are_read_within_their_memory(backend: Backend, size: tupl
 def test_images_of_less_than_four_pixels_are_refused(folder: Index, tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "dot.png"), np.full((1, 3, 3), 200, np.uint8))
     with pytest.raises(UserError, match="cannot be used"):
-        batches(load_folder(tmp_path), batch=1, last=1)
+        batches(load_folder(DataConfig("folder", str(tmp_path))), batch=1, last=1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -363,7 +363,7 @@ def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(backend: Back
         (tmp_path / f"{number:02}.jpg").write_bytes(data)
     heights = np.linspace(100, 500, 16)[rng.permutation(16)]
     box_px = np.column_stack([np.full(16, 250), heights, np.full(16, 100)]).astype(np.float32)
-    index = dataclasses.replace(load_folder(tmp_path), box_px=box_px)
+    index = dataclasses.replace(load_folder(DataConfig("folder", str(tmp_path))), box_px=box_px)
 
     def made(first: int) -> list[Batch]:
         with Loader(

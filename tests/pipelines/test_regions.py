@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipelines.arrays import FloatArray
 from pipelines.batch import Batch, View
-from pipelines.config import PipelinesConfig
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
@@ -99,7 +99,7 @@ def test_the_loader_decodes_regions_by_itself(
     for number in range(count):
         (tmp_path / f"{number:02}.jpg").write_bytes(jpeg(smooth_image(rng, 600, 800, sigma_px=1.5)).tobytes())
     box_px = np.stack([rng.uniform(150, 650, count), rng.uniform(150, 450, count), rng.uniform(80, 150, count)], axis=1)
-    index = dataclasses.replace(load_folder(tmp_path), box_px=box_px.astype(np.float32))
+    index = dataclasses.replace(load_folder(DataConfig("folder", str(tmp_path))), box_px=box_px.astype(np.float32))
     shares: list[float] = []
 
     def counted(size_px: Any, *arguments: Any, **options: Any) -> Plan:

@@ -221,5 +221,5 @@ class KilledWorkers:
 
 def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "ProcessPoolExecutor", KilledWorkers)
-    with pytest.raises(UserError, match=r"hands: a process that renders was ended from outside.*--workers 1"):
+    with pytest.raises(UserError, match=r"hands: a rendering process was killed from outside.*--workers 1"):
         make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=SCENES, workers=2)

@@ -5,6 +5,7 @@ Layers, names and batch norms are torchvision's, but for one more downsampling b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ class _Narrow(resnet.ResNet):  # type: ignore[misc]
         return layer
 
 
+@functools.wraps(resnet.resnet18)  # torchvision reads from the signature which weights there are
 def _build(*, weights: None = None) -> nn.Module:
     return _Narrow()
 

@@ -194,7 +194,7 @@ def test_every_key_is_shown_and_unset_ones_say_what_they_mean(
 
 def test_several_sources_are_shown_with_their_unset_keys(two_sources: Path) -> None:
     text = to_toml(load(files=[two_sources]))
-    assert text.count("[[data]]") == text.count("# bad_list is not set: files to leave out") == 2
+    assert text.count("[[data]]") == text.count("# bad_list is not set: list of files to leave out") == 2
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig, ProjectorConfig
-from models.encoders import Encoder, build_encoder
+from models.encoders import build_encoder, make_encoder
 from models.network import IMAGENET_MEAN, IMAGENET_STD, build_network
 from models.pose import PoseNetwork
 from models.weights import resnet_name
@@ -90,7 +90,7 @@ def in_freihands_order(theirs: Tensor) -> Tensor:
 def load_as_ours(path: Path) -> PoseNetwork:
     saved = load_checkpoint(path)
     pose = PoseConfig(**saved["config"]["pose"])
-    network = PoseNetwork(Encoder(saved["config"]["encoder"]["name"]), pose)
+    network = PoseNetwork(make_encoder(saved["config"]["encoder"]["name"]), pose)
     network.load_state_dict(saved["network"])
     return network.eval()
 
@@ -191,7 +191,7 @@ def test_encoders_start_from_published_pose_networks(tmp_path: Path) -> None:
     state = published_pose()
     torch.save({"state_dict": state}, tmp_path / "published.pth")
     encoder = build_encoder(EncoderConfig("resnet18", str(tmp_path / "published.pth")))
-    assert torch.equal(encoder.resnet.conv1.weight, state["backend_model.conv1.weight"])
+    assert torch.equal(encoder.library_state_dict()["conv1.weight"], state["backend_model.conv1.weight"])
 
 
 def pretraining_checkpoint(folder: Path) -> State:
@@ -220,7 +220,7 @@ def test_our_pretraining_becomes_theirs(tmp_path: Path) -> None:
     assert torch.equal(resnet.conv1.weight, ours["encoder.resnet.conv1.weight"])
     convert(tmp_path / "lightning.ckpt", tmp_path / "again.safetensors", "ours")
     again = build_encoder(EncoderConfig("resnet18", str(tmp_path / "again.safetensors")))
-    assert torch.equal(again.resnet.conv1.weight, ours["encoder.resnet.conv1.weight"])
+    assert torch.equal(again.library_state_dict()["conv1.weight"], ours["encoder.resnet.conv1.weight"])
 
 
 class Callback:
@@ -308,7 +308,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
 def test_pose_networks_of_another_kind_cannot_be_theirs(tmp_path: Path) -> None:
     def save(name: str, **changes: Any) -> Path:
         pose = {"head": "linear", "refine": True, "root": "wrist", "first_keypoint": "wrist", **changes}
-        network = PoseNetwork(Encoder("resnet18"), PoseConfig(**pose)).state_dict()
+        network = PoseNetwork(make_encoder("resnet18"), PoseConfig(**pose)).state_dict()
         config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 64}, "pose": pose}
         write_checkpoint(tmp_path / name, 1, {"config": config, "network": network})
         return tmp_path / name
@@ -328,5 +328,5 @@ def test_pose_networks_of_another_kind_cannot_be_theirs(tmp_path: Path) -> None:
 def test_resnets_are_known_by_their_blocks() -> None:
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
-            assert resnet_name(Encoder(name).torchvision_state_dict()) == name
+            assert resnet_name(make_encoder(name).library_state_dict()) == name
     assert resnet_name({}) is None

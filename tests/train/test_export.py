@@ -47,7 +47,7 @@ def test_the_encoder_is_that_of_the_network_that_is_exported(run: Path, tmp_path
     for source, start in ((tmp_path, best.path), (newest, newest)):
         out = tmp_path / "encoder.pth"
         assert str(start) in export_encoder(source, out)
-        wanted = load_pose_run(start).network.encoder.torchvision_state_dict()
+        wanted = load_pose_run(start).network.encoder.library_state_dict()
         torch.testing.assert_close(torch.load(out, weights_only=True), wanted, rtol=0, atol=0)
     shutil.rmtree(tmp_path / "best")
     assert str(newest) in export_encoder(tmp_path, out)
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_not_written_over(run: Path, tmp_path: Path) -> None:
     shutil.copy(next((run / "best").iterdir()), checkpoint)
     before = checkpoint.read_bytes()
     for write in (export_encoder, lambda source, out: convert(source, out, "published")):
-        with pytest.raises(UserError, match=r"pose.pth is what this command reads, and is not written over"):
+        with pytest.raises(UserError, match=r"pose.pth is an input of this command and is not overwritten"):
             write(checkpoint, checkpoint)
     assert checkpoint.read_bytes() == before
 

@@ -195,7 +195,7 @@ def test_two_processes_train_the_same_run(hands: Path, tmp_path: Path) -> None:
 
 def test_a_frozen_encoder_keeps_every_bit(hands: Path, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    start = build_encoder(EncoderConfig("resnet18", "random")).torchvision_state_dict()
+    start = build_encoder(EncoderConfig("resnet18", "random")).library_state_dict()
     torch.save(start, tmp_path / "start.pth")
     out = tmp_path / "frozen"
     finetune(config_of(hands, out, f"encoder.weights={tmp_path}/start.pth", "train.frozen=true", "pose.head=mlp"))
@@ -236,13 +236,13 @@ def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
 def test_an_encoder_starts_from_a_run_of_pre_training(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = build_encoder(EncoderConfig("resnet18", "random"))
-    network = {f"encoder.resnet.{name}": value for name, value in encoder.torchvision_state_dict().items()}
+    network = {f"encoder.resnet.{name}": value for name, value in encoder.library_state_dict().items()}
     saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {**network, "projector.0.bias": torch.zeros(3)}}
     run = tmp_path / "run"
     checkpoint = Checkpoints(run / "checkpoints", keep=1).save(7, saved)
     for start in (run, checkpoint):
         started = start_pose_network(EncoderConfig("resnet18", str(start)), PoseConfig())
-        assert_same_bits(encoder.torchvision_state_dict(), started.encoder.torchvision_state_dict())
+        assert_same_bits(encoder.library_state_dict(), started.encoder.library_state_dict())
     with pytest.raises(UserError, match=r"holds a resnet18, and encoder.name = 'resnet50': set encoder.name"):
         start_pose_network(EncoderConfig("resnet50", str(run)), PoseConfig())
     shutil.rmtree(run / "checkpoints")

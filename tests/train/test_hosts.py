@@ -181,7 +181,7 @@ def test_killed_ranks_and_a_cut_link(
     wait_for("step 6", lambda: steps_done(out) >= 6, hosts)
     b.kill_workers()
     wait_for("the loss of the killed ranks", lambda: "another rank has left" in a.log.read_text(), hosts, 60)
-    wait_for("going on", lambda: "going on after step" in a.log.read_text(), hosts)
+    wait_for("going on", lambda: "resuming after step" in a.log.read_text(), hosts)
     wait_for("step 20", lambda: steps_done(out) >= 20, hosts)
 
     ip("-n", a.space, "link", "set", a.link, "down")

@@ -78,7 +78,7 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
             rank.kill()
         output = launcher.stdout.read() if launcher.stdout is not None else ""
         assert alive == [], output
-    assert f"torchrun (process {launcher.pid}), which started this run, is gone: saving and leaving" in output
+    assert f"torchrun (process {launcher.pid}), which started this run, has ended: saving and stopping" in output
     assert "stopped by SIGTERM after step" in output
     done = len(rows(out))
     assert rows(out) == list(range(1, done + 1))
@@ -89,7 +89,7 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
         finally:
             again.send_signal(signal.SIGTERM)
             said, _ = again.communicate(timeout=PATIENCE_S)
-    assert "going on after step" in said
+    assert "resuming after step" in said
     assert rows(out) == list(range(1, len(rows(out)) + 1))
 
 
@@ -101,7 +101,7 @@ def test_a_start_that_saved_nothing_makes_way(images: Path, tmp_path: Path, caps
     for resume in ("never", "auto"):  # the second finds what the first saved
         assert run_cli(*pretrain(images, out, "train.epochs=1", resume=resume)) == 0
         said = capsys.readouterr().err
-        assert (f"{out} holds a run that has saved no checkpoint: begun anew" in said) == (resume == "never")
+        assert (f"{out} holds a run without a checkpoint: starting anew" in said) == (resume == "never")
     assert rows(out) == [1, 2, 3, 4]
     assert "lr = 0.001" in (out / "config.toml").read_text()
     assert run_cli(*pretrain(images, out, "train.epochs=1")) == 2

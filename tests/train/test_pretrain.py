@@ -190,7 +190,7 @@ def test_the_newest_whole_checkpoint_is_found(images: Path, uninterrupted: Path,
         path = out / "checkpoints" / f"step_{step:09d}.pt"
         path.write_bytes(path.read_bytes()[:-100])
     output = run(images, out)
-    assert output.count("is torn or damaged: passed over for step_000000006.pt") == 2
+    assert output.count("is incomplete or damaged: using step_000000006.pt instead") == 2
     assert_same_weights(uninterrupted, out)
 
 

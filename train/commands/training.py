@@ -39,9 +39,11 @@ def pretrain(out: str | None, resume: Resume, **options: Any) -> None:
       python cli.py pretrain -c configs/peclr_rn152.toml -c configs/both_datasets.toml
       torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml
 
-    configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND. both_datasets.toml, given after one
-    of them, adds YouTube3DHands. The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and
-    loss.png. Ctrl-C saves a checkpoint and ends the run.
+    configs/peclr_rn50.toml and peclr_rn152.toml are the paper's recipe on FreiHAND. To add YouTube3DHands, give
+    both_datasets.toml after one of them.
+
+    The run's folder holds config.toml, metrics.jsonl, checkpoints, views.png and loss.png. Ctrl-C saves a checkpoint
+    and ends the run.
     """
     from train.config.pretraining import Config
 
@@ -93,7 +95,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
             if math.isnan(best["pa_epe_cm"]) and not math.isnan(best["epe_px"]):
                 in_3d = ""
             say(f"held out: {in_3d}2D {best['epe_px']:.1f} px at step {best['step']}, {folder.best.folder}")
-            say(f"what it predicts:  {folder.predictions_picture}")
+            say(f"its predictions:   {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
 
 

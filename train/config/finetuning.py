@@ -1,4 +1,4 @@
-"""The configuration of fine-tuning: pre-training's tables where they mean the same, with the paper's other defaults."""
+"""Configuration of fine-tuning: pre-training's tables, with the paper's other defaults, and tables of its own."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneRunConfig(RunConfig):
-    """Where a run lives and what it writes, attributes as `RunConfig`."""
+    """The run's folder and what is written there. Attributes as in `RunConfig`."""
 
     out: str = "runs/finetune"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneDataConfig(DataConfig):
-    """Which labelled images, and which square of each is the canonical view; attributes as `DataConfig`.
+    """The labelled images, and the square of each that becomes the canonical view. Attributes as in `DataConfig`.
 
-    The boxes come from the joints, since these are known here, as in the authors' code.
+    By default the boxes come from the joints, as in the authors' code.
     """
 
     split: Literal["all", "train", "val"] = "train"
@@ -34,7 +34,7 @@ class FinetuneDataConfig(DataConfig):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneGeometryConfig(GeometryConfig):
-    """Random affine map of a view, attributes as `GeometryConfig` (paper, supplement, "Supervised fine-tuning")."""
+    """Random affine map of a view (paper, supplement, "Supervised fine-tuning"). Attributes as in `GeometryConfig`."""
 
     rotation_deg: Range = (-90.0, 90.0)
     translation_frac: Fraction = 20 / 128
@@ -43,7 +43,7 @@ class FinetuneGeometryConfig(GeometryConfig):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneColourConfig(ColourConfig):
-    """Colour jitter, attributes as `ColourConfig`: none, since the paper names none for fine-tuning."""
+    """Colour jitter, by default none: the paper has none in fine-tuning. Attributes as in `ColourConfig`."""
 
     jitter: Literal["hsv", "linear", "none"] = "none"
 
@@ -53,9 +53,10 @@ class PoseLossConfig:
     """Weights of the losses, each a mean over samples, keypoints and coordinates. The paper gives none.
 
     Attributes:
-        keypoints: of |J2D - target|, in pixels of the view.
-        depth: of |d - target|, root-relative and scale-normalised.
-        root_depth: of the refined root depth's |d_root - target|, scale-normalised; only where the network refines.
+        keypoints: weight of |J2D - target|, in pixels of the view.
+        depth: weight of |d - target|, root-relative and scale-normalised.
+        root_depth: weight of |d_root - target| of the refined root depth, scale-normalised; used if `pose.refine` is
+            true.
     """
 
     keypoints: NotNegative = 1.0
@@ -65,11 +66,11 @@ class PoseLossConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneOptimConfig:
-    """Adam and its learning rate, which falls along a cosine to zero (paper, supplement, "Supervised fine-tuning").
+    """Adam, with a cosine schedule of the learning rate to zero (paper, supplement, "Supervised fine-tuning").
 
     Attributes:
         lr: learning rate at the start, or at the end of the warm-up.
-        weight_decay: of all parameters, added to the gradient.
+        weight_decay: weight decay of all parameters, added to the gradient.
         warmup_epochs: length of a linear warm-up.
     """
 
@@ -80,11 +81,11 @@ class FinetuneOptimConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FinetuneTrainConfig(StepsConfig):
-    """How fine-tuning steps; the other attributes as `StepsConfig`.
+    """Settings of fine-tuning's steps. The other attributes as in `StepsConfig`.
 
     Attributes:
-        frozen: leave the encoder as it is, running statistics included, and train the head alone; the paper then takes
-            `pose.head = "mlp"`.
+        frozen: do not train the encoder, nor update its running statistics; only the head is trained. The paper then
+            uses `pose.head = "mlp"`.
     """
 
     batch: Annotated[Count, Field(ge=2)] = 128
@@ -94,10 +95,10 @@ class FinetuneTrainConfig(StepsConfig):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ValidationConfig:
-    """Metrics on the source's validation split, and the best checkpoint by PA-EPE.
+    """Validation on the source's validation split, and the best checkpoint by PA-EPE.
 
     Attributes:
-        every_epochs: epochs between two validations; the last step always validates. 0 never does.
+        every_epochs: epochs between two validations. The last step always validates. 0: never validate.
         batch: images in one step of validation, over all ranks.
     """
 
@@ -123,5 +124,5 @@ class FinetuneConfig:
 
     @property
     def augmentation(self) -> Augmentation:
-        """How views are made at random."""
+        """The tables of the augmentations."""
         return Augmentation(self.geometry, self.colour)

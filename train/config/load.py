@@ -1,4 +1,4 @@
-"""Composes a configuration: TOML files in layers, and `--set` on top."""
+"""Composes a configuration from TOML files and `--set`; later ones override earlier ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from train.config.tables import is_array_of_tables
 T = TypeVar("T")
 
 LARGEST_FILE = 2**20
-"""Bytes of a configuration."""
+"""Largest size of a configuration file in bytes."""
 
 TOO_DEEP = "is nested too deeply; expected tables of keys, as --print-config shows them"
 
@@ -30,17 +30,17 @@ TOO_DEEP = "is nested too deeply; expected tables of keys, as --print-config sho
 def load_config(
     kind: type[T], files: Sequence[Path], overrides: Sequence[str], *, base: Mapping[str, Any] | None = None
 ) -> T:
-    """Layer TOML files and then `key=value` overrides, the last one winning.
+    """Read TOML files and then `key=value` overrides; later ones override earlier ones.
 
     Args:
         kind: the dataclass to fill, such as `Config`.
-        files: in TOML.
-        overrides: "table.key=value", the value in TOML's spelling; what is no TOML is taken as a string. Of an array of
-            tables, "table.0.key=value" changes the first, and "table.key=value" the only one.
-        base: tables that stand below the files, as `to_dict` gives them; none by default.
+        files: TOML files.
+        overrides: "table.key=value", the value as in TOML, or any other text as a string. In an array of tables,
+            "table.0.key=value" changes the first table, and "table.key=value" the only one.
+        base: tables that the files override, as from `to_dict`; none by default.
 
     Raises:
-        UserError: a file that cannot be read, an unknown key, a value of the wrong type or out of range.
+        UserError: a file cannot be read, a key is unknown, or a value has a wrong type or is out of range.
     """
     layers = [(str(file), read_toml(file)) for file in files]
     layers += [(f"--set {override}", _parse_override(override)) for override in overrides]
@@ -55,7 +55,8 @@ def load_config(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The tables of a TOML file; `UserError` if it is no regular file, cannot be read, is too large, or not TOML."""
+    """Read the tables of a TOML file. A file that is not regular, not readable, too large or not TOML is a
+    `UserError`."""
     try:
         size = regular(file).stat().st_size
         if size > LARGEST_FILE:
@@ -78,7 +79,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def _remedy_for(text: str) -> str:
-    """What to do about two mistakes, of word processors and of Windows' paths, if a text that is no TOML has one."""
+    """Advice if a text is not TOML because of typographic quotes or of backslashes in Windows paths."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     if any(quote in line for line in lines for quote in "\u201c\u201d\u201e\u2018\u2019"):
         return '. It has typographic quotes: write straight ones, "..."'
@@ -88,7 +89,7 @@ def _remedy_for(text: str) -> str:
 
 
 def _parse_override(override: str) -> dict[str, Any]:
-    """A `--set` as nested tables."""
+    """Convert a `--set` to nested tables."""
     key, equals, text = override.partition("=")
     tables = key.strip().split(".")
     if not equals or not all(tables):
@@ -104,14 +105,14 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 
 def _check_values(layer: Mapping[str, Any], origin: str) -> None:
-    """Refuse what no key can have: numbers beyond 64 bits, strings that are no path, deep nests."""
+    """Refuse values that no key can have: numbers beyond 64 bits, NaN, strings that cannot be a path, deep nesting."""
     for key, value in _leaves("", layer, origin, levels=6):
         problem = None
         if isinstance(value, float) and not math.isfinite(value):
             problem = f" = {value!r}: expected finite numbers, so give others"
         elif isinstance(value, int) and abs(value) > LARGEST_SEED:
             problem = f" has {value.bit_length()} bits: expected a number of 64 bits at most"
-        elif isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):  # as of bytes that are not UTF-8
+        elif isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):  # from bytes that are not UTF-8
             problem = f" = {value!r}: expected UTF-8 without NUL; rename the file or folder"
         elif isinstance(value, str) and not value.strip():
             problem = " is empty: give a value, or leave the key out. Is a variable not set?"
@@ -122,7 +123,8 @@ def _check_values(layer: Mapping[str, Any], origin: str) -> None:
 
 
 def _leaves(key: str, value: Any, origin: str, levels: int) -> Iterator[tuple[str, Any]]:
-    """All values that are no table and no array, each with its dotted key; `levels` may nest, three are in use."""
+    """All values that are neither table nor array, each with its dotted key. At most `levels` may nest; three are
+    used."""
     if levels == 0:
         raise UserError(f"{origin}: {TOO_DEEP}")
     if isinstance(value, Mapping):
@@ -158,7 +160,7 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any], origin: str) -> None:
 
 
 def _numbered(tables: Any, key: str, number: str, origin: str) -> dict[str, Any]:
-    """The table of that number; a single table is number 0."""
+    """The table with this number; a single table is number 0."""
     array = tables if is_array_of_tables(tables) else [tables]
     if len(number) > 9 or int(number) >= len(array) or not isinstance(array[int(number)], dict):
         raise UserError(f"{origin}: there is no {key}.{shortened(number)}; expected {key}.0 to {key}.{len(array) - 1}")

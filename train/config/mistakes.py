@@ -1,4 +1,4 @@
-"""Explains in one line what is wrong with a configuration."""
+"""Explains an error in a configuration in one line."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _EXPECTED = {
     "dataclass_type": "expected a table of keys, as [{key}] in a file or --set {key}.KEY=VALUE",
     "string_type": 'expected a string; write it in quotes: {key} = "...", or --set \'{key}="..."\'',
 }
-"""Pydantic's types of errors whose messages speak of Python."""
+"""Messages for those of pydantic's error types whose own messages mention Python."""
 
 
 def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """One line for the first thing that is wrong: where, what was found, what was expected.
+    """One line about the first error: where, what was found, what was expected.
 
     Args:
         kind: the configuration's class.
-        error: what pydantic found.
-        layers: each file or option with the tables that it gave; later ones win.
+        error: pydantic's error.
+        layers: each file or option with its tables; later ones override earlier ones.
     """
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if not str(part).startswith("[")]  # without the tags of `OneOrMore`
@@ -59,19 +59,19 @@ def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[s
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning if it is long."""
+    """The text, cut if it is long."""
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _origin(key: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The last file or option that gave a key or something in its table; for an item of an array, the array."""
+    """The last file or option that sets a key or a key of its table; for an item of an array, that sets the array."""
     given = [(origin, [name for name, _ in flatten(layer)]) for origin, layer in reversed(layers)]
     within = next((origin for origin, keys in given if any(f"{one}.".startswith(f"{key}.") for one in keys)), None)
     return within or next((origin for origin, keys in given if key.rpartition(".")[0] in keys), None)
 
 
 def _hint(key: str, known: set[str]) -> str:
-    """What was probably meant by an unknown key."""
+    """A hint for an unknown key."""
     for command, kind in (("pretrain", Config), ("finetune", FinetuneConfig)):
         keys = set(_known_keys(kind))
         if not keys <= known and without_numbers(key) in keys:
@@ -99,7 +99,7 @@ def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
 
 
 def _tables_in(annotation: Any) -> Iterator[type[object]]:
-    """The dataclass of a table, or of an array of tables; of a table that names its loss, each that it may be."""
+    """The dataclasses that a table, or an array of tables, may have; a loss table has one for each loss."""
     if annotation is Loss:
         yield from LOSSES.values()
     elif dataclasses.is_dataclass(annotation):

@@ -1,4 +1,4 @@
-"""The configuration of pre-training, composed from the components' own tables."""
+"""Configuration of pre-training, composed from the tables of its components."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ OneOrMore = Annotated[
     Annotated[D, Tag("[data]")] | Annotated[tuple[D, ...], Field(min_length=1, max_length=256), Tag("[[data]]")],
     Discriminator(lambda value: "[[data]]" if isinstance(value, Sequence) else "[data]"),
 ]
-"""One source as a table, or several as an array of tables."""
+"""One value as a table, or several as an array of tables."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class RunConfig:
-    """Where a run lives and what it writes.
+    """The run's folder and what is written there.
 
     Attributes:
-        out: the run folder.
-        seed: of the order, the augmentations and the weights.
+        out: the run's folder.
+        seed: seed of the order, the augmentations and the weights.
         log_every: optimiser steps between two rows of metrics.
         checkpoint_every: optimiser steps between two checkpoints; the last step always writes one.
-        keep: checkpoints that stay.
-        log_samples: write which samples every step saw, for audits.
-        rank_timeout_s: seconds after which a rank that does not come, or does not get on, is named and the run ends.
+        keep: number of checkpoints to keep.
+        log_samples: write the samples of every step to a file, for audits.
+        rank_timeout_s: seconds without a sign of a rank, or without progress, after which the run ends; the message
+            names the rank.
     """
 
     out: str = "runs/pretrain"
@@ -50,19 +51,19 @@ class RunConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class StepsConfig:
-    """How pre-training and fine-tuning step.
+    """Settings of the steps, for pre-training and fine-tuning.
 
     Attributes:
         epochs: passes over the data.
         batch: images in one optimiser step, over all ranks.
-        micro_batch: images that pass batch norm together, 128 in the authors' code. It belongs to the method: neither
-            memory nor the number of ranks changes it, and N ranks need N of them in a batch.
-        precision: "fp32", "bf16" or "fp16" (with loss scaling) under autocast, "fp64" for exact comparisons; "auto" is
-            bf16 on GPUs that have it, fp16 on others, fp32 on CPUs.
-        device: "auto" takes a GPU if there is one.
+        micro_batch: images that pass batch norm together, 128 in the authors' code. It changes the result, so it is
+            never adapted to memory or to the number of ranks. N ranks need at least N micro-batches in a batch.
+        precision: "fp32"; "bf16" or "fp16" (with loss scaling) under autocast; "fp64" for exact comparisons; "auto" is
+            bf16 on GPUs that support it, fp16 on other GPUs, fp32 on CPUs.
+        device: "auto" uses a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.
-        threads: CPU threads of torch; unset, torch's choice, and for each of several processes its share of the cores.
+        threads: CPU threads of torch; unset, torch's choice, or with several processes each one's share of the cores.
     """
 
     epochs: Count = 100
@@ -77,15 +78,15 @@ class StepsConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainConfig(StepsConfig):
-    """How pre-training steps (paper, supplement, "Self-supervised pre-training"); each image gives two views.
+    """Settings of pre-training's steps (paper, supplement, "Self-supervised pre-training").
 
-    The other attributes as `StepsConfig`.
+    The other attributes as in `StepsConfig`.
 
     Attributes:
-        sync_batch_norm: batch norm over the micro-batches of all ranks that are at the same place in their shares
-            (GPUs only). The number of ranks then belongs to the method, too.
-        recompute: "never" keeps all graphs, "always" embeds first and recomputes with graph, "auto" looks at the
-            memory. The gradient is the same.
+        sync_batch_norm: take batch norm over the k-th micro-batches of all ranks together (GPUs only). The result then
+            depends on the number of ranks.
+        recompute: "never" keeps the graphs of all micro-batches. "always" embeds without graphs first and then
+            recomputes each micro-batch. "auto" decides by the free memory. The gradient is the same.
     """
 
     sync_batch_norm: bool = False
@@ -94,20 +95,20 @@ class TrainConfig(StepsConfig):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class OptimConfig:
-    """The optimiser; the defaults are the paper's (supplement, "Training details"), else the authors' code's.
+    """The optimiser. Defaults are from the paper (supplement, "Training details"), else from the authors' code.
 
     Attributes:
-        lr: learning rate at the end of the warm-up; unset, it is lr_per_sqrt_image * sqrt(images per step).
+        lr: learning rate at the end of the warm-up; unset, lr_per_sqrt_image * sqrt(images per step).
         lr_per_sqrt_image: see `lr`.
-        weight_decay: of all parameters that `decay_exempt` does not exempt.
-        trust_coefficient: c of LARS.
-        clip: whether LARS only ever lowers the learning rate of a tensor.
+        weight_decay: weight decay of all parameters that are not exempt by `decay_exempt`.
+        trust_coefficient: the factor c of LARS.
+        clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
         backend: the inner Adam: "torch" (fused), "apex" (NVIDIA apex's FusedAdam), or "auto": apex if it is
             installed and the parameters are on a GPU.
-        decay_exempt: what has no weight decay: "paper", all biases and norm parameters, or "upstream", what
-            the authors' search for "bias" or "bn" in names finds: there the norm weights of stem, downsampling and
-            projector decay.
+        decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
+            with "bias" or "bn" in their names in the authors' code; the norm weights of stem, downsampling and
+            projector then decay.
         warmup_epochs: length of the linear warm-up.
     """
 
@@ -163,7 +164,7 @@ class Config:
 
 
 def require_whole_micro_batches(batch: int, micro_batch: int) -> None:
-    """A batch that is not made of whole micro-batches is a `UserError`."""
+    """Raise a `UserError` if a batch is not a multiple of the micro-batch."""
     if batch % micro_batch:
         raise UserError(
             f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "

@@ -1,4 +1,4 @@
-"""Paths that a shell should have changed."""
+"""Recognises paths with a ~ or $NAME that a shell should have replaced."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _OF_THE_SHELL = re.compile(r"~|\$\w|.*\$\{")
 
 
 def is_left_to_shell(path: str) -> bool:
-    """Whether a path holds a ~ or $NAME that no shell has replaced, as in quotes, behind "=" or in a file.
+    """Whether a path contains a ~ or $NAME that no shell has replaced, as in quotes, after "=" or in a file.
 
-    Taken as it is, it would make a folder named "~".
+    Otherwise a folder named "~" would be made.
     """
     return _OF_THE_SHELL.match(path) is not None and not os.path.lexists(path)

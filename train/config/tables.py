@@ -1,4 +1,4 @@
-"""Configurations as nested tables: in a checkpoint, as TOML, and compared with each other."""
+"""Converts configurations to nested tables and TOML, and compares them."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ FREE_ON_RESUME = (
     "validation",
     "probe",
 )
-"""Keys, and tables, that do not change which function is trained on what, so that a resumed run may change them."""
+"""Keys and tables that a resumed run may change, since they do not change what is trained."""
 
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""Name and meaning in a docstring's list of attributes."""
+"""Pattern of a name and its meaning in the "Attributes" of a docstring."""
 
 
 ADDED = {"pose.skeleton": "hand", "loss.name": "nt_xent"}
-"""Keys that runs of earlier versions lack, and what they trained."""
+"""Keys that runs of earlier versions lack, with the value that they used."""
 
 
 def to_dict(config: object) -> dict[str, Any]:
-    """Plain nested tables of a config, without the keys that are None: TOML has no such value."""
+    """Nested tables of a configuration, without keys that are None, which TOML cannot express."""
     tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
     return tables
 
 
 def to_toml(config: Any) -> str:
-    """The config as a TOML file that gives it back; keys that are None are comments, which say what they mean."""
+    """The configuration as TOML. Keys that are None are comments with their meaning."""
     parts: list[str] = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -60,12 +60,12 @@ def to_toml(config: Any) -> str:
 
 
 def as_toml(value: Any) -> str:
-    """A value in TOML's spelling, as `--set` takes it."""
+    """A value as TOML, for `--set`."""
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip()
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested tables; tables of an array are numbered from 0."""
+    """Dotted keys and values of nested tables. Tables of an array are numbered from 0."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -76,7 +76,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What a resumed run may not change and does, as "key: was x, is now y"; None if nothing."""
+    """The first change that a resumed run must not make, as "key: was x, is now y"; None if there is none."""
     before, after = dict(flatten(saved)), dict(flatten(now))
     before = {key: value for key, value in ADDED.items() if key in after} | before
     for key in sorted(before.keys() | after.keys()):
@@ -87,12 +87,12 @@ def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | 
 
 
 def is_array_of_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether a value is what TOML writes as [[table]]."""
+    """Whether a value is an array of tables, [[table]] in TOML."""
     return isinstance(value, list) and bool(value) and all(isinstance(table, Mapping) for table in value)
 
 
 def without_numbers(key: str) -> str:
-    """data.1.root -> data.root."""
+    """Remove the numbers from a key: data.1.root -> data.root."""
     return ".".join(part for part in key.split(".") if not part.isdecimal())
 
 
@@ -108,7 +108,7 @@ def _table_as_toml(table: Any) -> str:
 
 
 def key_meanings(kind: type[object]) -> dict[str, str]:
-    """What each attribute means, in one line, from the docstrings of a class and of those that it extends."""
+    """The meaning of each attribute, in one line, from the docstrings of a class and its base classes."""
     meanings: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         _, _, attributes = (inspect.getdoc(one) or "").partition("Attributes:\n")

@@ -1,4 +1,4 @@
-"""The `check-data` command: decode everything once, and list what cannot be used."""
+"""The `check-data` command: decodes every image once and lists those that cannot be used."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MakeDecoder = Callable[[GraphConfig], Decoder]
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of one source found.
+    """Result of the check of one source.
 
     Attributes:
-        key: the table of the configuration, "data" or "data.0".
-        reasons: path -> why the file cannot be used.
+        key: the source's table in the configuration, "data" or "data.0".
+        reasons: path -> reason why the file cannot be used.
     """
 
     key: str
@@ -52,25 +52,25 @@ def check_data(
     make_decoder: MakeDecoder = DaliDecoder,
     limit_s: float = LIMIT_S,
 ) -> list[Checked]:
-    """Decode every image of a configuration's sources, whole, with the decoder that the run will use.
+    """Decode every image of a configuration's sources, whole, with the decoder that a run uses.
 
-    The decoder works in a process of its own, see `DecoderProcess`: an image that kills it is listed like others.
+    The decoder runs in a separate process, see `DecoderProcess`: an image that kills it is listed like others.
 
     Args:
-        data: one source, or several, which get a list each: `out` with the number before its ending.
+        data: one or several sources. Several get a list each: `out` with a number before its ending.
         progress: called with (images done, images in all).
         make_decoder: makes the decoder, in its process.
-        limit_s: time for a batch, and a second more for each of its images.
+        limit_s: seconds for a batch, plus one for each image.
 
     Raises:
-        UserError: a list is there already, or the data cannot be used at all.
+        UserError: a list exists already, or the data cannot be read at all.
     """
     sources = each_source(data)
-    lists = {"data": out}  # by table
+    lists = {"data": out}  # key: table of the configuration
     if len(sources) > 1:
         lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}
     for file in lists.values():
-        try:  # before hours of work
+        try:  # before the work, which may take hours
             if file.exists():
                 raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
             if not file.parent.is_dir():
@@ -78,8 +78,8 @@ def check_data(
             file.touch()
             file.unlink()
         except OSError as error:
-            raise UserError(f"{file}: cannot be written ({error.strerror}). Name a file that can.") from error
-    # Everything: neither a list of before nor a share of the labels hides a file.
+            raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
+    # All files: without an earlier list of bad files, and with all labels.
     indices = [load_index(replace(one, bad_list=None, label_fraction=1.0), verify=True) for one in sources]
     total, done, checked = sum(map(len, indices)), 0, []
 
@@ -99,7 +99,7 @@ def check_data(
 def _bad_files(
     index: Index, graph: GraphConfig, decoder: DecoderProcess, progress: Callable[[int], None]
 ) -> dict[str, str]:
-    """Path -> reason of what cannot be used, in the order of the index."""
+    """Path -> reason for each file that cannot be used, in the order of the index."""
     reasons: dict[int, str] = {}
     done = 0
     for found, samples, encoded in _read_ahead(index, graph):
@@ -111,11 +111,11 @@ def _bad_files(
 
 
 _Read = tuple[dict[int, str], list[int], list[Encoded]]
-"""Of some samples: row -> reason of those that the decoder may not see; rows and bytes of the others."""
+"""Row -> reason of the samples that the decoder must not see; rows and bytes of the others."""
 
 
 def _read_ahead(index: Index, graph: GraphConfig) -> Iterator[_Read]:
-    """All samples in batches, of which as many are read at once as the decoder has threads."""
+    """Read all samples in batches; as many batches at once as the decoder has threads."""
     batches = (range(start, min(start + graph.batch, len(index))) for start in range(0, len(index), graph.batch))
     with ThreadPoolExecutor(graph.threads, thread_name_prefix="read") as pool:
         reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, graph.threads))

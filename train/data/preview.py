@@ -1,4 +1,4 @@
-"""The views of a configuration, as a picture."""
+"""Draws the views that a configuration makes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from writing import refuse_inputs
 
 
 def preview(config: Config, out: Path, *, samples: int) -> None:
-    """Draw the views of the first samples that a run would see, on the CPU."""
+    """Draw the views of the first samples of a run, on the CPU."""
     if out.suffix.lower() not in (".png", ".jpg"):
-        raise UserError(f"{out} is no picture's name; expected one that ends in .png or .jpg")
+        raise UserError(f"{out}: expected a name that ends in .png or .jpg")
     if not out.parent.is_dir():
-        raise UserError(f"{out.parent} is no folder; make it first")
+        raise UserError(f"{out.parent}: no such folder. Make it first")
     index = load_index(config.data)
     if index.store is None:
         same_name = (row for row, path in enumerate(index.paths) if path.endswith(out.name))

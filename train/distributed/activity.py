@@ -1,4 +1,4 @@
-"""What this rank does at the moment, for the watchdog and for messages."""
+"""Records what this rank does at the moment, for the watchdog and for messages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 
 class Activity:
-    """How far this rank is: what it does, and how many messages to the others it has begun.
+    """Progress of this rank: its present task, and how many collectives it has begun.
 
-    Ranks exchange the same messages in the same order, so the one with the fewest is the one that is waited for.
+    All ranks begin the same collectives in the same order. So the others wait for the rank that has begun the fewest.
 
     Attributes:
-        messages: collectives begun.
-        exchanging: whether this rank is in the last of them.
-        moves: counts anything done, so that long work between two messages is no hanging.
-        doing: in words, for people.
-        patience_s: how long to let the watchdog speak when an exchange fails: it knows names.
-        verdict: set when the watchdog speaks, which ends the process.
+        messages: number of collectives begun.
+        exchanging: whether this rank is still in the last one.
+        moves: counts every piece of work, so that long work between two collectives does not look like hanging.
+        doing: the present task in words.
+        patience_s: seconds to wait for the watchdog's message when a collective fails, since it names the rank.
+        verdict: set when the watchdog has decided to end the process.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class Activity:
         self.verdict = threading.Event()
 
     def moved(self, doing: str | None = None) -> None:
-        """Note that this rank gets on, and what it begins now; None for more of the same."""
+        """Record progress, and the task that begins now; None if the task continues."""
         self.moves += 1
         self.doing = doing or self.doing
 
     @contextmanager
     def message(self) -> Iterator[None]:
-        """A collective."""
+        """Record the beginning and the end of a collective."""
         self.messages += 1
         self.moves += 1
         self.exchanging = True
@@ -46,4 +46,4 @@ class Activity:
 
 
 activity = Activity()
-"""Of this process, which is one rank."""
+"""The activity of this process."""

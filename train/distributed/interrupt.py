@@ -1,4 +1,4 @@
-"""Being asked to stop: save, say so, leave."""
+"""Handles requests to stop: the run saves a checkpoint and ends."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 class Interrupted(Exception):  # noqa: N818  asked for, not an error
-    """The run was asked to stop, has saved and can be resumed."""
+    """The run was stopped by a signal. It is saved and can be resumed."""
 
     def __init__(self, signal_number: int, step: int, folder: Path) -> None:
         self.exit_code = 128 + signal_number
         name = signal.Signals(signal_number).name
-        super().__init__(f"stopped by {name} after step {step}, saved in {folder}; go on with --resume auto")
+        super().__init__(f"stopped by {name} after step {step}, saved in {folder}; continue with --resume auto")
 
 
 class StopSignals:
-    """Turns SIGTERM, SIGHUP (a terminal that closes) and Ctrl-C into a wish that is granted between two steps.
+    """Turns SIGTERM, SIGHUP (a closed terminal) and Ctrl-C into a request to stop after the current step.
 
-    A second Ctrl-C is granted at once. Under nohup SIGHUP stays ignored.
+    A second Ctrl-C ends the process at once. Under nohup, SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:

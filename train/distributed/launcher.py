@@ -1,4 +1,4 @@
-"""Ranks whose launcher is gone stop: nothing else would end them, and they would write into a run that goes on."""
+"""Stops ranks whose torchrun has ended. Otherwise they could write into the folder of a run that was started again."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from train.distributed.watchdog import EXIT_CODE
 log = logging.getLogger(__name__)
 
 _GRACE_S = 15.0
-"""For the step at hand and a checkpoint, once the launcher is gone."""
+"""Seconds for the current step and a checkpoint after torchrun has ended."""
 
 
 @contextmanager
 def leaving_with_launcher() -> Iterator[None]:
-    """Watch the process that started this rank, if it is torchrun; when it is gone, save and leave as on SIGTERM.
+    """If torchrun started this rank, watch its process. When it has ended, save and stop as on SIGTERM.
 
-    A rank that cannot, because it waits for another, is ended after some seconds.
+    A rank that cannot stop, because it waits for another, is killed after some seconds.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
@@ -43,10 +43,12 @@ def _watch(launcher: int, left: threading.Event) -> None:
         if left.wait(1.0):
             return
     if os.environ.get("RANK") == "0":
-        log.warning("torchrun (process %d), which started this run, is gone: saving and leaving", launcher)
+        log.warning("torchrun (process %d), which started this run, has ended: saving and stopping", launcher)
     os.kill(os.getpid(), signal.SIGTERM)
     if not left.wait(_GRACE_S):
-        with suppress(OSError):  # the launcher may have been the one who read it
-            sys.stderr.write(f"rank {os.environ.get('RANK')} could not leave within {_GRACE_S:g} s of torchrun's end\n")
+        with suppress(OSError):  # torchrun may have been the reader of this pipe
+            sys.stderr.write(
+                f"rank {os.environ.get('RANK')} could not stop within {_GRACE_S:g} s after torchrun's end\n"
+            )
             sys.stderr.flush()
         os._exit(EXIT_CODE)

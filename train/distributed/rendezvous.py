@@ -1,4 +1,4 @@
-"""Where ranks meet: a store that all of them reach, and who is missing there."""
+"""Connects the ranks through a store that all can reach, and names ranks that are missing."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from errors import RanksLost, UserError
 T = TypeVar("T")
 
 _FOREVER = timedelta(days=1)
-"""For a call inside `within`, so that it never returns while the process leaves: torch would abort it."""
+"""Time limit of a call inside `within`: so long that it does not end while the process exits, when torch would
+abort."""
 
 
 def connect(rank: int, world_size: int, timeout_s: float) -> Store:
-    """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens there.
+    """Connect to the store at MASTER_ADDR and MASTER_PORT: torchrun's, or one that rank 0 opens.
 
     Raises:
-        UserError: the environment does not say where it is, or another program listens there.
-        RanksLost: it cannot be reached in time.
+        UserError: the address is missing in the environment, or another program uses the port.
+        RanksLost: the store cannot be reached in time.
     """
     missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
     if missing:
@@ -49,7 +50,7 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             theirs: Store = next(rendezvous("env://", rank, world_size, timeout=_FOREVER))[0]
             return theirs
-        # Without waiting for the others in here, where nobody would be named.
+        # Waiting for the others here could not name a missing rank.
         return TCPStore(host, int(port), None, rank == 0, _FOREVER, wait_for_workers=False)
 
     try:
@@ -70,10 +71,10 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
 
 
 def within(timeout_s: float, action: Callable[[], T]) -> T:
-    """What `action()` returns or raises, or TimeoutError if it takes longer.
+    """Run `action()` with a time limit; TimeoutError if it takes longer.
 
-    It runs on a thread of its own, which is left behind when the time is over: torch's store waits without limit for
-    some answers, and is deaf to Ctrl-C meanwhile.
+    It runs in a thread, which is left behind at the time limit: for some answers torch's store waits without limit, and
+    meanwhile ignores Ctrl-C.
     """
     outcome: Future[T] = Future()
 
@@ -89,9 +90,9 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
 
 @contextmanager
 def _silent_torch() -> Iterator[None]:
-    """Drops what torch's C++ code writes to the terminal: a page of stack frames for each attempt to connect.
+    """Drop the output of torch's C++ code, a page of stack frames for each attempt to connect.
 
-    After an exception it stays so, since the thread that `within` leaves behind goes on trying; Python's own
+    After an exception the output stays dropped, since the thread left behind by `within` still tries. Python's own
     `sys.stderr` still reaches the terminal.
     """
     terminal = os.dup(2)
@@ -125,14 +126,14 @@ def _why_no_contact(host: str, port: int) -> str:
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface that this machine uses towards a host; None for the loopback or an unknown host.
+    """Name of the network interface that this machine uses to reach a host; None for loopback or an unknown host.
 
-    Gloo would take the address that this machine's own name stands for, which on many is 127.0.1.1 (/etc/hosts).
+    By default Gloo uses the address of this machine's own name, which is often 127.0.1.1 (/etc/hosts).
     """
     try:
         family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # sends nothing
+            probe.connect(place)  # sends no packet
             mine = probe.getsockname()[0]
     except OSError:
         return None
@@ -143,14 +144,13 @@ def interface_to(address: str) -> str | None:
 
 
 def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
-    """Waits until every rank is here, on a store that may still hold what ranks of an earlier attempt left.
+    """Wait until every rank has come. The store may still contain keys of an earlier attempt.
 
-    Each rank says hello with a word of its own; rank 0 answers each word with the name of a room, its own word, in
-    which nobody has been before. So nobody takes a dead rank's word for a living one's. The room, a part of the store,
-    is returned.
+    Each rank writes a random word. Rank 0 answers each word with its own random word, which names a new room, a part of
+    the store. So a word of a dead rank is never taken for that of a living one. The room is returned.
 
     Raises:
-        RanksLost: naming the ranks that did not come in time.
+        RanksLost: ranks did not come in time; the message names them.
     """
     mine = uuid.uuid4().hex
     deadline = time.monotonic() + timeout_s
@@ -174,7 +174,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         room = PrefixStore(store.get(f"welcome/{mine}").decode(), store)
         room.set(f"here/{rank}", platform.node())
         room.wait(["begin"], left)
-    except dist.DistError as error:  # out of time, or rank 0 has left
+    except dist.DistError as error:  # time is over, or rank 0 has ended
         raise RanksLost(
             f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): it, or another rank, has not come; "
             f"rank 0 names who"
@@ -183,7 +183,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
 
 
 def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
-    """Waits until every rank has come to the barrier of this name, new in this room; errors as `meet`."""
+    """Wait until every rank has come to this barrier. The name must be new in the room. Errors as in `meet`."""
     room.set(f"{name}/{rank}", "1")
     keys = [f"{name}/{other}" for other in range(world_size)]
     try:

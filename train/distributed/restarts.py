@@ -1,6 +1,6 @@
-"""torchrun starts a failed run again; for bad input that is useless, so ranks that are started again leave at once.
+"""Ends ranks at once that torchrun restarts after bad input, since a restart cannot help.
 
-Nothing heavy is imported here, since every command imports it.
+This file does not import torch, since every command imports it.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from contextlib import suppress
 from pathlib import Path
 
 LAUNCHER = os.getppid()
-"""The process that started this one, asked at once: if it is torchrun it may be gone before the imports are done."""
+"""Process that started this one. It is read before the imports: torchrun may end while they run."""
 
 _PATIENCE_S = 5.0
 
 
 def refused_before() -> bool:
-    """Whether a rank of this host has refused this very input, in this attempt of torchrun's or an earlier one."""
+    """Whether a rank of this host has refused this input, in this or an earlier attempt of torchrun."""
     mark = _mark()
     return mark is not None and mark.exists()
 
 
 def refuse() -> None:
-    """Remember that the input is bad and that this has been reported."""
+    """Record that the input is bad and that this was reported."""
     mark = _mark()
     if mark is not None:
-        with suppress(OSError):  # torchrun is gone, and so is its folder
+        with suppress(OSError):  # torchrun has ended and removed its folder
             mark.touch()
 
 
 def wait_for_report() -> None:
-    """Give the rank that reports the bad input time to do so: torchrun ends it as soon as another rank has left."""
+    """Wait until another rank has reported the bad input: torchrun kills it as soon as one rank ends."""
     limit = time.monotonic() + _PATIENCE_S
     while _mark() is not None and not refused_before() and time.monotonic() < limit:
         time.sleep(0.02)
 
 
 def _mark() -> Path | None:
-    """A file that all attempts of this launch of torchrun on this host share; None without torchrun.
+    """A file shared by all attempts of this torchrun on this host; None without torchrun.
 
-    torchrun names a file ATTEMPT/LOCAL_RANK/error.json in a folder of the launch's own, which it removes at the end.
+    torchrun makes a folder with files ATTEMPT/LOCAL_RANK/error.json for each launch, and removes it at the end.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return None if error_file is None else Path(error_file).parents[2] / "bad_input"

@@ -1,4 +1,4 @@
-"""What ranks decide together: nobody goes on alone, and nobody waits for one who has left."""
+"""Collective errors and stop signals: an error or a signal on one rank stops all ranks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ T = TypeVar("T")
 
 
 def together(world: World, action: Callable[[], T]) -> T:
-    """Do something on all ranks that may fail on some of them: it then fails on all.
+    """Run an action on all ranks. If it fails on one rank, it fails on all.
 
     Raises:
-        UserError: of the lowest rank that failed, on this rank if it is the one, else as `ToldByAnother`. What the
-            machine refuses, such as a file or memory, is one, too.
+        UserError: the error of the lowest failed rank; on the other ranks it is a `ToldByAnother`. Errors of the
+            machine, such as lack of memory, become a `UserError` too.
     """
     return _together(world, None, action)[0]
 
 
 class Together:
-    """Before every step the ranks tell each other whether one cannot go on or was asked to stop.
+    """Exchanges before every step whether a rank failed or got a stop signal.
 
-    It takes one message of a few bytes between the hosts per step, which waits for no GPU; none with a single process.
+    This costs one message of a few bytes per step between the hosts, which does not wait for a GPU. With a single
+    process there is none.
 
     Args:
-        stop: this rank's signals; all ranks' afterwards.
-        check: what may have gone wrong on this rank since the last step, in another thread.
+        stop: this rank's signals; it then gets the signals of all ranks.
+        check: raises errors that happened in other threads of this rank since the last step.
     """
 
     def __init__(self, world: World, stop: StopSignals, check: Callable[[], None]) -> None:
@@ -41,11 +42,12 @@ class Together:
 
     @property
     def stopping(self) -> bool:
-        """Whether the step at hand is the last, because some rank was asked to stop."""
+        """Whether the current step is the last, because a rank got a stop signal."""
         return self._agreed or (self._world.world_size == 1 and self._stop.signal_number != 0)
 
     def each(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, for as long as all ranks have one; errors of taking one and of the check as `together`."""
+        """Yield batches as long as all ranks have one. Errors of the batches and of `check` are raised as in
+        `together`."""
         iterator = iter(batches)
 
         def take() -> T | None:
@@ -63,7 +65,7 @@ class Together:
 
 
 def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -> tuple[T, int]:
-    """What the action gives on this rank, unless it fails on any, and the highest signal of all ranks."""
+    """Result of the action on this rank, if it fails on none, and the highest signal number of all ranks."""
     error: UserError | None = None
     try:
         result = action()
@@ -75,7 +77,7 @@ def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -
             raise
         error = UserError(message)
         error.__cause__ = refused
-    mine = 0 if stop is None else stop.signal_number  # one that comes during the exchange counts for the next
+    mine = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
     signal_number, failed = world.max_(torch.tensor([mine, int(error is not None)])).tolist()
     if not failed:
         return result, signal_number

@@ -1,4 +1,4 @@
-"""Who hangs: every rank shows how far it is, and rank 0 names the one that the others wait for."""
+"""Ends a run that hangs, and names the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch.distributed import Store
 from train.distributed.activity import Activity
 
 EXIT_CODE = 75
-"""Of a rank that was left waiting: temporary, so worth a restart (sysexits' EX_TEMPFAIL)."""
+"""Exit code of a rank that was left waiting. A restart may help (sysexits' EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a rank last said of itself, and when it was last seen to do anything; the others as in `Activity`.
+    """The last report of a rank. The other attributes as in `Activity`.
 
     Attributes:
-        beat: grows while the process lives, whether or not it gets on.
-        heard_s: since the beat last grew.
-        still_s: since `moves` last grew.
+        beat: grows while the process lives, also without progress.
+        heard_s: seconds since the beat last grew.
+        still_s: seconds since `moves` last grew.
     """
 
     host: str = "an unknown host"
@@ -40,10 +40,10 @@ class Sighting:
 
 
 def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
-    """One line that names who is waited for; None while anybody gets on.
+    """Find the rank that the others wait for: one line with its name, or None while any rank makes progress.
 
-    A rank that is silent is named first: it was killed, stopped or cut off. Then those that have not come to the
-    exchange in which the others are. If all are in the same one, it is the network between them, or a GPU.
+    Silent ranks come first: they were killed, stopped or cut off. Next are ranks that have not begun the collective in
+    which the others are. If all are in the same collective, the cause is the network or a GPU.
     """
     if any(seen.still_s < limit_s for seen in ranks.values()):
         return None
@@ -66,19 +66,18 @@ def _name(rank: int, seen: Sighting) -> str:
 
 
 class Watchdog:
-    """Ends this process if the ranks stop getting on, since a rank in a collective cannot be woken otherwise.
+    """Ends this process if the ranks make no progress, since a rank in a collective cannot be stopped otherwise.
 
-    Time is counted in looks, each `every_s` after the one before, so that a process or a machine that slept as a whole
-    blames nobody when it wakes.
+    Time is counted in checks, one every `every_s` seconds, so that no rank is blamed after the process or the machine
+    was suspended.
 
-    A thread writes this rank's progress into the room and reads rank 0's verdict there; on rank 0 it reads everybody's
-    progress and passes the verdict. Another thread watches the first, for the case that the room itself is out of
-    reach.
+    A thread writes this rank's progress into the room and reads rank 0's verdict. On rank 0 it reads the progress of
+    all ranks and writes the verdict. A second thread watches the first one, in case the room cannot be reached.
 
     Args:
-        room: of this attempt's ranks.
-        activity: of this rank; the loop and the collectives move it.
-        limit_s: after which a rank that does not get on is named.
+        room: shared by the ranks of this attempt, see `rendezvous.meet`.
+        activity: progress of this rank, recorded by the loop and the collectives.
+        limit_s: seconds without progress after which the run ends.
     """
 
     def __init__(self, room: Store, rank: int, world_size: int, activity: Activity, limit_s: float) -> None:
@@ -104,7 +103,7 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._left.set()
         for thread in self._threads:
-            thread.join(timeout=1.0)  # a thread that waits for a lost host is left behind: it is a daemon
+            thread.join(timeout=1.0)  # a daemon thread that waits for a lost host is left behind
 
     def _exchange(self) -> None:
         beat = 0
@@ -113,14 +112,14 @@ class Watchdog:
                 beat += 1
                 self._show(beat)
                 if self._room.check(["verdict"]):
-                    self._leave(None)  # rank 0 has said why
+                    self._leave(None)  # rank 0 has given the reason
                 verdict = self._judge()
                 if verdict is not None:
                     self._activity.verdict.set()
                     self._room.set("verdict", verdict)
                     self._leave(verdict)
                 self._beat = beat
-        except RuntimeError:  # the room's host is gone: `_keep_contact` says so, unless this rank leaves anyway
+        except RuntimeError:  # the room's host is lost: `_keep_contact` reports it, unless this rank ends anyway
             return
 
     def _show(self, beat: int) -> None:
@@ -135,7 +134,7 @@ class Watchdog:
         self._room.set(f"progress/{self._rank}", json.dumps(mine))
 
     def _judge(self) -> str | None:
-        """Rank 0 looks at all ranks, every other one at rank 0, which cannot tell of itself when it is stopped."""
+        """Rank 0 checks all ranks. The others check rank 0, which cannot report itself when it is stopped."""
         for rank in range(self._world_size) if self._rank == 0 else (0,):
             key = f"progress/{rank}"
             said = Sighting(**json.loads(self._room.get(key))) if self._room.check([key]) else Sighting()
@@ -147,7 +146,7 @@ class Watchdog:
             )
         if self._rank == 0:
             return diagnose(self._seen, self._limit_s)
-        silent_s = self._limit_s + 2 * self._every_s  # later than rank 0 would be
+        silent_s = self._limit_s + 2 * self._every_s  # later than rank 0 would report
         return diagnose(self._seen, silent_s) if self._seen[0].heard_s >= silent_s else None
 
     def _keep_contact(self) -> None:
@@ -162,7 +161,7 @@ class Watchdog:
                 )
 
     def _leave(self, message: str | None) -> None:
-        """End the process; after its last words, if it has any."""
+        """Print the message, if there is one, and end the process."""
         if self._left.is_set():
             return
         self._activity.verdict.set()
@@ -170,5 +169,5 @@ class Watchdog:
             prefix = "error" if self._rank == 0 else f"rank {self._rank} on {platform.node()}: error"
             sys.stderr.write(f"{prefix}: {message}. Checkpoints are whole: go on with --resume auto\n")
             sys.stderr.flush()
-            time.sleep(2 * self._every_s)  # so that the others, too, leave because of the verdict
+            time.sleep(2 * self._every_s)  # gives the others time to read the verdict
         os._exit(EXIT_CODE)

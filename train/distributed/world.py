@@ -1,4 +1,4 @@
-"""Ranks: who computes what, and the few collectives that training needs."""
+"""Ranks, their shares of a batch, and the collectives."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the run; the default is a run of one process on the CPU.
+    """Rank and device of this process. The default is a run of one process on the CPU.
 
-    With a single process every collective returns at once, so callers need not tell the cases apart.
+    With a single process every collective returns at once.
 
     Attributes:
-        rank: 0 <= rank < world_size.
-        world_size: processes of the run.
+        rank: number of this process, 0 <= rank < world_size.
+        world_size: number of processes of the run.
         local_rank: rank among the processes of this machine.
-        device: where this process computes.
+        device: device of this process.
         local_world_size: processes of the run on this machine, which share its memory.
     """
 
@@ -50,13 +50,13 @@ class World:
 
     @contextmanager
     def _message(self) -> Iterator[None]:
-        """One exchange between all ranks; `RanksLost` if one has left."""
+        """Wrap a collective: `RanksLost` if another rank has ended."""
         try:
             with activity.message():
                 yield
         except RuntimeError as error:
             if activity.verdict.wait(activity.patience_s):
-                time.sleep(60)  # the watchdog ends this process; nothing else is to be said meanwhile
+                time.sleep(60)  # the watchdog has given its message and ends this process
             reason = str(error).strip().splitlines()[0]
             raise RanksLost(
                 f"another rank has left while this one, which {activity.doing}, exchanged with it: killed, or its "
@@ -64,13 +64,13 @@ class World:
             ) from error
 
     def barrier(self) -> None:
-        """Waits until all ranks are here."""
+        """Wait until all ranks have come."""
         if self.world_size > 1:
             with self._message():
                 dist.barrier()
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sums over ranks in place; gives the same bits to all."""
+        """Sum over ranks, in place; all ranks get the same bits."""
         if self.world_size > 1:
             with self._message():
                 dist.all_reduce(tensor, dist.ReduceOp.SUM)
@@ -84,7 +84,7 @@ class World:
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
-        """Plain values of all ranks, by rank; over the hosts' network, so it waits for no GPU."""
+        """Gather plain values of all ranks, in the order of ranks, over the hosts' network: no GPU is waited for."""
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
@@ -93,9 +93,9 @@ class World:
         return everybody
 
     def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
-        """Joins the ranks' rows along `dim`, which may differ in number, in global order; without gradient.
+        """Concatenate the ranks' rows along `dim` in global order, without gradient. Their numbers may differ.
 
-        `local` are this rank's rows and `share` their places; the shares of all ranks partition range(total).
+        `local` holds this rank's rows, `share` their places. The shares of all ranks partition range(total).
         """
         if self.world_size == 1:
             return local.detach()
@@ -103,10 +103,10 @@ class World:
         shape[dim] = total
         everything = local.new_zeros(shape)
         everything.narrow(dim, share.start, len(share)).copy_(local.detach())
-        return self.sum_(everything)  # exact: every number but one of each sum is zero
+        return self.sum_(everything)  # exact, since only one number of each sum is not zero
 
     def sum_in_buckets_(self, tensors: list[Tensor], bucket_bytes: int = 32 * 2**20) -> None:
-        """Sums each tensor over ranks in place, in few collectives: tensors are packed until a bucket is full.
+        """Sum tensors over ranks, in place. Tensors are packed into buckets, so that there are few collectives.
 
         All ranks must pass tensors of the same shapes and dtypes in the same order.
         """
@@ -123,10 +123,11 @@ class World:
 
 
 def described_world(device: str = "auto") -> World:
-    """The run that `torchrun` described in the environment, or a run of one process without it; nobody waits yet.
+    """The ranks as `torchrun` describes them in the environment, or one process without it. Does not connect yet.
 
     Raises:
-        UserError: no GPU although asked for, more processes than GPUs on this machine, or an odd environment.
+        UserError: a GPU is requested but missing, there are more processes than GPUs, or the environment is
+            inconsistent.
     """
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     rank, world_size, local_rank, local_world_size = (_from_environment(*item) for item in names.items())
@@ -155,13 +156,13 @@ def described_world(device: str = "auto") -> World:
 
 @contextmanager
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
-    """Meets the other ranks, if any, and stays with them: NCCL carries what lies on GPUs, Gloo the rest.
+    """Connect to the other ranks for the `with` block: NCCL for tensors on GPUs, Gloo for the rest.
 
-    Waits `rank_timeout_s` for a rank that does not come, or that does not get on later.
+    `rank_timeout_s`: seconds to wait for a rank that does not come, or later makes no progress.
 
     Raises:
-        UserError: the environment does not say where to meet.
-        RanksLost: some ranks, which are named, did not come.
+        UserError: the address of the store is missing in the environment.
+        RanksLost: ranks did not come; the message names them.
     """
     on_gpu = world.device.type == "cuda"
     if on_gpu:
@@ -175,17 +176,17 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # hosts tell each other small things without a GPU
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # small messages between hosts, without a GPU
         store=dist.PrefixStore("process group", room),
         rank=world.rank,
         world_size=world.world_size,
-        timeout=timedelta(seconds=2 * rank_timeout_s),  # the watchdog, which knows names, is to speak first
+        timeout=timedelta(seconds=2 * rank_timeout_s),  # later than the watchdog, whose message names the rank
         device_id=world.device if on_gpu else None,
     )
     try:
         with Watchdog(room, world.rank, world.world_size, activity, rank_timeout_s):
             yield
-            # The one that holds the store must not leave while another still asks it.
+            # The process with the store must not end while another still uses it.
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
     finally:
         dist.destroy_process_group()
@@ -199,14 +200,14 @@ def _from_environment(name: str, default: str) -> int:
 
 
 def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) -> range:
-    """The positions of a global batch that a rank computes.
+    """The share of a global batch that a rank computes.
 
-    Whole micro-batches of consecutive positions, as evenly spread as possible: the first ranks hold one more where the
-    number does not divide. What one micro-batch holds depends on neither rank nor world size, and neither
-    does what batch norm sees. Batches are counted in source images.
+    A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
+    content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
+    images.
 
     Raises:
-        UserError: the batch is not made of whole micro-batches, or there are fewer of them than ranks.
+        UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.
     """
     require_whole_micro_batches(batch, micro_batch)
     micro_batches = batch // micro_batch

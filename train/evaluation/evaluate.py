@@ -1,4 +1,4 @@
-"""The `evaluate` command: poses, errors, and everything that shows them."""
+"""The `evaluate` command: estimates poses, measures errors, writes tables and pictures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ESTIMATES = {"boxes": estimate_poses, "two-pass": estimate_in_two_passes}
 
 
 class Evaluated(NamedTuple):
-    """Tables for the terminal, and the files that were written."""
+    """Result: tables for the terminal, and the written files."""
 
     tables: list[Table]
     files: list[Path]
@@ -49,15 +49,15 @@ def evaluate(
     proper_rotation: bool,
     progress: Progress | None = None,
 ) -> Evaluated:
-    """Measure a fine-tuned network, and show where it fails.
+    """Measure a fine-tuned network, and write results and pictures.
 
     Args:
         source: a fine-tuning run, or one of its checkpoints.
-        files: configuration on top of the run's own; `overrides` likewise, as key=value.
-        out: folder for the results; the run's folder has one named "evaluation" by default.
-        compare: another run, measured on the same images.
-        crop: how hands are cut out: by the data's boxes, or by the authors' two passes without boxes.
-        worst: how many hands worst.png shows.
+        files: TOML files that change the run's configuration, as do `overrides`, key=value.
+        out: folder for the results; by default "evaluation" in the run's folder.
+        compare: another run to measure on the same images.
+        crop: crop by the data's boxes, or without boxes in the authors' two passes.
+        worst: number of poses in worst.png.
         submission: write pred.json and pred.zip for FreiHAND's leaderboard.
         proper_rotation: forbid reflections when aligning.
 
@@ -65,7 +65,7 @@ def evaluate(
         UserError: a run, the data or the folder cannot be used.
     """
     run = load_pose_run(source)
-    other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it is none
+    other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it cannot be made
     config = measure.evaluation_config(run, files, overrides)
     world = World(device=described_world(config.train.device).device)
     folder = _folder(out, run, source)
@@ -75,26 +75,27 @@ def evaluate(
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], list(written))
     if measure.trained_on(run, config):
-        log.warning("these images, or some of them, are what the run was trained on")
+        log.warning("the run was trained on these images, or on some of them")
     measured = measure.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
-    title = f"{run.path}, {len(evaluation.index) - sum(evaluation.errors.left_out.values())} hands"
+    measured_on = len(evaluation.index) - sum(evaluation.errors.left_out.values())
+    title = f"{run.path}, {measured_on} {evaluation.labels.skeleton.plural}"
     if reasons := evaluation.errors.reasons:
         title += f", left out: {reasons}"
     tables = [report.table_of(title, measured)]
     rows = measure.worst_hands(evaluation, worst)
     content["worst"] = report.of_hands(evaluation, rows.tolist())
-    shown = {_name(run): evaluation}
+    shown = {_name(run): content}
     if other_run is not None:
         same_images = measure.for_other_run(config, other_run)
         other, _, _ = _measured(other_run, same_images, crop, world, proper_rotation, progress)
-        assert other is not None  # it has the same labels
+        assert other is not None  # the same labels
         differences = measure.difference(evaluation, other)
         theirs = report.results(other, measure.intervals(other), proper_rotation=proper_rotation, crop=crop)
         content["comparison"] = report.comparison(differences, theirs)
         tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
         name = _name(other_run)
-        shown[name if name not in shown else f"{name}, the other"] = other
+        shown[name if name not in shown else f"{name}, the other"] = theirs
     few = dataclasses.replace(evaluation.index, sources=()).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
@@ -116,13 +117,13 @@ def _measured(
     *,
     labelled: bool = True,
 ) -> tuple[measure.Evaluation | None, Poses, PoseLabels]:
-    """The evaluation, or None where labels are missing and may be."""
+    """Evaluate a run; None if there are no labels and `labelled` is False."""
     index = load_index(config.data)
     labels = PoseLabels.of(index)
     if labelled and not labels.labelled:
         raise UserError(
-            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or see "
-            "what the network says with 'predict'"
+            f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
+            "its poses with 'predict'"
         )
     if not labelled and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
         raise UserError(
@@ -150,5 +151,5 @@ def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
 
 
 def _name(run: PoseRun) -> str:
-    """Of a run: its folder's, or that of a checkpoint which lies elsewhere."""
+    """Name of a run: of its folder, or of a checkpoint outside a run's folder."""
     return run.path.parent.parent.name if run.path.parent.name in ("best", "checkpoints") else run.path.stem

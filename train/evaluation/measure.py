@@ -1,4 +1,4 @@
-"""What a fine-tuned network is measured on, and its errors there."""
+"""Chooses the images for an evaluation and computes a network's errors on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train.pose.run import PoseRun
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network's errors on the samples of an index, and the configuration that says which."""
+    """A network's errors on the samples of an index, with the configuration of that index."""
 
     run: PoseRun
     config: FinetuneConfig
@@ -36,21 +36,21 @@ class Evaluation:
     errors: Errors
 
     def tables(self) -> dict[str, Floats]:
-        """Every metric before the means, (N, K) each: those of which something could be measured."""
+        """Tables (N, K) of all metrics that could be measured, before the means."""
         return {name: table for name, table in self.errors.tables().items() if not np.isnan(table).all()}
 
     def groups(self) -> npt.NDArray[np.int64]:
-        """(N,), hands that depend on each other share a number."""
+        """(N,) group numbers: samples that depend on each other have the same number."""
         return np.arange(len(self.index)) if self.index.group is None else self.index.group
 
 
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
-    """What to measure on: the images that the run held out, unless files and overrides say otherwise.
+    """Configuration of the images to measure on: those that the run held out, unless files and overrides change it.
 
-    Of a part or source that is not split it takes all, unless they name a split.
+    If a part or source is not split, all its images are used, unless a split is set.
 
     Raises:
-        UserError: as `load_config`, or the network itself would be another.
+        UserError: as in `load_config`, or a key of the network is changed.
     """
     base = to_dict(run.config)
     tables = base["data"] if isinstance(base["data"], list) else [base["data"]]
@@ -59,14 +59,14 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
         if table["split"] == "train":
             table["split"] = "val"
     config = load_config(FinetuneConfig, files, overrides, base=base)
-    for table, source in zip(tables, each_source(config.data), strict=False):  # files may replace an array of sources
+    for table, source in zip(tables, each_source(config.data), strict=False):  # files may replace the array of sources
         if source.part == "evaluation" or source.source == "dexter_object":
             table["split"] = "all"
     config = load_config(FinetuneConfig, files, overrides, base=base)
     for name in ("encoder.name", "pose", "geometry.side_px"):
         now, was = (attrgetter(name)(each) for each in (config, run.config))
         if now != was:
-            raise UserError(f"{name} belongs to the network of {run.path} and cannot be another: leave it out")
+            raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
     return config
 
 
@@ -79,10 +79,10 @@ def measure(
     *,
     proper_rotation: bool = False,
 ) -> Evaluation:
-    """Errors of a network on the samples of an index; arguments as `Evaluation` and `errors_of`.
+    """Compute the errors of a network on the samples of an index. Arguments as in `Evaluation` and `errors_of`.
 
     Raises:
-        UserError: nothing is left to measure.
+        UserError: no sample can be measured.
     """
     errors = errors_of(
         poses,
@@ -93,18 +93,18 @@ def measure(
     )
     if sum(errors.left_out.values()) == len(index):
         raise UserError(
-            f"{index.root} ({index.name}): no hand is left to measure ({errors.reasons}): see to images and labels"
+            f"{index.root} ({index.name}): no sample can be measured ({errors.reasons}): check images and labels"
         )
     return Evaluation(run, config, index, labels, poses, errors)
 
 
 def intervals(evaluation: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
-    """The metrics with their bootstrap intervals over hands."""
+    """The metrics with their bootstrap intervals over samples."""
     return confidence_intervals(evaluation.tables(), groups=evaluation.groups(), resamples=resamples)
 
 
 def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
-    """Metrics of one network minus those of the other on the hands that both were measured on, with intervals."""
+    """Metrics of `one` minus those of `other` on the samples measured for both, with intervals."""
     ours, theirs = one.tables(), other.tables()
     return paired_difference(
         {name: ours[name] for name in ours if name in theirs},
@@ -115,7 +115,7 @@ def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> 
 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
-    """The same images for another network: views of its own side, boxes with the margin that it was trained with."""
+    """The configuration for another network: the same images, with that network's view side and box margin."""
     sources = tuple(dataclasses.replace(source, box_margin=run.box_margin) for source in each_source(config.data))
     return dataclasses.replace(
         config,
@@ -127,7 +127,7 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
-    """Whether an evaluation uses images of the run's own training, as far as the configurations tell."""
+    """Whether, according to the configurations, an evaluation uses images of the run's training."""
     same = attrgetter("source", "root", "part", "annotations")
     return run.step > 0 and any(
         same(source) == same(trained) and {source.split, trained.split} != {"train", "val"}
@@ -137,7 +137,7 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
 
 
 def worst_hands(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
-    """Rows of the hands with the largest errors after alignment, the worst first."""
+    """Rows of the samples with the largest errors after alignment, the worst first."""
     errors = evaluation.errors
     table = errors.in_3d.pa_error_m if "pa_epe_cm" in evaluation.tables() else errors.in_px
     means = mean_over_hands(table.T)

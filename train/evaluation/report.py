@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: a table, JSON, one row per hand, PCK curves, and the worst hands as pictures."""
+"""Writes the results of an evaluation: a table, JSON, a row per sample, PCK curves, and pictures of the worst."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import cv2
 import matplotlib as mpl
@@ -26,13 +26,20 @@ from train.pose.pictures import pose_picture
 from writing import write_text
 
 CAPTION_PX = 20
-"""Height of what stands above it."""
+"""Height of the text above a picture."""
+
+PCK: Final = {
+    "aligned_m": ("PCK, aligned", "cm", 100.0, "pa_epe_cm"),
+    "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
+    "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
+}
+"""Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
 
 
 def results(
     evaluation: Evaluation, intervals: Mapping[str, Interval], *, proper_rotation: bool, crop: str
 ) -> dict[str, Any]:
-    """Everything that was measured, for JSON."""
+    """All results, for JSON."""
     tables = evaluation.tables()
     return {
         "checkpoint": str(evaluation.run.path),
@@ -59,7 +66,7 @@ def results(
 
 
 def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """A paired difference, for JSON: this run minus the other, of which `theirs` are the results."""
+    """The paired difference for JSON: this run minus the other; `theirs` are the other's results."""
     return {
         "minus": theirs["checkpoint"],
         "difference": {name: _interval_for_json(interval) for name, interval in differences.items()},
@@ -68,13 +75,13 @@ def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -
 
 
 def _interval_for_json(interval: Interval) -> dict[str, float | None]:
-    """Value, low and high; low and high are None where no interval can be given."""
+    """Value, low and high; low and high are None if there is no interval."""
     low, high = _for_json(np.array([interval.low, interval.high]))
     return {"value": interval.value, "low": low, "high": high}
 
 
 def _for_json(values: Floats) -> list[float | None]:
-    """JSON has no NaN."""
+    """Replace NaN by None, since JSON has no NaN."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 
@@ -88,7 +95,7 @@ def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
 
 
 def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = False) -> Table:
-    """The metrics with their intervals, for the terminal."""
+    """A table of the metrics with their intervals, for the terminal."""
     table = Table(title=escape(printable(title)), title_justify="left", title_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -102,7 +109,7 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
 
 
 def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
-    """The file of each row, and the mean of each metric over its keypoints; None where not measured."""
+    """For each row its file and the mean of each metric over the keypoints; None if not measured."""
     tables, hands = evaluation.tables(), []
     for row in rows:
         hand: dict[str, Any] = {"file": evaluation.index.paths[row]}
@@ -113,7 +120,7 @@ def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]
 
 
 def save_hands(path: Path, evaluation: Evaluation) -> None:
-    """`of_hands` of all images as a table, empty where not measured."""
+    """Write `of_hands` of all images as CSV; a value that was not measured is empty."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, ["file", *evaluation.tables()])
     table.writeheader()
@@ -122,31 +129,28 @@ def save_hands(path: Path, evaluation: Evaluation) -> None:
     write_text(path, text.getvalue())
 
 
-def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
-    """PCK curves of one or two runs, by the name that the legend shows, and the error of each keypoint below."""
-    kinds = {"3d_m": ("3D", "epe_cm"), "aligned_m": ("3D, aligned", "pa_epe_cm"), "2d_px": ("2D", "epe_px")}
-    shown = [name for name in kinds if all(name in _curves(e) for e in evaluations.values())]
-    colours = ("#1f6fb4", "#c0504d")
-    names = [name.replace("_", " ") for name in next(iter(evaluations.values())).labels.skeleton.keypoints]
+def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the PCK curves of one or two runs, and below the error of each keypoint. Keys are names for the legend."""
+    first = next(iter(results_of.values()))
+    shown = [name for name in PCK if all(name in results["pck"] for results in results_of.values())]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(4.2 * max(len(shown), 1), 6.4), layout="constrained")
         axes = figure.subplots(2, max(len(shown), 1), squeeze=False)
-        for column, name in enumerate(shown):
-            curve, bars = axes[0][column], axes[1][column]
-            (title, per_keypoint), unit = kinds[name], "px" if name.endswith("px") else "cm"
-            for number, (label, evaluation) in enumerate(evaluations.items()):
-                errors, thresholds = _curves(evaluation)[name]
-                x = thresholds if unit == "px" else 100 * thresholds
-                curve.plot(x, pck_curve(errors, thresholds), color=colours[number], label=label)
-                means = mean_over_hands(evaluation.tables()[per_keypoint])
-                width = 0.8 / len(evaluations)
-                bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colours[number])
+        for name, curve, bars in zip(shown, *axes, strict=False):
+            title, unit, factor, metric = PCK[name]
+            names = [keypoint.replace("_", " ") for keypoint in first["per_keypoint"][metric]]
+            for number, (label, results) in enumerate(results_of.items()):
+                pck, width = results["pck"][name], 0.8 / len(results_of)
+                colour = ("#1f6fb4", "#c0504d")[number]
+                curve.plot(factor * np.array(pck["thresholds"]), pck["share"], color=colour, label=label)
+                means = np.array([*results["per_keypoint"][metric].values()], np.float64)
+                bars.bar(np.arange(len(names)) + width * number, means, width, align="edge", color=colour)
             curve.set_ylim(0, 1)
             curve.set_xlim(0, None)
             curve.set_title(title)
-            curve.set_xlabel(f"error within [{'px of the source' if unit == 'px' else unit}]")
+            curve.set_xlabel(f"error within [{unit}]")
             curve.grid(color="0.9")
-            if len(evaluations) > 1:
+            if len(results_of) > 1:
                 curve.legend(frameon=False)
             bars.set_ylabel(f"mean error [{unit}]")
             bars.set_xticks(np.arange(len(names)) + 0.4, names, rotation=90)
@@ -156,7 +160,7 @@ def save_pck(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
 
 
 def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
-    """The hands of some rows, of which `poses` has the views' images: three pictures each, and the errors above."""
+    """Draw the samples of some rows: three pictures each, with the errors above. `poses` has the views' images."""
     tables = evaluation.tables()
     pictures = []
     for number, row in enumerate(rows.tolist()):

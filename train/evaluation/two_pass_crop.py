@@ -1,4 +1,4 @@
-"""The authors' way to find the hand at test time, and the file that FreiHAND's leaderboard takes."""
+"""Estimates poses without boxes in the authors' two passes, and writes the file for FreiHAND's leaderboard."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from train.pose.labels import PoseLabels
 from writing import whole_file, write_text
 
 FIRST_BOX_FRAC = 0.33
-"""Side of the first pass's box, in the middle of the image, over the image's longer side."""
+"""Side of the first pass's box, which is in the middle of the image, over the image's longer side."""
 BOX_IN_VIEW = 0.7
-"""Side of a box over that of the view that is cut around it."""
+"""Side of a box over the side of the view around it."""
 
 
 def estimate_in_two_passes(
@@ -37,17 +37,17 @@ def estimate_in_two_passes(
     keep_images: int = 0,
     progress: Progress | None = None,
 ) -> Poses:
-    """Poses without boxes, as the authors' test code: crop the image's middle, predict, crop the prediction, predict.
+    """Estimate poses without boxes as the authors' test code: crop the middle, predict, crop the prediction, predict.
 
     The first box is `FIRST_BOX_FRAC` of the image; the second is the rectangle around the predicted 2D keypoints, in
-    whole pixels of the first view. Views are cut so that the box's longer side takes `BOX_IN_VIEW` of theirs, black
-    outside of the image. Their code counts pixels from the first one's centre; for their networks (`pose.first_keypoint
-    = "palm"`) so does this, for ours it counts from the corner, as training did.
+    whole pixels of the first view. The box's longer side is `BOX_IN_VIEW` of the view's side; the view is black outside
+    the image. The authors' code counts pixels from the first pixel's centre. This function does so for their networks
+    (`pose.first_keypoint = "palm"`), and counts from the corner for ours, as in training.
 
-    Arguments and result as `estimate_poses`; files that cannot be read have -1 in `samples`.
+    Arguments and result as in `estimate_poses`; files that cannot be read have -1 in `samples`.
 
     Raises:
-        UserError: no file can be read.
+        UserError: none of the files can be read.
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
@@ -99,11 +99,11 @@ def estimate_in_two_passes(
 
 
 def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Floats:
-    """Maps from source to view that show a box in the middle, its side `BOX_IN_VIEW` of the view's.
+    """Maps from source to view with a box in the middle, whose side is `BOX_IN_VIEW` of the view's.
 
     Args:
-        centre_px: (N, 2) of the boxes, in the source.
-        side_px: (N,) of the boxes, in the source.
+        centre_px: (N, 2) centres of the boxes, in the source.
+        side_px: (N,) sides of the boxes, in the source.
         view_side_px: side of the views.
 
     Returns:
@@ -117,13 +117,13 @@ def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Float
 
 
 def _to_source(points_px: Floats, crops: Floats) -> Floats:
-    """(N, J, 2) of the views in the source."""
+    """Transform points (N, J, 2) from the views to the source."""
     solved = np.linalg.solve(crops[:, :, :2], (points_px - crops[:, None, :, 2]).transpose(0, 2, 1))
     return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
 
 def _view(image: Image, crop: Floats, side_px: int, origin_px: float) -> Image:
-    """The crop, whose coordinates of the first pixel's centre are `origin_px`; OpenCV's are 0."""
+    """The crop of an image. `origin_px` are the crop's coordinates of the first pixel's centre; OpenCV's are 0."""
     matrix = crop.copy()
     matrix[:, 2] += crop[:, :2].sum(axis=1) * origin_px - origin_px
     view = cv2.warpAffine(image, matrix, (side_px, side_px), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT)
@@ -139,10 +139,10 @@ def _read(index: Index, row: int) -> Image | None:
 
 
 def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Path, Path]:
-    """Write pred.json as FreiHAND's evaluation reads it, and pred.zip with it for the leaderboard: joints in metres.
+    """Write pred.json for FreiHAND's evaluation, with joints in metres, and pred.zip for the leaderboard.
 
     Raises:
-        UserError: a hand is missing, since the leaderboard wants every image.
+        UserError: a hand is missing; the leaderboard needs every image.
     """
     joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
     missing = np.flatnonzero(~np.isfinite(joints_m).all(axis=(1, 2)))
@@ -151,7 +151,7 @@ def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Pat
             f"no hand for {len(missing)} of {len(joints_m)} images, image {missing[0]} the first: the "
             "leaderboard wants every image, so mend the files"
         )
-    vertices = [[0.0, 0.0, 0.0]] * 778  # MANO's; only the mesh's metrics look at them
+    vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
     content = [joints_m.tolist(), [vertices] * len(joints_m)]
     as_json, as_zip = folder / "pred.json", folder / "pred.zip"
     write_text(as_json, json.dumps(content))

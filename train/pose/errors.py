@@ -1,4 +1,4 @@
-"""A network's errors on labelled samples: what counts, what is left out, what is unknown."""
+"""Computes a network's errors on labelled samples, and counts the samples that are left out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Errors:
     """Errors of N predictions; NaN where a keypoint is not measured.
 
     Attributes:
-        in_3d: distances in 3D, in the unit of the labels.
+        in_3d: 3D distances, in the unit of the labels.
         in_px: (N, K), distances in 2D, in pixels of the source.
-        in_metres: the labels' unit: metres, or else pixels up to scale and shift.
-        left_out: how many samples are not measured, by reason.
+        in_metres: True if the labels are in metres, False if in pixels up to scale and shift.
+        left_out: number of samples that are not measured, by reason.
     """
 
     in_3d: PoseErrors
@@ -30,11 +30,11 @@ class Errors:
 
     @property
     def reasons(self) -> str:
-        """Why samples are not measured, in words, with how many; empty if all are."""
+        """The reasons why samples are not measured, with counts; empty if all are measured."""
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
 
     def tables(self) -> dict[str, Floats]:
-        """Every metric before the means, (N, K) each: those of `METRICS` that these labels allow."""
+        """Tables (N, K) of those `METRICS` that the labels allow, before the means."""
         tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}
         return {**tables, "epe_px": self.in_px}
 
@@ -47,20 +47,22 @@ def errors_of(
     unreadable: npt.NDArray[np.bool_] | None = None,
     proper_rotation: bool = False,
 ) -> Errors:
-    """Errors of predictions.
+    """Compute the errors of predictions.
 
-    A sample is left out, and counted, where its file cannot be read, nothing is known about it, its label is one point,
-    or the prediction is no number. Errors that no alignment removes are unknown where camera or scale are not known.
+    A sample is left out and counted if its file cannot be read, it has no label, its label is a single point, or the
+    prediction is not finite. Errors without alignment are NaN if camera or scale are unknown.
 
     Args:
-        poses: of N images.
-        labels: of the same images, row by row.
+        poses: predictions for N images.
+        labels: labels of the same images, row by row.
         palm: whether the network's own keypoint 0 is the palm (`PoseConfig.first_keypoint`).
         unreadable: (N,) images that could not be read; none by default.
         proper_rotation: as `train.pose.metrics.pose_errors`.
     """
     true, true_px = labels.joints.astype(np.float64), labels.keypoints_px.astype(np.float64)
-    unit = np.where(np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64))  # alignment does not care
+    unit = np.where(
+        np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64)
+    )  # alignment does not need the scale
     joints = poses.joints * unit[:, None, None]
     keypoints_px = _with_wrist(poses, labels) if palm else poses.keypoints_px
     known = [np.asarray(np.isfinite(points).all(axis=2)) for points in (true, true_px)]  # (N, K) each
@@ -71,7 +73,7 @@ def errors_of(
         "prediction is no number": ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2)),
     }
     usable, left_out = np.ones(len(joints), bool), {}
-    for reason, found in reasons.items():  # each sample counts for its first reason
+    for reason, found in reasons.items():  # each sample counts only for its first reason
         left_out[reason] = int((found & usable).sum())
         usable &= ~found
     valid, seen = (which & usable[:, None] for which in known)
@@ -85,7 +87,7 @@ def errors_of(
 
 
 def _with_wrist(poses: Poses, labels: PoseLabels) -> Floats:
-    """2D keypoints (N, K, 2) with the wrist, projected from 3D."""
+    """2D keypoints (N, K, 2), with keypoint 0 replaced by the wrist, projected from 3D."""
     keypoints_px = poses.keypoints_px.copy()
     wrist = np.einsum("nij,nj->ni", labels.intrinsics.astype(np.float64), poses.joints[:, 0])
     keypoints_px[:, 0] = wrist[:, :2] / wrist[:, 2:]

@@ -1,4 +1,4 @@
-"""Poses of all images of an index, through the views that training sees, but for the augmentation."""
+"""Estimates the poses of all images of an index, from views without augmentation."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from train.steps.state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
-"""Called with the images that are done, and all."""
+"""Called with the number of images done and the number of all images."""
 
 
 @dataclass(frozen=True)
 class Poses:
-    """What a network says about N images.
+    """A network's predictions for N images.
 
     Attributes:
-        samples: (N,) rows of the index that were looked at: a bad file has another one in its place.
+        samples: (N,) rows of the index that were used; a bad file is replaced by a substitute.
         keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based.
-        joints: (N, K, 3) in the source camera's frame, over the reference bone's length.
-        image_rows: (M,) rows of this table of which this rank kept the view.
-        images: (M, S, S, 3) uint8, these views, as the network saw them.
+        joints: (N, K, 3) in the source camera's frame, in units of the reference bone's length.
+        image_rows: (M,) rows of this table whose view this rank kept.
+        images: (M, S, S, 3) uint8, these views.
         source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
     """
 
@@ -50,7 +50,7 @@ class Poses:
 
 
 def upright(geometry: GeometryConfig) -> GeometryConfig:
-    """The canonical view itself: nothing is rotated, shifted, scaled or cropped."""
+    """The geometry of the canonical view: no rotation, shift, scale or crop."""
     return dataclasses.replace(
         geometry, rotation_deg=(0.0, 0.0), translation_frac=0.0, scale=(1.0, 1.0), crop_probability=0.0
     )
@@ -90,22 +90,23 @@ def estimate_poses(
     keep_images: int = 0,
     progress: Progress | None = None,
 ) -> Poses:
-    """Poses of all images of an index, in its order; the ranks share the work, and all get the result.
+    """Estimate the poses of all images of an index, in its order. The ranks share the work; all get the result.
 
-    The network is moved to the world's device, put into eval mode and left there.
+    The network is moved to the world's device and set to eval mode.
 
     Args:
-        intrinsics: (N, 3, 3) of each image as decoded, corner-based.
-        config: `validation.batch` images make a step over all ranks; of `geometry` the ranges are not used.
-        keep_images: how many views to return at most, of this rank's first ones.
+        intrinsics: (N, 3, 3) camera matrix of each image as decoded, corner-based.
+        config: `validation.batch` is the number of images in a step over all ranks. The ranges of `geometry` are not
+            used.
+        keep_images: number of this rank's first views to return.
 
     Raises:
-        UserError: so many files are bad that no substitute is left.
+        UserError: too many files are bad to find substitutes.
     """
     dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
     network = network.to(world.device, dtype).eval()
     count = len(index)
-    # Rows of each rank in a step, the last step's surplus included.
+    # Rows of each rank in a step, including surplus rows of the last step.
     each = -(-min(config.validation.batch, count) // world.world_size)
     step_rows = each * world.world_size
     rows = -(-count // step_rows) * step_rows
@@ -133,7 +134,7 @@ def estimate_poses(
             if progress is not None:
                 progress(min((step + 1) * step_rows, count), count)
     for table in (samples, keypoints_px, joints, matrices):
-        table.copy_(world.sum_(table.to(world.device)))  # exact: every number but one of each sum is zero
+        table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
     side_px, found = config.geometry.side_px, samples[:count].numpy()
     mirrored = np.zeros(count, bool) if index.mirror is None else index.mirror[found]
     return Poses(

@@ -1,4 +1,4 @@
-"""What is known about the samples of an index, and what a network is to learn of it in the frame of a view."""
+"""Labels of the samples of an index, and the targets in a view's frame."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Rows = npt.NDArray[np.int64]
 Points = TypeVar("Points", npt.NDArray[np.float32], npt.NDArray[np.float64])
 
 FOCAL_BOXES = 5.0
-"""Focal length over the side of the box that stands for an unknown camera: about FreiHAND's."""
+"""Assumed focal length, over the side of the box, of an unknown camera: about FreiHAND's."""
 
 
 @dataclass(frozen=True)
 class PoseTargets:
-    """Labels of N views. NaN stands for what is not known.
+    """Labels of N views. Unknown values are NaN.
 
     Attributes:
         intrinsics: (N, 3, 3), K' = A K of each view, A being the view's `source_to_view_px`.
@@ -51,18 +51,17 @@ class PoseTargets:
 
 @dataclass(frozen=True)
 class PoseLabels:
-    """What is known about N samples.
+    """Labels of N samples. Unknown values are NaN.
 
     Attributes:
-        skeleton: whose K keypoints these are.
-        joints: (N, K, 3) in the camera's frame, NaN where unknown; in metres, or, where no camera is known, in pixels
-            up to scale and shift.
-        in_metres: which of the two.
+        skeleton: names and bones of the K keypoints.
+        joints: (N, K, 3) in the camera's frame: in metres, or without a known camera in pixels up to scale and shift.
+        in_metres: whether `joints` are in metres.
         scale_m: (N,) length of the reference bone, NaN where unknown.
         keypoints_px: (N, K, 2) in the source's pixels, NaN where unknown.
-        intrinsics: (N, 3, 3), a stand-in where unknown.
+        intrinsics: (N, 3, 3); of an unknown camera, an assumed one.
         has_camera: (N,) whether the intrinsics are known.
-        mirror: (N,) whether the canonical view shows the sample left for right.
+        mirror: (N,) whether the canonical view is mirrored.
     """
 
     skeleton: Skeleton
@@ -76,12 +75,12 @@ class PoseLabels:
 
     @classmethod
     def of(cls, index: Index) -> PoseLabels:
-        """The labels of an index, NaN for what it lacks; arrays that it has are not copied."""
+        """The labels of an index, not copied; missing ones are NaN."""
         count, targets = len(index), index.targets
         unknown = np.broadcast_to(np.float32(np.nan), (count, len(index.skeleton), 3))
         joints, in_metres = targets.get("xyz_m", targets.get("xyz_px", unknown)), "xyz_m" in targets
         scale_m = targets.get("scale_m", unknown[:, 0, 0])
-        if in_metres and "scale_m" not in targets:  # the dataset gives none, so it is measured
+        if in_metres and "scale_m" not in targets:  # the dataset has no scales, so they are measured on the joints
             start, end = index.skeleton.reference_bone
             scale_m = np.linalg.norm(joints[:, start] - joints[:, end], axis=1)
         intrinsics = targets.get("K", unknown[:, :3])
@@ -101,12 +100,12 @@ class PoseLabels:
 
     @property
     def labelled(self) -> bool:
-        """Whether anything at all is known."""
+        """Whether there are any labels."""
         return not (np.isnan(self.joints).all() and np.isnan(self.keypoints_px).all())
 
     @property
     def note(self) -> dict[str, bool]:
-        """What a checkpoint says of labels without depth; nothing of others."""
+        """An entry of the checkpoint for labels without depth; empty for others."""
         return {} if self.in_metres else {"depth": False}
 
     def __getitem__(self, rows: Rows) -> PoseLabels:
@@ -118,14 +117,14 @@ class PoseLabels:
     def of_view(self, view: View, samples: Tensor, pose: PoseConfig, dtype: torch.dtype = torch.float32) -> PoseTargets:
         """Targets in a view's frame, on the view's device.
 
-        Depths, and the camera's frame, are those of the source: a view changes where a keypoint is seen and through
-        which intrinsics, not where it is (see `models.pose`).
+        Depths and the camera's frame are those of the source. A view changes the pixels of a keypoint and the
+        intrinsics, not its position in 3D (see `models.pose`).
 
         Args:
-            view: of N samples.
-            samples: (N,) their rows here, on the CPU.
-            pose: which keypoint is the root, and whether keypoint 0 is the wrist or the palm.
-            dtype: of the result.
+            view: a view of N samples.
+            samples: (N,) rows of the samples in these labels, on the CPU.
+            pose: has the root keypoint, and whether keypoint 0 is the wrist or the palm.
+            dtype: type of the result.
         """
         rows = samples.numpy()
 
@@ -148,12 +147,12 @@ class PoseLabels:
 
 
 def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
-    """The labels of an index that a pose network can be trained on.
+    """The labels of an index, checked for training a pose network.
 
-    Without 3D keypoints only the 2D ones are learnt, which is logged.
+    Without 3D keypoints, a warning says that only 2D keypoints are learnt.
 
     Raises:
-        UserError: keypoints or camera matrices are missing, or they are of another skeleton than `pose` says.
+        UserError: keypoints or camera matrices are missing, or the skeleton is not that of `pose`.
     """
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
     of_source = np.split(index.keypoints_px, np.cumsum(index.counts)[:-1]) if index.keypoints_px is not None else []
@@ -180,13 +179,13 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
 
 
 def left_for_right(points: Points, mirror: npt.NDArray[np.bool_], skeleton: Skeleton) -> Points:
-    """Keypoints (N, K, C), those of samples that are seen in a mirror under the names that they look like."""
+    """Keypoints (N, K, C). In mirrored samples, left and right keypoints are exchanged."""
     return np.where(mirror[:, None, None], points[:, skeleton.mirror], points)
 
 
 def _stand_in_cameras(box_px: Floats) -> Floats:
-    """Cameras that look at the middle of each box, `FOCAL_BOXES` of its sides away: (N, 3) -> (N, 3, 3)."""
-    # The size of a whole image is not known here.
+    """Assumed cameras (N, 3, 3) for boxes (N, 3): centred on the box, with a focal length of `FOCAL_BOXES` sides."""
+    # The size of whole images is unknown here.
     box = np.where(box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32))
     cameras = np.zeros((len(box), 3, 3), np.float32)
     cameras[:, 0, 0] = cameras[:, 1, 1] = FOCAL_BOXES * box[:, 2]

@@ -1,9 +1,9 @@
-"""The field's metrics of 3D hand pose: end-point error, area under the PCK curve, both also after Procrustes alignment.
+"""Metrics of poses: end-point error and area under the PCK curve, both also after Procrustes alignment.
 
-The default is FreiHAND's evaluation script: per keypoint the mean error and the trapezoidal area under the share of
-errors within 100 thresholds from 0 to 5 cm, averaged over keypoints; alignment by SciPy's orthogonal_procrustes, which
-may mirror the prediction. Every figure is a mean over hands for each keypoint, then over keypoints, so resampling hands
-gives its confidence interval.
+The defaults follow FreiHAND's evaluation script. Per keypoint it takes the mean error, and the trapezoidal area under
+the share of errors within 100 thresholds from 0 to 5 cm; both are averaged over keypoints. It aligns by SciPy's
+orthogonal_procrustes, which may mirror the prediction. Every metric is a mean over hands for each keypoint, then over
+keypoints, so resampling hands gives its confidence interval.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
-"""Of the PCK curves in 3D, ends included."""
+"""Thresholds of the PCK curves in 3D."""
 THRESHOLDS_PX: Final = np.linspace(0.0, 30.0, 100)
-"""Of the PCK curve in 2D."""
+"""Thresholds of the PCK curve in 2D."""
 LEAST_KEYPOINTS_TO_ALIGN: Final = 3
-"""With fewer, a similarity transform fits any hand and says nothing."""
-_EPSILON: Final = 1e-8  # FreiHAND's script adds it to the sizes that it divides by
+"""Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any hand."""
+_EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
 
 
 class Metric(NamedTuple):
-    """How a metric is shown.
+    """Name, unit and format of a metric.
 
     Attributes:
-        unit: behind the title; empty for a share.
-        of: what the full name adds to the title, as in "EPE (cm)".
+        unit: shown after the title; empty for a share.
+        of: text after the title in the full name, as in "EPE (cm)".
     """
 
     title: str
@@ -62,12 +62,12 @@ METRICS: Final = {
 
 @dataclass(frozen=True)
 class PoseErrors:
-    """Distances between predicted and true keypoints of N hands; NaN where they do not count.
+    """Distances between predicted and true keypoints of N hands; NaN for keypoints that do not count.
 
     Attributes:
         error_m: (N, K) metres.
         pa_error_m: (N, K) metres, after alignment of each hand.
-        collapsed: (N,) the prediction is one point.
+        collapsed: (N,) whether the prediction is a single point.
     """
 
     error_m: Floats
@@ -76,7 +76,7 @@ class PoseErrors:
 
 
 class Interval(NamedTuple):
-    """A figure with the limits of its confidence interval, NaN where none can be given."""
+    """A value with the limits of its confidence interval; NaN if there is no interval."""
 
     value: float
     low: float
@@ -90,16 +90,17 @@ def pose_errors(
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
 ) -> PoseErrors:
-    """Distances of predictions, as they are and after alignment.
+    """Distances of predictions, without and with alignment.
 
     Args:
         predicted_m: (N, K, 3) in metres.
-        true_m: (N, K, 3), the same.
-        valid: (N, K), which keypoints count; all by default. Alignment uses them alone.
+        true_m: (N, K, 3) in metres.
+        valid: (N, K) whether a keypoint counts; by default all. Only these are used for alignment.
         proper_rotation: forbid alignment by a reflection, as the authors' code does. FreiHAND's script allows it.
 
     Raises:
-        ValueError: the shapes do not fit, nothing is valid, a valid keypoint is no number, or a true pose is one point.
+        ValueError: the shapes do not fit, no keypoint is valid, a valid one is not finite, or a true pose is a single
+            point.
     """
     predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
     alignable = counts.sum(axis=1) >= LEAST_KEYPOINTS_TO_ALIGN
@@ -113,9 +114,10 @@ def pose_errors(
 
 
 def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
-    """Hands (N,) whose valid keypoints, two or more, all lie in one place, so that nothing can be aligned to them.
+    """Mask (N,) of hands whose two or more valid keypoints are all in one place, so that nothing can be aligned to
+    them.
 
-    `points` are (N, K, 3), `valid` (N, K) says which count; the others may be anything.
+    `points` is (N, K, 3), `valid` (N, K); points that are not valid may have any value.
     """
     counts = np.asarray(valid, bool)
     kept = np.where(counts[..., None], np.asarray(points, np.float64), 0)
@@ -130,12 +132,12 @@ def align(
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
 ) -> Floats:
-    """Predictions, each moved onto its true hand by the best similarity transform (Procrustes).
+    """Align each prediction to its true hand by the best similarity transform (Procrustes).
 
     Arguments and errors as `pose_errors`.
 
     Returns:
-        (N, K, 3) in metres, NaN where not valid.
+        (N, K, 3) in metres, NaN if not valid.
     """
     predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
     true_centre, centre = _centre(true, counts), _centre(predicted, counts)  # (N, 1, 3)
@@ -160,14 +162,14 @@ def align(
 
 
 def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: npt.ArrayLike | None = None) -> Floats:
-    """Distances (N, K) between (N, K, 2) arrays, NaN where not valid."""
+    """Distances (N, K) between (N, K, 2) arrays, NaN if not valid."""
     return _distances(*_checked(predicted_px, true_px, valid, dimensions=2))
 
 
 def score_tables(errors: PoseErrors) -> dict[str, Floats]:
-    """The four metrics before any mean, (N, K) each: the mean over hands, then keypoints, is the metric.
+    """Tables (N, K) of the four metrics in 3D: the mean over hands, then over keypoints, is the metric.
 
-    An error's share of the AUC is the area under its own step from 0 to 1.
+    In the tables of the AUC, an entry is the area under the step function of one error.
     """
     return {
         "epe_cm": 100 * errors.error_m,
@@ -185,18 +187,18 @@ def confidence_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Bootstrap intervals (percentiles) of metrics, over which hands happened to be measured.
+    """Bootstrap intervals (percentiles) of metrics, by resampling hands.
 
-    They say nothing about the luck of a training run; that takes several seeds. With one group, every resample is the
-    same, so no interval can be given.
+    They do not include the variation between training runs, which needs several seeds. With a single group there is no
+    interval, since all resamples are the same.
 
     Args:
-        tables: (N, K) each, from `score_tables`, or differences of such; NaN where a keypoint does not count.
-        groups: (N,), hands that depend on each other, such as the backgrounds of a pose, share a number and are drawn
-            together. By default each hand is on its own.
-        confidence: share of the resamples within the interval.
-        resamples: how many.
-        seed: of the draws.
+        tables: (N, K) each, from `score_tables`, or differences of two; NaN if a keypoint does not count.
+        groups: (N,) group numbers. Hands that depend on each other, such as the backgrounds of a pose, have the same
+            number and are drawn together. By default every hand is a group.
+        confidence: share of the resamples inside the interval.
+        resamples: number of resamples.
+        seed: seed of the resamples.
 
     Raises:
         ValueError: there are no hands, or a table has another number of rows.
@@ -209,9 +211,9 @@ def confidence_intervals(
     tail = 50 * (1 - confidence)
     drawn: dict[str, list[Floats]] = {name: [] for name in tables}
     rng, poses = np.random.default_rng(seed), int(members.max()) + 1
-    for start in range(0, resamples, 100):  # at a time, to bound the memory
+    for start in range(0, resamples, 100):  # resamples at a time, to limit the memory
         times = rng.multinomial(poses, np.full(poses, 1 / poses), size=min(100, resamples - start))
-        weights = times[:, members].astype(np.float64)  # how often each hand is drawn
+        weights = times[:, members].astype(np.float64)  # number of times that each hand is drawn
         for name, table in tables.items():
             drawn[name].append(_weighted_metric(table, weights))
     intervals = {}
@@ -231,14 +233,14 @@ def paired_difference(
     groups: npt.ArrayLike | None = None,
     resamples: int = 1000,
 ) -> dict[str, Interval]:
-    """Metrics of one run minus those of another on the same hands, with intervals as `confidence_intervals`.
+    """Metrics of one run minus those of another on the same hands, with intervals as in `confidence_intervals`.
 
-    Paired: what makes a hand hard is in both and cancels, so far smaller differences show than from two intervals.
+    The difficulty of a hand cancels in the difference, so smaller differences can be detected than with two intervals.
 
     Args:
-        tables: (N, K) each, of the one.
-        other: the same names, of the other, row by row the same hands.
-        groups: as `confidence_intervals`, and so `resamples`.
+        tables: (N, K) each, of the first run.
+        other: tables of the other run, with the same names and the same hands row by row.
+        groups: as in `confidence_intervals`; the same for `resamples`.
 
     Raises:
         ValueError: the names or shapes differ.
@@ -251,13 +253,13 @@ def paired_difference(
 
 
 def mean_over_hands(table: Floats) -> Floats:
-    """(N, K) -> (K,), NaN left out; NaN for a keypoint without any hand."""
+    """Mean over hands, (N, K) -> (K,), without NaN; NaN for a keypoint without any value."""
     means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
 
 
 def metric_of(table: Floats) -> float:
-    """The metric of a table (N, K): the mean over hands, then over the keypoints that have one; NaN if none has."""
+    """The metric of a table (N, K): the mean over hands, then over keypoints with a value; NaN if there is none."""
     values = mean_over_hands(table)
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
@@ -266,7 +268,7 @@ def metric_of(table: Floats) -> float:
 def _checked(
     predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None, *, dimensions: int
 ) -> tuple[Floats, Floats, Bools]:
-    """As float64, with zeros where a keypoint does not count, and which do."""
+    """Both arrays as float64, with zeros for keypoints that do not count, and the mask of those that do."""
     ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
         raise ValueError(
@@ -290,7 +292,7 @@ def _checked(
 
 
 def _centre(points: Floats, counts: Bools) -> Floats:
-    """Mean of the keypoints that count: (N, K, 3), zero elsewhere -> (N, 1, 3)."""
+    """Mean of the keypoints that count: (N, K, 3), zero for the others -> (N, 1, 3)."""
     return np.asarray(points.sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1), 1)[:, None, None])
 
 
@@ -299,10 +301,10 @@ def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
 
 
 def area(errors: Floats, thresholds: Floats) -> Floats:
-    """Trapezoidal area under the step function of each error, 1 at thresholds that are not below it, over the range."""
+    """Trapezoidal area, over the range, under each error's step function, which is 1 from the error on."""
     weights = np.gradient(thresholds)
     weights[[0, -1]] /= 2
-    tail = np.append(np.cumsum(weights[::-1])[::-1], 0)  # of all thresholds from the i-th on
+    tail = np.append(np.cumsum(weights[::-1])[::-1], 0)  # area from the i-th threshold on
     area: Floats = (tail / tail[0])[np.searchsorted(thresholds, np.nan_to_num(errors, nan=np.inf))]
     return np.where(np.isnan(errors), np.nan, area)
 
@@ -318,7 +320,7 @@ def pck_curve(errors: Floats, thresholds: Floats) -> Floats:
 
 
 def _weighted_metric(table: Floats, weights: Floats) -> Floats:
-    """The metric in each resample: (N, K) and (B, N) -> (B,); a keypoint that a resample lacks is left out of it."""
+    """The metric in each resample: (N, K) and (B, N) -> (B,). Keypoints without a value in a resample are left out."""
     known = ~np.isnan(table)
     totals, counts = weights @ np.where(known, table, 0), weights @ known.astype(np.float64)  # (B, K)
     present = counts > 0

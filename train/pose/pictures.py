@@ -1,4 +1,4 @@
-"""Pictures of a fine-tuning run: how loss and errors fell, and what the network sees in held-out hands."""
+"""Pictures of a fine-tuning run: curves of losses and errors, and predictions for held-out images."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from train.pose.validation import best_of
 Floats = npt.NDArray[np.float64]
 
 POSE_PX = 192
-"""Side of each picture of a pose in predictions.png and worst.png."""
+"""Side in pixels of each picture of a pose in predictions.png and worst.png."""
 _BACKGROUND = 40
 
 
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
-    """The parts of the loss over the steps, and below the errors on held-out hands where they could be measured."""
+    """Draw the parts of the loss over the steps, and below them the errors on held-out images, if measured."""
     steps = [row["step"] for row in rows]
     in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
     shown, last, unit = {"epe_cm": ("EPE", "#888888"), "pa_epe_cm": ("PA-EPE", "#2e8b57")}, "pa_epe_cm", "cm"
@@ -62,7 +62,7 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
 
 
 def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
-    """Held-out poses, as `pose_picture` shows them."""
+    """Write a sheet of held-out poses, see `pose_picture`."""
     pictures = [
         pose_picture(poses, shown, labels, int(poses.samples[row]), depth=labels.in_metres)
         for shown, row in enumerate(poses.image_rows.tolist())
@@ -71,14 +71,14 @@ def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
 
 
 def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:
-    """A pose in three pictures: the label, the prediction, and both from the side.
+    """Draw a pose in three pictures: the label, the prediction, and both from the side.
 
     Args:
-        poses: with the views' images.
-        shown: which of these images.
-        labels: of all samples.
+        poses: poses with the views' images.
+        shown: number of the image.
+        labels: labels of all samples.
         sample: the row of the label.
-        depth: whether the network has learnt depths; else the third picture is empty.
+        depth: whether the network has learnt depths; if not, the third picture is empty.
     """
     image, row, skeleton = poses.images[shown], int(poses.image_rows[shown]), labels.skeleton
     large: Image = np.asarray(cv2.resize(image, (POSE_PX, POSE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
@@ -96,13 +96,13 @@ def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, d
 
 
 def side_view(joints: Floats, true: Floats | None, skeleton: Skeleton, side_px: int) -> Image:
-    """A pose from the side, the camera on the left: depth to the right, y down; the true pose in grey behind it.
+    """Draw a pose from the side with the camera on the left: depth to the right, y down; the true pose in grey.
 
     Args:
         joints: (K, 3) in the camera's frame, in reference bones.
-        true: the same of the label, or None; both are drawn with their roots in one place.
-        skeleton: whose joints these are.
-        side_px: of the picture.
+        true: the label's joints, or None. Both are drawn with their roots at the same point.
+        skeleton: skeleton of the joints.
+        side_px: side of the picture.
     """
     picture = np.full((side_px, side_px, 3), _BACKGROUND, np.uint8)
     root = skeleton.keypoints.index(skeleton.root)

@@ -1,4 +1,4 @@
-"""Poses in a user's own pictures: skeletons, 3D poses and what was assumed to get them."""
+"""The `predict` command: poses in a user's own pictures."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
-"""What is taken from a folder; a file that is named is tried whatever it is called."""
+"""Endings of the files to take from a folder. A file given by name is always tried."""
 
 FOCAL_RANGE_PX: Final = (10.0, 1e6)
-"""Focal lengths of cameras that are taken as such: less is in units of the picture's width or of millimetres; no other
-entry is larger, either, so that float32 inverts the matrix."""
+"""Range of focal lengths. A smaller one is probably in picture widths or millimetres. No other entry of the matrix may
+be larger than the maximum, so that float32 can invert it."""
 
 SECOND_LOOK_FRAC: Final = 0.25
-"""If the crop around a first prediction moves the keypoints by more than this share of the hand, neither is to be
-trusted."""
+"""If cropping around a first prediction moves the keypoints by more than this share of the pose's extent, neither
+prediction is reliable."""
 
 
 class Predicted(NamedTuple):
-    """What came of the pictures that could be read, in their order, and why each of the others could not."""
+    """Predictions for the pictures that could be read, in order, and a reason for each of the others."""
 
     predictions: list[Prediction]
     unreadable: list[str]
@@ -57,22 +57,23 @@ def predict(
     scale_m: float | None = None,
     progress: Progress | None = None,
 ) -> Predicted:
-    """Predict the pose in each picture that can be read and write a drawing and a JSON file of it.
+    """Predict the pose in each readable picture, and write a drawing and a JSON file of it.
 
-    Every picture goes through the loader of training, without augmentation. It is decoded by OpenCV first, which reads
-    more kinds of files than training does, turned as its EXIF orientation says.
+    OpenCV decodes the pictures, with the EXIF orientation applied, since it reads more formats than training does. They
+    then pass the training loader without augmentation.
 
     Args:
         run: a fine-tuning run's folder, or a checkpoint.
         images: files, folders and patterns such as "photos/*.jpg".
         out: folder for the results.
-        box_px: x0, y0, x1, y1 around it in pixels of the picture as displayed; None takes the whole picture.
-        intrinsics: JSON file with the camera matrix of the pictures; None assumes a focal length of the picture's
-            longer side and its centre as the principal point.
-        scale_m: length of the skeleton's reference bone; None leaves the pose in units of that length.
+        box_px: x0, y0, x1, y1 of a box around the hand or body, in pixels of the picture as displayed; None: the whole
+            picture.
+        intrinsics: JSON file with the camera matrix of the pictures; None: the focal length is the picture's longer
+            side and the principal point its centre.
+        scale_m: length of the skeleton's reference bone in metres; None: the pose is in units of that length.
 
     Raises:
-        UserError: an input that cannot be used, or no picture can be read.
+        UserError: an argument cannot be used, or no picture can be read.
     """
     found = find_images(images)
     if box_px is not None and len(found) > 1:
@@ -104,7 +105,7 @@ def predict(
                 box_needed=needed,
                 note=note,
             )
-            # First, since it tells a later call whose picture that is.
+            # The JSON file first: from it, a later call knows the drawing's picture.
             write_text(out / f"{names[row]}.json", json.dumps(as_json(result, loaded), indent=2) + "\n")
             save_prediction(result.picture, read_picture(str(file)), result)
             results.append(result)
@@ -114,10 +115,10 @@ def predict(
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
-    """The files that words name: a file, the pictures in a folder, or what a pattern matches; each once, in order.
+    """Find files: each word is a file, a folder of pictures, or a pattern. Each file is listed once, in order.
 
     Raises:
-        UserError: a word names nothing.
+        UserError: a word matches no file.
     """
     found: dict[Path, None] = {}
     for word in words:
@@ -136,10 +137,10 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 
 def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
-    """The camera matrix (3, 3) of a JSON file: a list of three rows, {"K": rows}, or {"fx", "fy", "cx", "cy"}.
+    """Read the camera matrix (3, 3) of a JSON file: a list of three rows, {"K": rows}, or {"fx", "fy", "cx", "cy"}.
 
     Raises:
-        UserError: the file holds none.
+        UserError: the file has no camera matrix.
     """
     try:
         content = parse_json(regular(file).read_bytes())
@@ -166,13 +167,13 @@ def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
 
 
 def assumed_intrinsics(width_px: int, height_px: int) -> npt.NDArray[np.float32]:
-    """A camera for a picture of which nothing is known: focal length the longer side, seen 53 degrees wide."""
+    """Camera matrix for an unknown camera: the focal length is the longer side, a field of view of 53 degrees."""
     focal_px = max(width_px, height_px)
     return np.array([[focal_px, 0, width_px / 2], [0, focal_px, height_px / 2], [0, 0, 1]], np.float32)
 
 
 def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
-    """Everything that is known about a prediction, as plain values."""
+    """A prediction as plain values, for JSON."""
     return {
         "image": str(result.image),
         "checkpoint": str(run.path),
@@ -190,21 +191,9 @@ def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
     }
 
 
-class _Pictures:
-    """Pictures of any kind as PNG files, which training's loader reads."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-
-    def read(self, sample: int) -> bytes:
-        """The sample's picture; upright, eight bits, no alpha."""
-        bgr = read_picture(str(self._files[sample]))[..., ::-1]
-        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
-
-
 @lru_cache(maxsize=4)
 def read_picture(file: str) -> Image:
-    """The picture (H, W, 3) RGB as displayed.
+    """Read a picture (H, W, 3) RGB as displayed.
 
     Raises:
         UserError: the file cannot be read, or is too small or too large.
@@ -214,7 +203,7 @@ def read_picture(file: str) -> Image:
         decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a picture") from error
-    except cv2.error as error:  # a header that promises more than OpenCV allows
+    except cv2.error as error:  # the header has more pixels than OpenCV allows
         raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it anew") from error
     if decoded is None:
         raise UserError(f"{file} is no picture that can be read: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
@@ -227,10 +216,10 @@ def read_picture(file: str) -> Image:
 
 
 def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[str]]:
-    """Width and height of the pictures that can be read, and a line for each that cannot: all, before any is predicted.
+    """Width and height of the readable pictures, and an error line for each of the others.
 
     Raises:
-        UserError: none can be read.
+        UserError: no picture can be read.
     """
     sizes_px: dict[Path, tuple[int, int]] = {}
     unreadable = []
@@ -248,10 +237,10 @@ def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[
 
 
 def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) -> list[str]:
-    """What the results in the folder `out` are called, without ending: as the picture, or with a number behind that.
+    """Names of the results in the folder `out`, without ending: the picture's name, or with a number if this is taken.
 
-    The number is there where the name is taken: by another picture's result, by a file that is no result, or by one of
-    the `inputs`, which are all files that are read.
+    A name is taken if there is another picture's result, a file that is not a result, or one of `inputs`, the files
+    that the command reads.
     """
     stems = [file.stem for file in files]
     alike = Counter(stem.casefold() for stem in stems)
@@ -308,7 +297,12 @@ def _estimate(
     cameras: Sequence[npt.NDArray[np.float32]],
     progress: Progress | None = None,
 ) -> Poses:
-    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files).read)
+    def as_png(sample: int) -> bytes:
+        """A picture of any kind as training's loader reads it: upright, eight bits, no alpha."""
+        bgr = read_picture(str(files[sample]))[..., ::-1]
+        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+
+    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=as_png)
     world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)
@@ -317,7 +311,7 @@ def _estimate(
 def _second_look(
     run: PoseRun, files: Sequence[Path], first: Poses, cameras: Sequence[npt.NDArray[np.float32]]
 ) -> Poses:
-    """What the network says when it is shown the part of the picture where it saw the hand at first."""
+    """Predict again on the part of the picture around the first prediction."""
     boxes_px = squares_around(first.keypoints_px.min(axis=1), first.keypoints_px.max(axis=1))
     boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * run.box_margin
     return _estimate(run, files, boxes_px, cameras)
@@ -326,7 +320,7 @@ def _second_look(
 def _box_needed(
     run: PoseRun, first: Poses, second: Poses | None, row: int, size_px: tuple[int, int]
 ) -> tuple[Literal["no", "likely", "unknown"], str]:
-    """Whether a picture without a box should have had one, as far as the network itself can tell."""
+    """Estimate from two predictions whether a picture needs a box."""
     name, several = run.network.skeleton.name, run.network.skeleton.plural
     if second is None:
         return "no", f"The {name} was looked for in the box that was given."
@@ -342,7 +336,7 @@ def _box_needed(
         )
     if moved_px > SECOND_LOOK_FRAC * max(extent_px, 1):
         return "likely", (
-            f"Shown only the part where it saw a {name}, the network puts the keypoints elsewhere, by "
+            f"On a crop around its first prediction, the network moves the keypoints by "
             f"{moved_px / max(extent_px, 1):.0%} of the {name}'s extent. Give --box x0,y0,x1,y1 around the {name}."
         )
     return "unknown", (
@@ -352,7 +346,7 @@ def _box_needed(
 
 
 def _shown_px(poses: Poses, row: int, side_px: int) -> Box:
-    """Edges in the picture of what the network was shown."""
+    """Edges, in the picture, of the square that the network saw."""
     matrix = poses.source_to_view_px[row]
     x0, y0 = np.linalg.solve(matrix[:, :2], -matrix[:, 2])
     x1, y1 = np.linalg.solve(matrix[:, :2], side_px - matrix[:, 2])

@@ -1,4 +1,4 @@
-"""One prediction and its drawing: the picture with its skeleton, what the network saw, and the pose in 3D."""
+"""A prediction and its drawing: the picture with the skeleton, the network's view, and the pose in 3D."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Box = tuple[float, float, float, float]
 Floats = npt.NDArray[np.float64]
 
 _LONGEST_PX = 1024
-"""Larger pictures are drawn smaller; the coordinates stay the picture's own."""
+"""Longest side of a drawn picture. Coordinates stay those of the original."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Prediction:
     """A pose in a picture.
 
     Attributes:
-        picture: where the drawing is; the same name with .json holds all of this. It is the image's name, with a number
-            behind where that would be written over another file.
+        picture: path of the drawing. The file of the same name with .json has the values. The name is the image's, with
+            a number if it is taken.
         keypoints_px: (K, 2) in pixels of the picture as displayed, corner-based.
-        joints: (K, 3) in the camera's frame (x right, y down, z forward), in `unit`; None of a network that has learnt
-            no depths.
+        joints: (K, 3) in the camera's frame (x right, y down, z forward), in `unit`; None if the network was trained
+            without depths.
         unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
-        box_px: x0, y0, x1, y1 of the square that the network was shown, as far as it lies in the picture or outside.
+        box_px: x0, y0, x1, y1 of the square that the network saw; it may extend beyond the picture.
         intrinsics: (3, 3), as given or assumed.
-        box_needed: "no" if a box was given; else "likely" or "unknown", with `note` saying why.
+        box_needed: "no" if a box was given; else "likely" or "unknown", with the reason in `note`.
     """
 
     image: Path
@@ -57,7 +57,7 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
     """Draw a prediction in an image (H, W, 3) RGB, as displayed, into a .png.
 
     Raises:
-        NotWritten: there is no room, or no right to write.
+        NotWritten: the disk is full, or writing is not permitted.
     """
     height, width, _ = image.shape
     shrink = max(1.0, max(height, width) / _LONGEST_PX)
@@ -86,7 +86,9 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         box = "" if result.box_needed == "no" else f"   box needed: {result.box_needed}"
         figure.supxlabel(f"camera {camera}{box}", fontsize=8, color="0.35")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # of a name in another script
+            warnings.filterwarnings(
+                "ignore", message="Glyph", category=UserWarning
+            )  # the font may lack letters of a file's name
             save_figure(path, figure, dpi=110)
 
 
@@ -94,12 +96,12 @@ def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64], skeleton: Skele
     for chain, colour in skeleton.limbs:
         x, y = keypoints_px[list(chain)].T
         shade = tuple(value / 255 for value in colour)
-        axes.plot(x, y, "-", color="black", linewidth=3.2, solid_capstyle="round")  # seen on bright and dark alike
+        axes.plot(x, y, "-", color="black", linewidth=3.2, solid_capstyle="round")  # visible on bright and dark pixels
         axes.plot(x, y, ".-", color=shade, linewidth=1.8, markersize=5)
 
 
 def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str, skeleton: Skeleton) -> None:
-    """The pose as a viewer beside the camera sees it: x to the right, up is up, depth into the page."""
+    """Draw the pose in 3D as seen from beside the camera: x to the right, y up, depth into the page."""
     factor, label = (100.0, "cm") if unit == "m" else (1.0, "reference bones: scale-normalised")
     points = (joints - joints[skeleton.keypoints.index(skeleton.root)]) * factor
     x, y, z = points[:, 0], points[:, 2], -points[:, 1]

@@ -1,4 +1,4 @@
-"""A fine-tuned network with its configuration, out of a run's folder or a checkpoint."""
+"""Loads a fine-tuned network with its configuration, from a run's folder or a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
-from models.encoders import Encoder
+from models.encoders import make_encoder
 from models.pose import PoseNetwork
 from pipelines.config import each_source
 from train.config.finetuning import FinetuneConfig
@@ -18,14 +18,14 @@ from train.runs.checkpoint import find_checkpoint, load_checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class PoseRun:
-    """What a fine-tuning run has come to.
+    """A fine-tuned network and its configuration.
 
     Attributes:
-        path: of the checkpoint.
-        step: optimiser steps behind it.
-        config: of the run.
-        network: in eval mode, float32, on the device that was asked for.
-        depth: whether it has learnt depths: its labels were in 3D.
+        path: path of the checkpoint.
+        step: number of optimiser steps.
+        config: configuration of the run.
+        network: the network, in eval mode and float32.
+        depth: whether it was trained with 3D labels, and so predicts depths.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class PoseRun:
 
     @property
     def box_margin(self) -> float:
-        """How much larger than the box the views of training were."""
+        """Factor of the box's side in training."""
         return each_source(self.config.data)[0].box_margin
 
 
@@ -44,26 +44,26 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     """Read a fine-tuned network.
 
     Args:
-        source: a run's folder, of which the best checkpoint on validation counts, or the newest if none was validated;
-            or a checkpoint.
-        device: where the network is to be; the CPU by default.
+        source: a checkpoint, or a run's folder: its best checkpoint on validation, or the newest if there was no
+            validation.
+        device: device of the network; by default the CPU.
 
     Raises:
-        UserError: there is no checkpoint, it cannot be read, or it is not of fine-tuning.
+        UserError: there is no checkpoint, it cannot be read, or it is not from fine-tuning.
     """
     expected = "the folder of a fine-tuning run, with best/ or checkpoints/ in it, or a checkpoint"
     path = find_checkpoint(source, expected)
     saved = load_checkpoint(path)
     if "pose" not in saved["config"]:
         raise UserError(
-            f"{path} is of pre-training, which knows no poses: fine-tune it first, with "
+            f"{path} is from pre-training and predicts no poses: fine-tune it first, with "
             f"'python cli.py finetune --from {path.parent.parent if path.parent.name == 'checkpoints' else path}'"
         )
     try:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
-    network = PoseNetwork(Encoder(config.encoder.name), config.pose)
+    network = PoseNetwork(make_encoder(config.encoder.name), config.pose)
     try:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:

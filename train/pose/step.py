@@ -53,7 +53,7 @@ def _mean_absolute(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 class PoseStepResult(NamedTuple):
-    """What one step gives besides the gradients, over the global batch; all on the device and without graph.
+    """Result of a step over the global batch, besides the gradients; on the device and without graph.
 
     Attributes:
         loss: scalar, the weighted sum.

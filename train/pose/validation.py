@@ -1,4 +1,4 @@
-"""The metrics of a pose network on held-out images, while it trains."""
+"""Validation: metrics of a pose network on held-out images during training."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from train.pose.labels import PoseLabels, labels_to_learn
 from train.pose.metrics import metric_of
 
 SHOWN = 12
-"""Poses in the picture of predictions."""
+"""Number of poses in predictions.png."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out images and what is known about them."""
+    """Held-out images and their labels."""
 
     index: Index
     labels: PoseLabels
 
 
 def load_validation(config: FinetuneConfig) -> Validation | None:
-    """The validation split of the sources that are trained on; None if the run holds nothing out.
+    """Load the validation split of the training sources; None if the run holds out no images.
 
     Raises:
         UserError: the split cannot be read.
@@ -46,11 +46,11 @@ def load_validation(config: FinetuneConfig) -> Validation | None:
 def validate(
     network: PoseNetwork, validation: Validation, config: FinetuneConfig, world: World
 ) -> tuple[dict[str, float], Poses]:
-    """Metrics of the network in eval mode, in which it is left; the same on all ranks.
+    """Compute the network's metrics. It is set to eval mode and left there. All ranks get the same result.
 
     Returns:
-        EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source, NaN where nothing can be measured, as all
-        in 3D where labels have no depth; and the poses. An image that cannot be read is measured as its substitute.
+        The metrics: EPE and PA-EPE in cm, AUC and PA-AUC, 2D EPE in pixels of the source; NaN if not measurable, as in
+        3D for labels without depth. And the poses. A substitute is measured in place of an unreadable image.
     """
     labels = validation.labels
     poses = estimate_poses(network, validation.index, labels.intrinsics, config, world, keep_images=SHOWN)
@@ -60,6 +60,6 @@ def validate(
 
 
 def best_of(rows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """The validation of least PA-EPE, or of least 2D EPE if none has one; the first of equals, NaN last."""
+    """The row with the smallest PA-EPE, or the smallest 2D EPE if there is no PA-EPE. The first one wins ties."""
     name = "epe_px" if all(math.isnan(row["pa_epe_cm"]) for row in rows) else "pa_epe_cm"
     return min(rows, key=lambda row: math.inf if math.isnan(row.get(name, math.nan)) else row[name])

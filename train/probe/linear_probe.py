@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from models.network import ContrastiveNetwork
 from models.pose import back_project, normalize_keypoints
 from pipelines.samples.index import Index
 from pipelines.sources.subsets import in_fraction
-from skeleton import SkeletonName
 from train.config.pretraining import Config
 from train.distributed.activity import activity
 from train.distributed.together import together
@@ -59,7 +57,7 @@ class Probe:
         step_rows = _CHUNK * world.world_size
         self._padded = -(-count // step_rows) * step_rows
         self._views: list[tuple[Tensor, Tensor]] = []  # positions, pixels
-        labels, pose = PoseLabels.of(index), PoseConfig(skeleton=cast(SkeletonName, index.skeleton.name))
+        labels, pose = PoseLabels.of(index), PoseConfig(skeleton=index.skeleton.name)
         table = torch.zeros(self._padded, 3 * self._keypoints + 12, dtype=torch.float64)
 
         def load() -> None:

@@ -1,4 +1,4 @@
-"""Matplotlib's charts as SVG inside a page; their colours are the page's own, and follow its light or dark scheme."""
+"""Draws charts with Matplotlib as inline SVG. Their colours follow the page's light or dark scheme."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from skeleton import Skeleton
 from train.pictures import level_line, log_axis
 
 SERIES: Final = 6
-"""Colours that a chart may use; the page's style sheet has as many."""
+"""Number of colours for series, as in the page's style sheet."""
 
-_INK, _MUTED, _GRID = "#000001", "#000002", "#000003"  # stand for the page's colours until the SVG is written
+_INK, _MUTED, _GRID = "#000001", "#000002", "#000003"  # placeholders for the page's colours, replaced in the SVG
 _SERIES = tuple(f"#00000{number + 10:x}" for number in range(SERIES))
 _VARIABLES = {_INK: "--ink", _MUTED: "--muted", _GRID: "--line"} | {
     colour: f"--series-{number + 1}" for number, colour in enumerate(_SERIES)
@@ -34,7 +34,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 class Line(NamedTuple):
-    """Values of y over x; None leaves a gap. `series` says which of the page's colours, `dots` marks every value."""
+    """Values of y over x; None leaves a gap. `series` is the number of the colour; `dots` marks every value."""
 
     x: Sequence[float]
     y: Sequence[float | None]
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A title, and an element for an HTML page below it."""
+    """A title, and the HTML element of the chart below it."""
 
     title: str
     svg: str
@@ -61,17 +61,17 @@ def line_chart(
     """Lines over a common axis.
 
     Args:
-        title: says what is drawn, with its unit.
+        title: quantity and unit.
         lines: at least one.
         x_label: below the axis.
-        log: logarithmic in y.
-        percent: y is a share of one.
-        level: a value in y that is worth a dashed line, and its name.
+        log: use a logarithmic y axis.
+        percent: show y, a share of one, in percent.
+        level: value and name of a dashed horizontal line.
     """
     with _figure() as (figure, axes):
         for line in lines:
             y = np.array([np.nan if value is None else value for value in line.y])
-            dots = line.dots or np.isfinite(y).sum() == 1  # a line of one value has no length
+            dots = line.dots or np.isfinite(y).sum() == 1  # a line needs two values to be visible
             axes.plot(line.x, y, color=_SERIES[line.series % SERIES], marker="o" if dots else "", markersize=4)
         if level is not None:
             level_line(axes, *level, _MUTED)
@@ -87,7 +87,7 @@ def line_chart(
 
 
 def keypoint_chart(title: str, rows: Sequence[Sequence[float | None]], skeleton: Skeleton) -> Chart:
-    """Bars for the keypoints, a gap between its groups: each row is a series of K values, in the skeleton's order."""
+    """Bars for the keypoints, with gaps between groups. Each row is a series of K values in the skeleton's order."""
     names, sizes = zip(*skeleton.groups, strict=True)
     group = np.repeat(np.arange(len(sizes)), sizes)  # (K,)
     with _figure() as (figure, axes):
@@ -111,17 +111,17 @@ def _figure() -> Iterator[tuple[Figure, Any]]:
 
 
 def _svg(figure: Figure, title: str) -> str:
-    """The figure as an element that takes the width that it is given."""
+    """The figure as an SVG element that fills the available width."""
     buffer = io.StringIO()
     unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with mpl.rc_context({"svg.hashsalt": title}):  # ids that no other chart of the page has, and always the same
+    with mpl.rc_context({"svg.hashsalt": title}):  # reproducible ids, unique on the page
         figure.savefig(buffer, format="svg", transparent=True, metadata=unnamed)
     content = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", buffer.getvalue(), flags=re.DOTALL)
     head, _, body = content[content.index("<svg") :].partition(">")
     view_box = re.search(r'viewBox="[^"]*"', head)
     assert view_box is not None
     body = body.replace("xlink:href", "href")
-    used = set(re.findall(r"#(\w+)", body))  # the other ids repeat from chart to chart
+    used = set(re.findall(r"#(\w+)", body))  # other ids are the same in all charts
     body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for colour, variable in _VARIABLES.items():

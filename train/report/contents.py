@@ -1,4 +1,4 @@
-"""What a report tells of, read from the folders that runs, evaluations and predictions have left."""
+"""Reads the contents of a report from the folders of runs, evaluations and predictions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _CURVES: Final[Mapping[Kind, Sequence[str]]] = {
     "pre-training": ("positive_rank",),
     "fine-tuning": ("keypoints_px", "depth"),
 }
-"""What the rows of metrics.jsonl hold of each kind only."""
+"""Keys of metrics.jsonl that only one kind of run has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run's folder holds.
+    """Contents of a run's folder.
 
     Attributes:
-        name: for people: what the weights of fine-tuning started from, or the folder's own name.
-        config: its tables, as plain values.
-        config_text: the same as TOML.
-        rows: of metrics.jsonl.
-        validations: of validation.jsonl; the probes of pre-training.
-        evaluation: what `evaluate` wrote into it, or None.
+        name: displayed name: the starting weights of fine-tuning, or the folder's name.
+        config: tables of the configuration, as plain values.
+        config_text: the configuration as TOML.
+        rows: rows of metrics.jsonl.
+        validations: rows of validation.jsonl: validations of fine-tuning, probes of pre-training.
+        evaluation: results of `evaluate`, or None.
     """
 
     folder: RunFolder
@@ -47,12 +47,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Errors of some fine-tuned runs on the same hands.
+    """Errors of several fine-tuned runs on the same images.
 
     Attributes:
-        results: of each run, as `train.evaluation.report.results` gives them.
-        difference: of the first two, paired by hand: metric to value, low and high; None if nobody compared them.
-        elsewhere: runs that were measured on other images, and are left out.
+        results: results of each run, see `train.evaluation.report.results`.
+        difference: paired difference of the first two runs: metric -> value, low and high; None if they were not
+            compared.
+        elsewhere: runs that were measured on other images and are left out.
     """
 
     runs: Sequence[Run]
@@ -62,10 +63,10 @@ class Measured:
 
 
 def read_run(root: Path) -> Run:
-    """A run of pre-training or fine-tuning.
+    """Read a run of pre-training or fine-tuning.
 
     Raises:
-        UserError: the folder is not one, or one of its files cannot be read.
+        UserError: the folder is not a run's folder, or a file in it cannot be read.
     """
     folder = RunFolder(root, keep=1)
     try:
@@ -87,7 +88,7 @@ def read_run(root: Path) -> Run:
         )
     rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in _CURVES[kind])]
     if not rows:
-        raise UserError(f"{root} has no rows in metrics.jsonl; expected a run that has begun. Let it train first")
+        raise UserError(f"{root} has no rows in metrics.jsonl; expected a run that has started. Let it train first")
     evaluation_file = root / "evaluation" / "metrics.json"
     evaluation = read_json(evaluation_file) if evaluation_file.exists() else None
     name = root.name
@@ -104,7 +105,7 @@ def sources_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_of_run(config: Mapping[str, Any]) -> bool:
-    """Whether what a report tells of a configuration is there."""
+    """Whether a configuration has all keys that a report shows."""
     try:
         sources = sources_of(config)
         words = [config["encoder"]["name"], config["encoder"]["weights"]]
@@ -117,10 +118,10 @@ def _is_of_run(config: Mapping[str, Any]) -> bool:
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:
-    """Several runs; where two would have one name, the folder's is added.
+    """Read several runs. If two have the same name, the folder's name is added.
 
     Raises:
-        UserError: as `read_run`.
+        UserError: as in `read_run`.
     """
     runs = [read_run(root) for root in roots]
     names = [run.name for run in runs]
@@ -133,8 +134,8 @@ def read_runs(roots: Sequence[Path]) -> list[Run]:
 def measured(runs: Sequence[Run]) -> Measured | None:
     """The evaluations of the fine-tuned runs among `runs`; None if there is none.
 
-    A comparison among them comes first, with both of its runs' results as it holds them. Others join if they were
-    measured on the same images, cut out and aligned in the same way.
+    Two runs that were compared come first, with the results stored in the comparison. Other runs are added if they were
+    measured on the same images with the same crop and alignment.
     """
     tuned = [run for run in runs if run.kind == "fine-tuning"]
     pair = next(((run, other) for run in tuned for other in tuned if _compares(run, other)), None)
@@ -158,17 +159,17 @@ def measured(runs: Sequence[Run]) -> Measured | None:
 
 
 def _compares(run: Run, other: Run) -> bool:
-    """Whether the evaluation of a run has a comparison with the other."""
+    """Whether the evaluation of a run contains a comparison with the other."""
     if run.evaluation is None or "comparison" not in run.evaluation:
         return False
     return other.folder.root.resolve() in Path(run.evaluation["comparison"]["minus"]).resolve().parents
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """An object of a JSON file.
+    """Read an object from a JSON file.
 
     Raises:
-        UserError: it cannot be read, or is something else.
+        UserError: the file cannot be read, or is not an object.
     """
     try:
         content = json.loads(regular(file).read_bytes())

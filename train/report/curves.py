@@ -1,4 +1,4 @@
-"""The charts of a report: how losses and errors fell, and where the errors are."""
+"""The charts of a report: losses, errors over time, and errors by keypoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import numpy as np
 from models.losses import LOSSES
 from models.losses.loss import Loss
 from skeleton import SKELETONS
+from train.evaluation.report import PCK
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
 from train.report.contents import Measured, Run
 
-_PCK: Final = {
-    "aligned_m": ("PCK, aligned", "cm", 100.0),
-    "3d_m": ("PCK, camera's frame", "cm", 100.0),
-    "2d_px": ("PCK, picture", "px", 1.0),
-}
 _PER_KEYPOINT: Final = {
     "pa_epe_cm": "Mean error, aligned [cm]",
     "pa_epe_px": "Mean error, aligned [px]",
@@ -26,7 +22,7 @@ _PER_KEYPOINT: Final = {
 
 
 class Curves(NamedTuple):
-    """Charts with what their colours stand for."""
+    """Charts with their legend."""
 
     title: str
     text: str
@@ -39,7 +35,7 @@ def error_curves(found: Measured | None) -> list[Curves]:
     if found is None:
         return []
     charts = []
-    for name, (title, unit, factor) in _PCK.items():
+    for name, (title, unit, factor, _) in PCK.items():
         if all(name in result["pck"] for result in found.results):
             lines = [
                 Line([factor * x for x in result["pck"][name]["thresholds"]], result["pck"][name]["share"], number)
@@ -55,17 +51,17 @@ def error_curves(found: Measured | None) -> list[Curves]:
 
 
 def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
-    """The loss, and how well the network finds the other view."""
+    """Charts of the loss and of the rank of the positive."""
     runs = [run for run in runs if run.kind == "pre-training"]
     if not runs:
         return []
     rows = [run.rows for run in runs]
-    text = "The network looks for the other view of an image among all other views of a batch."
+    text = "The network has to find the other view of an image among all other views of a batch."
     loss, batches = _loss_of(runs), {run.config["train"]["batch"] for run in runs}
     chance = None
     if len(batches) == 1:
         batch = batches.pop()
-        text = f"Of the {2 * batch - 1} other views of a batch, one is of the same image: the network looks for it."
+        text = f"Of the {2 * batch - 1} other views of a batch, one shows the same image. The network has to find it."
         chance = loss().chance(batch) if loss is not None else None
     level = None if chance is None else (chance[0], f"chance, {chance[1]}")
     charts = [
@@ -85,7 +81,7 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
 
 
 def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
-    """The losses, and the errors on held-out hands."""
+    """Charts of the losses, and of the errors on held-out images."""
     runs = [run for run in runs if run.kind == "fine-tuning"]
     if not runs:
         return []
@@ -100,7 +96,7 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
         name, title = ("pa_epe_cm", "Held-out hands, PA-EPE [cm]") if in_3d else ("epe_px", "Held out, 2D EPE [px]")
         lines = _lines([run.validations for run in runs], name, dots=True)
         charts.append(line_chart(title, lines, x_label="step", log=True))
-    text = "The losses on augmented training images, and the error on images that no step has seen."
+    text = "The losses on augmented training images, and the error on images that were not trained on."
     return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
 
 
@@ -111,7 +107,7 @@ def _loss_of(runs: Sequence[Run]) -> type[Loss] | None:
 
 
 def _lines(rows_of_runs: Sequence[Sequence[Mapping[str, Any]]], key: str, *, dots: bool = False) -> list[Line]:
-    """A line for each run: a value of its rows over their steps."""
+    """A line for each run: one value of its rows over the steps."""
     return [
         Line([row["step"] for row in rows], [row[key] for row in rows], number, dots)
         for number, rows in enumerate(rows_of_runs)

@@ -1,4 +1,4 @@
-"""The pictures of a report: what a network saw, what it predicts, and where it fails."""
+"""The pictures of a report: views, predictions, and samples with large errors."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ import cv2
 import numpy as np
 
 from errors import UserError
-from skeleton import SKELETONS
 from train.evaluation.report import CAPTION_PX
-from train.pictures import Image, draw_skeleton, read_sheet, shown_side_px
+from train.pictures import Image, read_sheet, shown_side_px
 from train.pose.metrics import METRICS
-from train.pose.pictures import POSE_PX, side_view
-from train.pose.predict import read_picture
+from train.pose.pictures import POSE_PX
 from train.report.contents import Measured, Run, read_json
 from train.report.numbers import as_text
 
 SHOWN: Final = 12
-"""Pictures of a kind, at most."""
-_PREDICTION_PX: Final = 288
+"""Largest number of pictures of a kind."""
 
 
 class Tile(NamedTuple):
-    """A picture as a data URI, its size in pixels, what it is for those who cannot see it, and a line below it."""
+    """A picture as a data URI, its size in pixels, its alternative text, and a line below it."""
 
     uri: str
     width: int
@@ -36,30 +33,31 @@ class Tile(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """Pictures of a kind: a title, a line that says what is seen, and the pictures."""
+    """Pictures of a kind, with a title and a line of explanation; `wide` pictures take a row each."""
 
     title: str
     text: str
     tiles: Sequence[Tile]
+    wide: bool = False
 
 
 def views(runs: Sequence[Run]) -> list[Gallery]:
-    """What the first run of pre-training has seen, or the first of all."""
+    """Views of the first pre-training run, or else of the first run."""
     run = next((run for run in runs if run.kind == "pre-training"), runs[0])
     if not run.folder.views_picture.exists():
         return []
     side, count = shown_side_px(run.config["geometry"]["side_px"]), 2 if run.kind == "pre-training" else 1
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
     text = "Two views of each image" if count == 2 else "Views of training images"
-    text += ". The matrices that warped the pixels carried the skeletons."
+    text += ". The skeletons were transformed by the matrices that warped the pixels."
     return [Gallery("What the network saw", text, [_tile(picture, "views of an image") for picture in pictures])]
 
 
 def predictions(folder: Path | None) -> list[Gallery]:
-    """What `predict` wrote into a folder.
+    """Predictions in a folder of `predict`.
 
     Raises:
-        UserError: it holds no predictions, or a picture is no longer where it was.
+        UserError: there are no predictions, or a picture is missing.
     """
     if folder is None:
         return []
@@ -68,58 +66,38 @@ def predictions(folder: Path | None) -> list[Gallery]:
         raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run it first")
     tiles = []
     for file in files[:SHOWN]:
-        said = read_json(file)
+        said, picture = read_json(file), cv2.imread(str(file.with_suffix(".png")))
         try:
-            picture = _prediction(said)
             name = Path(said["image"]).name
             warning = {"likely": ": needs a box"}.get(str(said["box_needed"]), "")
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, cv2.error) as error:
+        except (LookupError, TypeError) as error:
             raise UserError(f"{file} is no prediction ({error}); expected what predict writes. Make it anew") from error
-        tiles.append(_tile(picture, f"hand predicted in {name}", f"{name}{warning}"))
-    text = "What the network was shown, with the hand that it saw; and that hand from its side, the camera on the left."
+        if picture is None:
+            raise UserError(f"{file} has no picture beside it; expected the .png that predict writes. Make it anew")
+        tiles.append(_tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", f"{name}{warning}"))
+    text = "The picture, the view of the network with its prediction, and the prediction in 3D."
     if any("needs a box" in tile.caption for tile in tiles):
-        text += " “Needs a box”: shown only the part where it saw a hand, the network sees it elsewhere."
-    return [Gallery("Predictions", text, tiles)]
-
-
-def _prediction(said: Mapping[str, Any]) -> Image:
-    image = read_picture(said["image"])
-    x0, y0, x1, y1 = said["box_px"]
-    scale = _PREDICTION_PX / max(x1 - x0, y1 - y0, 1e-6)
-    shrink = max(1.0, 1 / scale)  # by averaging, so that nothing aliases
-    size = [max(1, round(length / shrink)) for length in image.shape[1::-1]]
-    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    matrix = np.array([[scale * shrink, 0, -scale * x0], [0, scale * shrink, -scale * y0]])
-    side = (_PREDICTION_PX, _PREDICTION_PX)
-    view: Image = np.asarray(cv2.warpAffine(small, matrix, side, borderValue=(128, 128, 128)), np.uint8)
-    skeleton = SKELETONS[said.get("skeleton", "hand")]
-    draw_skeleton(view, (np.array(said["keypoints_px"], np.float64) - [x0, y0]) * scale, skeleton)
-    if said["joints"] is None:
-        return view
-    joints = np.array(said["joints"], np.float64)
-    if said["unit"] == "m":
-        start, end = skeleton.reference_bone
-        joints = joints / np.linalg.norm(joints[start] - joints[end])
-    return np.concatenate([view, side_view(joints, None, skeleton, _PREDICTION_PX)], axis=1)
+        text += " “Needs a box”: on a crop around its prediction, the network predicts another pose."
+    return [Gallery("Predictions", text, tiles, wide=True)]
 
 
 def hands(found: Measured | None) -> list[Gallery]:
-    """Hands that the first run was not trained on: some, and those where its errors are largest."""
+    """Held-out samples of the first run: some, and those with the largest errors."""
     if found is None:
         return []
     run, alt, galleries = found.runs[0], "label, prediction and both from the side", []
     if run.folder.predictions_picture.exists():
         pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
-        text = f"Not chosen, from the validation of “{run.name}”: the label, the prediction, and both from the side "
+        text = f"Not selected, from the validation of “{run.name}”: the label, the prediction, and both from the side "
         tiles = [_tile(picture, alt) for picture in pictures]
-        galleries.append(Gallery("Held-out hands", text + "with the label in grey.", tiles))
+        galleries.append(Gallery("Held-out images", text + "with the label in grey.", tiles))
     sheet = run.folder.root / "evaluation" / "worst.png"
     if run.evaluation is not None and sheet.exists():
         pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
         hands = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
-        text = f"Of all that “{run.name}” was measured on, the hands with the largest errors after alignment."
+        text = f"The samples on which “{run.name}” has the largest errors after alignment."
         tiles = [_tile(picture, alt, _errors_of(hand)) for picture, hand in hands]
-        galleries.append(Gallery("Its worst hands", text, tiles))
+        galleries.append(Gallery("Largest errors", text, tiles))
     return galleries
 
 

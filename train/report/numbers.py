@@ -1,4 +1,4 @@
-"""The figures of a report: the table of metrics, and what a comparison says in words."""
+"""The numbers of a report: the table of metrics, and the result of a comparison in words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ Mark = Literal["", "better", "worse", "open"]
 
 
 class Cell(NamedTuple):
-    """A figure of the table.
+    """A cell of the table.
 
     Attributes:
-        interval: the ends of its confidence interval; None where none can be given.
-        mark: of a difference: whether it is for the better, for the worse, or open: the interval contains zero, or
-            there is none.
+        interval: ends of the confidence interval; None if there is none.
+        mark: for a difference: better, worse, or open. It is open if the interval contains zero or there is none.
     """
 
     value: float
@@ -29,7 +28,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A metric of the table, with the cells of all runs and of the difference of the first two."""
+    """A metric, with the cells of all runs and of the difference of the first two."""
 
     metric: Metric
     cells: Sequence[Cell]
@@ -37,7 +36,7 @@ class Row(NamedTuple):
 
 
 def as_text(value: float, metric: Metric, *, signed: bool = False) -> str:
-    """A value with the metric's decimals."""
+    """A value with the metric's number of decimals."""
     return f"{value:{'+' if signed else ''}.{metric.decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -55,7 +54,7 @@ def _cell(interval: Mapping[str, float | None], metric: Metric, *, signed: bool 
 
 
 def table(found: Measured) -> list[Row]:
-    """The metrics that all runs have."""
+    """Rows of the metrics that all runs have."""
     rows = []
     for name, metric in METRICS.items():
         if all(name in result["metrics"] for result in found.results):
@@ -66,7 +65,7 @@ def table(found: Measured) -> list[Row]:
 
 
 def verdict(found: Measured) -> str:
-    """What the comparison says, all of it."""
+    """The result of the comparison in words."""
     if found.difference is None:
         return "No two of these runs were compared on the same hands: evaluate RUN --compare RUN2 does that."
     cells = {name: _cell(found.difference[name], metric, signed=True) for name, metric in METRICS.items()
@@ -91,7 +90,7 @@ def verdict(found: Measured) -> str:
 
 
 def facts(found: Measured) -> list[str]:
-    """What the figures are of, and what they do not say."""
+    """Notes on the data, the alignment and the limits of the numbers."""
     first = found.results[0]
     left_out = [f"{count} {reason}" for reason, count in first["left_out"].items() if count]
     said = [
@@ -103,5 +102,5 @@ def facts(found: Measured) -> list[str]:
     ]
     if found.elsewhere:
         names = ", ".join(f"“{run.name}”" for run in found.elsewhere)
-        said.append(f"Measured on other images, and so not shown here: {names}.")
+        said.append(f"Not shown, since they were measured on other images: {names}.")
     return said

@@ -1,4 +1,4 @@
-"""The `report` command: runs, evaluations and predictions on one page that needs nothing but itself."""
+"""The `report` command: runs, evaluations and predictions on one page without external files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from writing import write_text
 def write_report(
     runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "Pre-training and fine-tuning"
 ) -> None:
-    """Write a page about runs: metrics, curves, views, predictions and the worst hands, all in one .html.
+    """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
 
     Args:
-        runs: folders of pre-training and fine-tuning, in any order; `evaluate` may have been run on the latter.
-        out: the page.
-        predictions: a folder that `predict` wrote.
-        title: of the page.
+        runs: folders of pre-training and fine-tuning, in any order, with or without results of `evaluate`.
+        out: file of the page.
+        predictions: folder with results of `predict`.
+        title: title of the page.
 
     Raises:
-        UserError: a folder is not what it should be, or the page cannot be written.
+        UserError: a folder cannot be used, or the page cannot be written.
     """
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
@@ -39,9 +39,9 @@ def write_report(
             "table": numbers.table(found), "verdict": numbers.verdict(found), "facts": numbers.facts(found)
         }  # fmt: skip
         error_curves, worst = curves.error_curves(found), galleries.hands(found)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # somebody may have edited metrics.json
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
-        raise UserError(f"{' or '.join(files)} is not what evaluate writes. Evaluate again") from error
+        raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
     content = {
         **figures,
         "measured": found,
@@ -65,7 +65,7 @@ def write_report(
 
 
 def _summary(run: Run) -> dict[str, str]:
-    """What a run was, in a few words each."""
+    """Short facts about a run."""
     config, rows = run.config, run.rows
     sources = [f"{table['root']}, {table['split']}" for table in sources_of(config)]
     if run.kind == "fine-tuning":
@@ -82,6 +82,6 @@ def _summary(run: Run) -> dict[str, str]:
 
 
 def _rendered(config: Mapping[str, Any]) -> bool:
-    """Whether a run saw the hands of `make-data`."""
+    """Whether a run was trained on data of `make-data`."""
     sources = (table for table in sources_of(config) if table["source"] == "freihand")
     return any((Path(table["root"]) / "dataset.json").exists() for table in sources)

@@ -1,4 +1,4 @@
-"""What of the data cannot be used: counted over all ranks, written down, and limited."""
+"""Counts bad files over all ranks, writes quarantine.jsonl, and stops the run if there are too many."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from writing import write_text
 
 
 class BadFiles:
-    """Counts what could not be used, and ends the run when it is too much.
+    """Counts bad files, and ends the run if there are too many.
 
-    Counts belong to steps and live in the state, so a checkpoint keeps them and a resumed run goes on counting. Ranks
-    add up theirs at log steps and before checkpoints; rank 0 then writes quarantine.jsonl anew, so no line is torn.
+    The counts are part of the training state, so checkpoints keep them and a resumed run continues them. Ranks sum them
+    at log steps and before checkpoints; rank 0 then rewrites quarantine.jsonl completely.
 
     Args:
-        data: the run's sources, each with its limit.
-        file: quarantine.jsonl; a row for each bad file, those that were met most often first.
-        state: holds the counts of all ranks.
-        quarantine: why this rank's loader could not use a file.
+        data: the run's sources with their limits.
+        file: quarantine.jsonl, with a row for each bad file, the most frequent first.
+        state: has the counts of all ranks.
+        quarantine: this rank's bad files with their reasons.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class BadFiles:
         self._names = [source.name for source in index.sources] or [index.name]
         self._limits = [source.max_bad_share for source in each_source(data)]
         self._ends = np.cumsum(index.counts)
-        self._used = np.zeros(len(index.counts), np.int64)  # by this rank, since the ranks last met
+        self._used = np.zeros(len(index.counts), np.int64)  # counts of this rank since the last sum
         self._met: Counter[int] = Counter()
         if not state.bad_files:
             state.bad_files = {"used": [0] * len(self._used), "met": {}}
         elif world.is_main:
-            self._write()  # what was written after the checkpoint is of steps that are taken again
+            self._write()  # rows written after the checkpoint belong to steps that are repeated
 
     def count(self, batch: Batch, *, agree: bool) -> None:
-        """Count a batch of this rank; with `agree`, which all ranks must give alike, add up over ranks."""
+        """Count a batch of this rank. With `agree`, which must be the same on all ranks, sum over ranks."""
         self._used += self._per_source(batch.samples.numpy())
         self._met.update(batch.bad.tolist())
         if not agree:
@@ -75,11 +75,11 @@ class BadFiles:
 
     @property
     def too_many(self) -> bool:
-        """Whether a limit was passed when the ranks last met; the same on all of them."""
+        """Whether a limit was exceeded at the last sum; the same on all ranks."""
         return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
 
     def require_few(self) -> None:
-        """End the run by a `UserError`, on all ranks after the same step, if too much is bad."""
+        """Raise a `UserError`, on all ranks after the same step, if a limit is exceeded."""
         for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
             if share > limit:
                 of = "" if len(self._limits) == 1 else f"{number}."
@@ -95,13 +95,13 @@ class BadFiles:
         return np.bincount(np.searchsorted(self._ends, rows, side="right"), minlength=len(self._ends))
 
     def _shares(self) -> list[float]:
-        """Of what was drawn from each source, how much was bad."""
+        """Share of bad files among the files drawn from each source."""
         met, used = self._state.bad_files["met"], self._state.bad_files["used"]
         rows = np.repeat(np.array(list(met), np.int64), [times for _, times in met.values()])
         return [bad / max(1, bad + good) for bad, good in zip(self._per_source(rows).tolist(), used, strict=True)]
 
     def _summary(self, source: int) -> str:
-        """The commonest reasons, with a file for each, and the number of all files."""
+        """The most frequent reasons, with an example for each, and the number of bad files."""
         met = self._state.bad_files["met"]
         here = [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
         files = Counter(met[row][0] for row in here)

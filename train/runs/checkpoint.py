@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside, synced, renamed, and checked when they are read."""
+"""Writes and reads checkpoints with checksums. A checkpoint is complete or absent."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ _PARTS: dict[str, type] = {
 }  # fmt: skip
 _NEEDED = ("step", "config", "network")
 _NAME = re.compile(r"step_(\d{9})\.pt")
-_SEAL = b"\nsha256 of all before: "  # torch.load, as any reader of zip files, does not mind what follows the archive
+_SEAL = b"\nsha256 of all before: "  # torch.load ignores bytes after the zip archive
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size * 2
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, the last `keep` of them."""
+    """The checkpoints of a run's folder; the last `keep` are kept."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self._keep = folder, keep
         self._torn: list[Path] = []
 
     def paths(self) -> list[Path]:
-        """What is there, oldest first."""
+        """Paths of the checkpoints, the oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def latest(self) -> Path | None:
-        """The newest one."""
+        """The newest checkpoint, or None."""
         return next(reversed(self.paths()), None)
 
     def latest_whole(self) -> Path | None:
-        """The newest one that is whole; newer ones that are not are named in a warning.
+        """The newest complete checkpoint, or None. A warning lists newer ones that are damaged.
 
-        Nothing deletes these: the next `save` puts them aside as *.torn, so that they are not among those it keeps.
+        Damaged ones are not deleted: the next `save` renames them to *.torn, so that they do not count.
 
         Raises:
-            UserError: there are some, and none is whole: starting anew would throw work away unasked.
+            UserError: there are checkpoints, but none is complete. Starting anew would lose work without asking.
         """
         torn: list[Path] = []
         for path in reversed(self.paths()):
             with suppress(OSError):
                 if is_whole(path):
                     for other in torn:
-                        log.warning("%s is torn or damaged: passed over for %s", other, path.name)
+                        log.warning("%s is incomplete or damaged: using %s instead", other, path.name)
                     self._torn = torn
                     return path
             torn.append(path)
@@ -75,7 +75,7 @@ class Checkpoints:
         return None
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state after `step` steps; a crash or an OSError at any moment leaves the older ones untouched."""
+        """Write the state after `step` steps. A crash or an OSError does not change the older checkpoints."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:09d}.pt"
         for left_by_a_crash in self.folder.glob("step_*.part"):
@@ -91,9 +91,9 @@ class Checkpoints:
 
 
 def find_checkpoint(source: Path, expected: str) -> Path:
-    """The file itself; of a run's folder its best checkpoint on validation, or the newest if none was validated.
+    """The checkpoint of a source: the file itself, or a run's best on validation, or its newest if never validated.
 
-    A folder without any is a `UserError`, which says what was expected.
+    A folder without a checkpoint is a `UserError` with the text `expected`.
     """
     if not source.is_dir():
         return source
@@ -104,7 +104,7 @@ def find_checkpoint(source: Path, expected: str) -> Path:
 
 
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write one checkpoint, whole and with its checksum, or not at all; errors as `writing.whole_file`."""
+    """Write a checkpoint with its checksum, completely or not at all. Errors as in `writing.whole_file`."""
     with whole_file(path) as file:
         sealed = _Hashing(file)
         torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
@@ -112,15 +112,15 @@ def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
 
 
 class BackgroundWriter:
-    """Saves checkpoints in a thread, so that training waits for a copy of the state only.
+    """Saves checkpoints in a thread, so that training waits only for a copy of the state.
 
-    At most one is being written: the next one waits for it, and so does the end of the `with` block.
+    Only one is written at a time: the next one, and the end of the `with` block, wait for it.
 
     Args:
         finally_do: called in the thread after each checkpoint.
 
     Attributes:
-        waited_s: seconds that the caller has spent in here.
+        waited_s: seconds that the caller has waited.
     """
 
     def __init__(self, checkpoints: Checkpoints, finally_do: Callable[[], None] = lambda: None) -> None:
@@ -137,7 +137,7 @@ class BackgroundWriter:
         self._wait()
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state after `step` steps and write it from a thread; not if the one before could not be written."""
+        """Copy the state after `step` steps and write it in a thread, unless the previous write failed."""
         start = time.perf_counter()
         self._wait()
         if self._error is None:
@@ -148,12 +148,12 @@ class BackgroundWriter:
         self.waited_s += time.perf_counter() - start
 
     def finish(self) -> None:
-        """Wait for what is being written, and `check`."""
+        """Wait for the current write, then `check`."""
         self._wait()
         self.check()
 
     def check(self) -> None:
-        """Hear, once, of a checkpoint that could not be written, as a `UserError`; waits for nothing."""
+        """Raise a `UserError`, once, if a checkpoint could not be written. Does not wait."""
         error, self._error = self._error, None
         if error is None:
             return
@@ -174,14 +174,14 @@ class BackgroundWriter:
             when_copied()
             self.checkpoints.save(step, state)
             self._finally_do()
-        except Exception as error:  # whatever it is, the loop has to hear of it
+        except Exception as error:  # every error is raised in the training loop, by `check`
             self._error = error
 
 
 def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """A copy on the CPU of a tree of dicts, lists and tensors, and a function that waits until it is complete.
+    """Copy a tree of dicts, lists and tensors to the CPU; also returns a function that waits for the copy.
 
-    Copies from a GPU are only queued, behind the step that made the state and ahead of the next one.
+    Copies from a GPU are only queued, after the step that made the state and before the next one.
     """
     streams: set[torch.device] = set()
 
@@ -209,7 +209,7 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file ends in the checksum of what comes before; OSError if it cannot be read."""
+    """Whether a file ends in the checksum of its content; OSError if it cannot be read."""
     with path.open("rb") as file:
         left = file.seek(0, os.SEEK_END) - _SEAL_BYTES
         file.seek(0)
@@ -221,9 +221,9 @@ def is_whole(path: Path) -> bool:
 
 
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """What was saved: at least the step, the configuration of the run, and the network's tensors by name.
+    """Read a checkpoint: at least the step, the run's configuration, and the network's tensors by name.
 
-    Only tensors and plain values are unpickled. A file that is missing, torn, or not one of ours is a `UserError`.
+    Only tensors and plain values are unpickled. A missing or damaged file, or another kind of file, is a `UserError`.
     """
     try:
         if not is_whole(path):
@@ -236,7 +236,9 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
         raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # torch has many for a file that is not its own; its advice is to run what is in it
+    except (
+        Exception
+    ) as error:  # torch raises many kinds of errors for other files; its messages advise running their code
         raise _foreign(path, "it is no archive of tensors and plain values") from error
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise _foreign(path, "it has no format")
@@ -262,7 +264,7 @@ def _foreign(path: Path, found: str) -> UserError:
 
 
 class _Hashing(io.RawIOBase):
-    """A file to write to that keeps the checksum of what went in."""
+    """A file that computes the checksum of the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash = file, hashlib.sha256()

@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, where it came from, its metrics and its checkpoints."""
+"""The folder of a run: configuration, versions, metrics, pictures and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import platform
 import subprocess
 import tomllib
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from parsing import regular
 from train.config.tables import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints
 from train.runs.json_lines import cut_rows, read_rows
-from train.runs.lock import LOCK, FolderLock
+from train.runs.lock import LOCK, locked
 from writing import write_text
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ Resume = Literal["never", "auto"]
 
 
 class RunFolder:
-    """One run's folder; of its checkpoints `keep` stay."""
+    """A run's folder; the last `keep` checkpoints are kept."""
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self.root = root
@@ -42,24 +43,24 @@ class RunFolder:
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
 
-    def lock(self, config: object, resume: Resume) -> FolderLock:
-        """To be held by the one process that writes here, from before `check` until the run has ended.
+    def lock(self, config: object, resume: Resume) -> AbstractContextManager[None]:
+        """The lock that rank 0 holds from before `check` until the run has ended.
 
-        A folder that cannot be used, whoever holds it, is a `UserError`; then nothing is put into it.
+        A folder that cannot be used is a `UserError`; nothing is written into it.
         """
         if not (self.root / LOCK).exists():
             self._require_usable(config, resume)
-        return FolderLock(self.root)
+        return locked(self.root)
 
     def check(self, config: object, resume: Resume) -> Path | None:
-        """The checkpoint to go on from, or None to start.
+        """The checkpoint to resume from, or None to start.
 
         Raises:
-            UserError: the folder is in use and is not to be resumed, or belongs to another configuration.
+            UserError: the folder has a run that must not be resumed, or a run of another configuration.
         """
         self._require_usable(config, resume)
         if self._is_used() and not self._has_saved():
-            log.info("%s holds a run that has saved no checkpoint: begun anew, and its logs are dropped", self.root)
+            log.info("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)
         return self.checkpoints.latest_whole()
 
     def _require_usable(self, config: object, resume: Resume) -> None:
@@ -83,10 +84,10 @@ class RunFolder:
         self._check_config(config)
 
     def claim(self, config: object, step: int) -> None:
-        """Take the folder for a run, new or resumed; what it tells of steps after `step` is forgotten.
+        """Prepare the folder for a new or resumed run, and remove rows of steps after `step`.
 
-        The ranks of a run before may have been more than now, so this cuts the files of all of them. A folder that
-        cannot be written to is a `UserError`.
+        An earlier run may have had more ranks, so the files of all ranks are cut. A folder that cannot be written is a
+        `UserError`.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ class RunFolder:
     def _check_config(self, config: object) -> None:
         try:
             text = regular(self.config_file).read_text()
-            if not text.strip():  # what a full disk leaves; the checkpoint has the configuration, too, and is compared
+            if not text.strip():  # empty because of a full disk; the configuration in the checkpoint is compared later
                 return
             saved = tomllib.loads(text)
         except (OSError, ValueError) as error:
@@ -121,30 +122,30 @@ class RunFolder:
             )
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, whole ones only."""
+        """The undamaged rows of metrics.jsonl."""
         return read_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
 
     def read_validations(self) -> list[dict[str, Any]]:
-        """The rows of validation.jsonl that fine-tuning wrote, whole ones only."""
+        """The undamaged rows of validation.jsonl that fine-tuning wrote."""
         return read_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
 
     def read_probes(self) -> list[dict[str, Any]]:
-        """The rows of validation.jsonl that pre-training wrote, whole ones only."""
+        """The undamaged rows of validation.jsonl that the probe of pre-training wrote."""
         return read_rows(self.validation_file, numbers=("pa_epe_cm", "epe_px_of_224"))
 
     def _is_used(self) -> bool:
         return self.root.exists() and any(path.name != LOCK for path in self.root.iterdir())
 
     def _has_saved(self) -> bool:
-        """Whether there is a checkpoint, whole or torn."""
+        """Whether there is a checkpoint, complete or damaged."""
         folders = [folder for folder in (self.checkpoints.folder, self.best.folder) if folder.is_dir()]
         return any(path.suffix in (".pt", ".torn") for folder in folders for path in folder.iterdir())
 
     def _cut(self, step: int) -> None:
-        """Forget rows, and a best checkpoint, from after `step`: the steps that they tell of are taken again."""
+        """Remove rows and a best checkpoint from after `step`, since these steps are repeated."""
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
             cut_rows(file, step)
-        if step == 0:  # a run before this one saved nothing
+        if step == 0:  # an earlier run saved no checkpoint
             for file in (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
@@ -153,7 +154,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
-    """What a run depends on besides its configuration."""
+    """Versions of everything that a run depends on besides its configuration."""
     system = f"{platform.system()} {platform.machine()}"
     found = {"python": platform.python_version(), "system": system, "commit": _commit()}
     packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")
@@ -164,7 +165,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The checkout's commit, marked if files differ from it."""
+    """The checkout's commit, marked if files have changed."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.check_output(

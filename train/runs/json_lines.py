@@ -1,4 +1,4 @@
-"""JSON Lines of a run: a row for each step that is told of. A row that is damaged is left out, and costs no other."""
+"""Reads and cuts the JSON Lines files of a run, one row per logged step. Damaged rows are left out."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(file: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rows of a file, without those that are damaged, which a warning counts; none if there is no file.
+    """The undamaged rows of a file; a warning counts the damaged ones. Empty if there is no file.
 
-    Besides its step a row must hold `numbers`.
+    A row must have a step and the keys `numbers`.
     """
     return [row for _, row in _whole(file, numbers)]
 
 
 def cut_rows(file: Path, step: int) -> None:
-    """Keep the rows of a file up to a step, byte for byte, but for damaged ones; an OSError leaves it as it was."""
+    """Keep the undamaged rows of a file up to a step, byte for byte. After an OSError the file is unchanged."""
     if file.exists():
         write_bytes(file, b"".join(line for line, row in _whole(file, ()) if row["step"] <= step))
 
 
 def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line with its row. The last line is torn without a warning if a kill cut it, or it is being written."""
+    """Each line with its row. An incomplete last line is skipped without a warning: it may just be written."""
     if not file.exists():
         return
     damaged = []
@@ -41,13 +41,13 @@ def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str
             damaged.append(number)
     if damaged:
         rows = "1 row is damaged" if len(damaged) == 1 else f"{len(damaged)} rows are damaged"
-        log.warning("%s: %s and left out, line %d the first", file, rows, damaged[0])
+        log.warning("%s: %s and left out, the first in line %d", file, rows, damaged[0])
 
 
 def _row(line: bytes, numbers: Sequence[str]) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # also bytes that are no UTF-8
+    except (ValueError, RecursionError):  # also raised for bytes that are not UTF-8
         return None
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         return None

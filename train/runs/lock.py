@@ -9,7 +9,8 @@ import logging
 import os
 import platform
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ LOCK: Final = "lock"
 
 
 def require_free(folder: Path) -> None:
-    """Check, before torch is imported, that no process holds a folder. `FolderLock` decides it later.
+    """Check, before torch is imported, that no process holds a folder. `locked` decides it later.
 
     Raises:
         UserError: another process holds the folder; the message names it.
@@ -34,8 +35,9 @@ def require_free(folder: Path) -> None:
             raise _in_use(folder, file.fileno()) from None
 
 
-class FolderLock:
-    """Holds a folder for this process, within a `with` block.
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process.
 
     The kernel releases the lock when the process ends, even if it is killed; a lock file that is left behind locks
     nothing. Between hosts it works if the shared file system supports locks, as NFS does.
@@ -45,65 +47,54 @@ class FolderLock:
     Raises:
         UserError: another process holds the folder (the message names it), or the folder cannot be made.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._file = folder, folder / LOCK
-        self._made: list[Path] = []
-        self._descriptor = -1
-
-    def __enter__(self) -> FolderLock:
-        self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    descriptor = None
+    holder = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%F %T %Z")}
+    try:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._take()
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = _take(folder)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode() + b"\n", 0)
         except OSError as error:
-            self._release()
-            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and self._folder.is_dir():
-                return self  # no lock is needed where nothing can be written; writing gives the error later
-            raise UserError(f"run.out = {self._folder} cannot be written to: {error.strerror}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._release()
-
-    def _take(self) -> None:
-        while self._descriptor < 0:
-            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                self._lock(descriptor)
-                if _is_still(self._file, descriptor):  # else the last holder has just removed the file: try again
-                    self._descriptor = descriptor
-            finally:
-                if descriptor != self._descriptor:
-                    os.close(descriptor)
-
-        holder = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%F %T %Z")}
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(holder).encode() + b"\n", 0)
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(self._folder, descriptor) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            log.warning(
-                "the file system of %s has no locks: nothing keeps a second run from writing there", self._folder
-            )
-
-    def _release(self) -> None:
-        """Release the lock, and remove the folders that were made for it and are still empty."""
-        if self._descriptor >= 0:
+            # No lock is needed in a folder where nothing can be written; writing gives the error later.
+            if made or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise UserError(f"run.out = {folder} cannot be written to: {error.strerror}") from error
+        yield
+    finally:
+        if descriptor is not None:
             with suppress(OSError):
-                self._file.unlink()  # before the release, or it could be the next holder's file
-            os.close(self._descriptor)
-            self._descriptor = -1
-        made, self._made = self._made, []
+                (folder / LOCK).unlink()  # before the release, or it could be the next holder's file
+            os.close(descriptor)
         with suppress(OSError):
             for path in made:
                 path.rmdir()
+
+
+def _take(folder: Path) -> int:
+    """Open the folder's lock file and lock it: its descriptor."""
+    while True:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        is_ours = False
+        try:
+            _lock(folder, descriptor)
+            is_ours = _is_still(folder / LOCK, descriptor)  # else the last holder has just removed the file: try again
+        finally:
+            if not is_ours:
+                os.close(descriptor)
+        if is_ours:
+            return descriptor
+
+
+def _lock(folder: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(folder, descriptor) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        log.warning("the file system of %s has no locks: nothing keeps a second run from writing there", folder)
 
 
 def _in_use(folder: Path, descriptor: int) -> UserError:

@@ -1,4 +1,4 @@
-"""What a run tells while it runs: a progress line, metrics.jsonl and TensorBoard."""
+"""The log of a run: progress line, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ console = Console(stderr=True, soft_wrap=True)
 
 
 def configure_logging() -> None:
-    """Messages go above the progress line on a terminal; elsewhere each is one line, however long."""
+    """Set up logging: on a terminal above the progress line, elsewhere one line per message."""
     handler: logging.Handler = logging.StreamHandler()
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
     handler.setFormatter(OneLine("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Where fp16 leaves the first step out, since its gradient was not finite, torch takes the order for a mistake.
+    # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress line with an ETA; what it gives is to be called with what is done and what there is to do.
+    """A progress line with an ETA. Yields a function to call with (done, total).
 
-    The line appears with the first call, so that work that cannot begin says nothing but its error.
+    The line appears with the first call, so that an early error is printed without it.
     """
     progress = Progress(
         TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console
@@ -54,11 +54,11 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class RunLog:
-    """What rank 0 tells.
+    """Log of rank 0.
 
     Args:
         first_step: steps already taken.
-        total_steps: steps of the whole run.
+        total_steps: number of steps of the whole run.
     """
 
     def __init__(self, folder: RunFolder, title: str, *, first_step: int, total_steps: int) -> None:
@@ -88,8 +88,9 @@ class RunLog:
         self._file.close()
 
     def write_validation(self, row: Mapping[str, float]) -> None:
-        """One row of validation.jsonl: fine-tuning's holds step, epe_cm, pa_epe_cm and epe_px,
-        a probe's step, pa_epe_cm and epe_px_of_224.
+        """Write a row of validation.jsonl.
+
+        A row of fine-tuning must have step, epe_cm, pa_epe_cm and epe_px; a probe's step, pa_epe_cm and epe_px_of_224.
         """
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -110,7 +111,7 @@ class RunLog:
         self._progress.update(self._task, completed=step)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """One row of metrics; must hold step, epoch, loss, lr, images_per_s, wait_share, eta_s."""
+        """Write a row of metrics.jsonl; it must have step, epoch, loss, lr, images_per_s, wait_share and eta_s."""
         self._file.write(json.dumps(row) + "\n")
         step = int(row["step"])
         for name, value in row.items():

@@ -32,7 +32,7 @@ _TIMES = 3  # log intervals in a row that it takes to be one
 
 @dataclass(frozen=True)
 class RankTime:
-    """What one rank needs per step without the others.
+    """Time of one rank per step, without waiting for other ranks.
 
     Attributes:
         host: its machine.
@@ -53,14 +53,14 @@ class RankTime:
 
 
 def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
-    """The rank that needs the longest per image without the others, and its time over the (lower) median."""
+    """The rank with the longest own time per image, and its time over the (lower) median."""
     times = [time_.image_s for time_ in ranks]
     rank = max(range(len(times)), key=times.__getitem__)
     return rank, times[rank] / sorted(times)[(len(times) - 1) // 2]
 
 
 class Straggler:
-    """Says that a rank holds the others up: clearly, and several log intervals in a row.
+    """Reports a rank that slows the others down clearly, over several log intervals.
 
     One slow interval is a hiccup, and of two ranks one is always the slower.
     """
@@ -141,7 +141,7 @@ class Meter:
             self._error = self._error or error
 
     def timed(self, loader: Loader) -> Iterator[Batch]:
-        """The loader's batches; the time that each was waited for counts."""
+        """Yield the loader's batches and measure the time of waiting for each."""
         batches = iter(loader)
         while True:
             step = self._state.steps_done + 1
@@ -155,7 +155,7 @@ class Meter:
             yield batch
 
     def after_step(self, batch: Batch, result: Result, *, log_now: bool) -> None:
-        """Count a step, and write a row of metrics if it is time: only then does anything wait for the device."""
+        """Count a step. With `log_now`, write a row of metrics, which waits for the device."""
         self._steps += 1
         step = self._state.steps_done
         if self._samples is not None:
@@ -205,25 +205,25 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done meanwhile does not count as time of the steps."""
+        """Exclude the `with` block from the time of the steps."""
         start = time.perf_counter()
         yield
         self._since += time.perf_counter() - start
 
     def validated(self, row: Mapping[str, float] | None) -> None:
-        """Write down the figures of a validation, if there was one."""
+        """Write the metrics of a validation, if there was one."""
         if self._log is not None and row is not None:
             with self.writing():
                 self._log.write_validation(row)
 
     def require_finite_loss(self, result: Result) -> None:
-        """Stop a run whose loss is no number any more, with a `UserError`; all ranks see the same loss."""
+        """Raise a `UserError` if the loss is not finite; it is the same on all ranks."""
         loss = result.loss.item()
         if not math.isfinite(loss):
             raise self._diverged(f"the loss is {loss}", self._lr)
 
     def require_finite_weights(self) -> None:
-        """Stop a run whose weights are no numbers any more, with a `UserError`: such are never saved."""
+        """Raise a `UserError` if a weight is not finite. Such weights are never saved."""
         if not self._state.weights_are_finite():
             raise self._diverged("weights stopped being numbers", self._state.lr)
 

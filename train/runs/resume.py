@@ -1,4 +1,4 @@
-"""Goes on from a checkpoint."""
+"""Resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 
 def restore(state: TrainingState[Any, Any], path: Path, config: object, *, images: list[int]) -> None:
-    """Put a checkpoint into a fresh state.
+    """Load a checkpoint into a new state.
 
     Args:
-        config: of the run, which must be the checkpoint's but for what is free to change.
-        images: of each source, which must be as many as they were: the order depends on their numbers.
+        config: the run's configuration. It must equal the checkpoint's, except for `FREE_ON_RESUME`.
+        images: number of images of each source. They must be the same as before, since the order depends on them.
 
     Raises:
-        UserError: the file is not readable, or of another run, data or model.
+        UserError: the file cannot be read, or belongs to another run, dataset or model.
     """
     saved = load_checkpoint(path)
     difference = first_difference(saved["config"], to_dict(config))
@@ -41,7 +41,7 @@ def restore(state: TrainingState[Any, Any], path: Path, config: object, *, image
         state.load_state_dict(saved)
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # torch checks little of what it is given, and has many errors
+    except Exception as error:  # torch checks little, and raises many kinds of errors
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"{path} holds another model, or a state that does not fit it: {reason}") from error
-    log.info("going on after step %d, from %s", state.steps_done, path)
+    log.info("resuming after step %d from %s", state.steps_done, path)

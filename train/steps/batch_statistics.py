@@ -14,13 +14,14 @@ from train.distributed.world import World
 
 
 def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> None:
-    """Puts SyncBatchNorm over all ranks in place of a network's batch norms.
+    """Replace a network's batch norms by SyncBatchNorm over all ranks.
 
-    The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So the function
-    that is trained depends on the number of ranks, which without it does not matter.
+    The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So the result
+    depends on the number of ranks, unlike without it.
 
     Raises:
-        UserError: on CPUs, for which torch has no SyncBatchNorm, or if ranks hold different numbers of micro-batches.
+        UserError: the device is a CPU, where torch has no SyncBatchNorm, or ranks have different numbers of
+            micro-batches.
     """
     if world.device.type != "cuda":
         raise UserError(
@@ -38,16 +39,17 @@ def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: in
 
 @contextmanager
 def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> Iterator[Callable[[], None]]:
-    """A stretch of any number of forward passes, after which each running statistic has moved once.
+    """Make one update of the running statistics for all forward passes in the `with` block.
 
-    Yields a function to call after each forward pass that counts. At the end the buffers move from where they were,
-    with their module's momentum, towards the mean of the statistics of these passes over all ranks, and
-    `num_batches_tracked` grows by one. After an exception they are as before. Modules in eval mode are left alone.
+    Yields a function to call after each forward pass that counts. At the end, each buffer moves from its old value,
+    with its module's momentum, towards the mean of the statistics of these passes over all ranks, and
+    `num_batches_tracked` grows by one. After an exception the buffers have their old values. Modules in eval mode are
+    not changed.
 
-    Momentum is 1 meanwhile, so that after a pass the buffers hold the statistics of that pass alone: nothing hooks into
-    the forward pass, which may be compiled, and nothing waits for the GPU.
+    During the block the momentum is 1, so that after a pass the buffers hold the statistics of this pass. So no hook
+    into the forward pass is needed, which may be compiled, and nothing waits for the GPU.
 
-    `micro_batches` is the number of passes that count, over all ranks.
+    `micro_batches` is the number of counted passes over all ranks.
 
     Raises:
         ValueError: a module has momentum None, a cumulative mean.

@@ -1,4 +1,4 @@
-"""How much memory is free, whether a network can be trained in it, and how much an autograd graph holds."""
+"""Measures free memory and the memory of autograd graphs, and refuses networks that do not fit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from train.distributed.world import World
 
 
 def free_bytes(world: World) -> int:
-    """Memory that this rank may still take on its device; on the CPU, its part of what the machine has.
+    """Free bytes for this rank on its device; on the CPU, its share of the machine's free memory.
 
-    On the CPU a limit on the process's addresses (`ulimit -v`) and limits of control groups, as containers have, count.
+    On the CPU, limits of the address space (`ulimit -v`) and of control groups, as in containers, are respected.
     """
     if world.device.type == "cuda":
         cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
@@ -33,7 +33,7 @@ def free_bytes(world: World) -> int:
 
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
-    """What is least free, in bytes, in this process's control group and in those above it, page cache counted as free.
+    """Smallest number of free bytes among this process's control group and those above it; page cache counts as free.
 
     Infinity if there is no limit, or none that can be read.
     """
@@ -53,13 +53,13 @@ def _free_in(group: Path) -> float:
 
 
 def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: World, keys: Mapping[str, str]) -> None:
-    """Refuse a network whose weights, gradients and Adam's two moments do not fit into what is free.
+    """Refuse a network whose weights, gradients and Adam's two moments do not fit into the free memory.
 
     Args:
-        build: makes the network with random weights. It is called on torch's meta device, which takes no memory.
-        dtype: of the parameters.
-        world: with this rank's device.
-        keys: as `TrainingState.size_keys` gives them, for the `UserError`.
+        build: makes the network with random weights. It is called on torch's meta device, which needs no memory.
+        dtype: type of the parameters.
+        world: has this rank's device.
+        keys: result of `TrainingState.size_keys`, for the `UserError`.
     """
     with torch.device("meta"):
         network = build()
@@ -80,10 +80,10 @@ def _bytes_in_training(part: nn.Module, dtype: torch.dtype) -> int:
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:
-    """The result of `forward` with its graph, and the bytes that the graph keeps for the backward pass.
+    """Run `forward`: its result with graph, and the bytes that the graph keeps for the backward pass.
 
-    On a GPU that is what the allocator hands out meanwhile and does not get back. On the CPU the saved tensors are
-    counted, each memory block once, without the network's own parameters and buffers.
+    On a GPU this is the growth of allocated memory. On the CPU it is the sum of the saved tensors, each memory block
+    once, without the network's own parameters and buffers.
     """
     if device.type == "cuda":
         allocated = torch.cuda.memory_allocated(device)
@@ -91,15 +91,15 @@ def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: 
         return result, torch.cuda.memory_allocated(device) - allocated
 
     own = {tensor.untyped_storage().data_ptr() for tensor in [*network.parameters(), *network.buffers()]}
-    blocks: dict[int, int] = {}  # address to bytes; none is reused while the graph lives
+    blocks: dict[int, int] = {}  # address -> bytes; no address is reused while the graph exists
 
     def note(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
         if storage.data_ptr() not in own:
             blocks[storage.data_ptr()] = storage.nbytes()
-        return saved.detach()  # else a saved result and its node would keep each other alive
+        return saved.detach()  # otherwise a saved result and its node would reference each other and never be freed
 
-    # A compiled network would compile the hook as well, for every shape.
+    # A compiled network would also compile the hook, for every shape.
     note = torch.compiler.disable(note)  # type: ignore[no-untyped-call]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         result = forward()

@@ -1,4 +1,4 @@
-"""Everything that a checkpoint holds, and the step that changes it."""
+"""The training state that checkpoints hold, and the optimiser step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
 
 
 class Result(Protocol):
-    """What a step tells the loop."""
+    """Result of a step, for the training loop."""
 
     @property
     def loss(self) -> Tensor:
@@ -44,7 +44,7 @@ R = TypeVar("R", bound=Result)
 
 
 class TrainingState(ABC, Generic[N, R]):
-    """A network in training: everything that a checkpoint holds, and the step that changes it.
+    """A network in training: everything that a checkpoint holds, and the optimiser step.
 
     Args:
         fresh: False if a checkpoint will be restored, so that no starting weights need to be read.
@@ -52,8 +52,8 @@ class TrainingState(ABC, Generic[N, R]):
     Attributes:
         total_steps: optimiser steps of the whole run.
         steps_done: optimiser steps so far.
-        bad_files: what `train.runs.bad_files` has counted.
-        own_work: times what this rank does of a step without the others.
+        bad_files: counts of `train.runs.bad_files`.
+        own_work: times this rank's own work in a step, without waiting for other ranks.
 
     Raises:
         UserError: the network does not fit into memory, or its starting weights cannot be used.
@@ -86,11 +86,11 @@ class TrainingState(ABC, Generic[N, R]):
 
     @abstractmethod
     def size_keys(self) -> dict[str, str]:
-        """For each part of the network that a key makes large, the key with its value."""
+        """For each part of the network, the key (with its value) that determines its size."""
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Of the network's parameters."""
+        """Make the optimiser of the network's parameters."""
 
     @abstractmethod
     def gradient(self, batch: Batch) -> R:
@@ -116,7 +116,7 @@ class TrainingState(ABC, Generic[N, R]):
         return result
 
     def weights_are_finite(self) -> bool:
-        """Whether every parameter and buffer is a number; waits for the device."""
+        """Whether all parameters and buffers are finite; waits for the device."""
         tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
         return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
 
@@ -127,11 +127,13 @@ class TrainingState(ABC, Generic[N, R]):
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "bad_files": copy.deepcopy(self.bad_files),  # which goes on counting while a checkpoint is written
+            "bad_files": copy.deepcopy(
+                self.bad_files
+            ),  # a copy, since counting continues while a checkpoint is written
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: from its `state_dict` and its step. An error of any kind if it does not fit."""
+        """Load a checkpoint's `state_dict` and step. Any kind of error may be raised if it does not fit."""
         self.network.load_state_dict(saved["network"])
         self.optimizer.load_state_dict(saved["optimizer"])
         for group in self.optimizer.param_groups:
@@ -154,7 +156,7 @@ class TrainingState(ABC, Generic[N, R]):
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """What "auto" means on a device."""
+    """The precision that is used on a device."""
     if precision != "auto":
         return precision
     if device.type != "cuda":

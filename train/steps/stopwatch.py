@@ -1,4 +1,4 @@
-"""Adds up spans of time as the device sees them."""
+"""Sums time spans as measured on the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 class Stopwatch:
-    """Adds up what passes on a device while it runs, without making anything wait for the device.
+    """Sums time spans on a device without waiting for it.
 
-    On a CPU that is the host's clock. On a GPU, whose work the host queues ahead of time, it is events in the current
-    stream: of a span in which work is queued, the time that the work takes; of one in which the host waits for
-    something, the time that the GPU has nothing to do because of it, and none while it still works on what is queued.
+    On a CPU it uses the host's clock. On a GPU, whose work is queued ahead by the host, it uses events in the current
+    stream. For a span that queues work, this is the time of the work. For a span in which the host waits, this is the
+    time in which the GPU is idle because of it.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self, device: torch.device) -> Iterator[None]:
-        """A span; one that ends in an exception does not count."""
+        """A span of time. It does not count if it ends in an exception."""
         if device.type == "cuda":
             begin = _mark(device)
             yield
@@ -34,7 +34,8 @@ class Stopwatch:
             self._seconds += time.perf_counter() - start
 
     def take_s(self) -> float:
-        """Seconds since the last call; on a GPU, waits for the last span, so ask when the GPU is waited for anyway."""
+        """Seconds of the spans since the last call. On a GPU this waits for the last span, so call it at a
+        synchronisation."""
         for begin, end in self._spans:
             end.synchronize()
             self._seconds += begin.elapsed_time(end) * 1e-3  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Weights of the authors into ours and ours into theirs."""
+"""Converts the authors' weights to ours and ours to theirs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from errors import UserError
 from models.config import PoseConfig
-from models.encoders import Encoder
+from models.encoders import make_encoder
 from models.pose import PoseNetwork
 from models.weights import (
     PUBLISHED_SIDE_PX,
@@ -31,28 +31,29 @@ from writing import refuse_inputs
 Target = Literal["ours", "published", "lightning"]
 
 PUBLISHED_BOX_MARGIN = 1 / 0.7
-"""The authors crop so that the rectangle around the keypoints takes 0.7 of the view's side."""
+"""The authors crop so that the rectangle around the keypoints has 0.7 of the view's side."""
 PUBLISHED_POSE = PoseConfig(first_keypoint="palm")
 
 _EXPECTED = "published weights, a checkpoint of the authors' pre-training, or a run of ours"
 
 
 def convert(source: Path, out: Path, to: Target) -> str:
-    """Write the weights of `source` as somebody else reads them.
+    """Convert the weights of `source` to another format.
 
     - "ours": an encoder (published, or from a Lightning checkpoint) becomes a file for `encoder.weights`; a published
       pose network becomes a checkpoint that `evaluate`, `predict` and `export` take as a run.
     - "published": an encoder in torchvision's names under "state_dict", with an `fc` of zeros, which the authors'
-      loading needs and nothing uses; a pose network as their `RN_25D_wMLPref` loads it.
+      loading code needs but does not use; a pose network for their `RN_25D_wMLPref`.
     - "lightning": a pre-training run as a checkpoint of their pre-training code, projection head included.
 
-    `source` may be the folder of a run, too. `out` ends in .pth, or .safetensors for an encoder of ours.
+    `source` may also be a run's folder. `out` ends in .pth; an encoder of ours may end in .safetensors, a Lightning
+    checkpoint in .ckpt.
 
     Returns:
-        What was written, in a line.
+        A line about the written file.
 
     Raises:
-        UserError: `source` is none of these or does not fit, or `out` is `source` or cannot be written.
+        UserError: `source` is of another kind or does not fit, or `out` is `source` or cannot be written.
     """
     path = find_checkpoint(source, _EXPECTED)
     endings = (".pth", {"ours": ".safetensors", "lightning": ".ckpt"}[to]) if to != "published" else (".pth",)
@@ -69,7 +70,7 @@ def convert(source: Path, out: Path, to: Target) -> str:
 
 def _to_ours(state: State, path: Path, out: Path) -> str:
     found = naming(state)
-    if found == "ours":
+    if found in ("ours", "ours_no_resnet"):
         raise UserError(
             f"{path} is a checkpoint of ours already; `export` writes its encoder, --to published converts it"
         )
@@ -85,14 +86,14 @@ def _to_ours(state: State, path: Path, out: Path) -> str:
 
 
 def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
-    """A published pose network as network state and the configuration that goes with it, shapes checked."""
+    """State and configuration of a published pose network, with shapes checked."""
     encoder = resnet_name(encoder_state(state))
     if encoder is None:
         raise UserError(f"{path}: its backend_model is no ResNet that is known: expected {_EXPECTED}")
-    with torch.device("meta"):  # shapes alone
-        built = PoseNetwork(Encoder(encoder), PUBLISHED_POSE)
-        wanted = {f"backend_model.{key}": value for key, value in built.encoder.torchvision_state_dict().items()}
-        outputs = 3 * len(built.skeleton) + 1  # nothing reads the last one
+    with torch.device("meta"):  # only shapes, no memory
+        built = PoseNetwork(make_encoder(encoder), PUBLISHED_POSE)
+        wanted = {f"backend_model.{key}": value for key, value in built.encoder.library_state_dict().items()}
+        outputs = 3 * len(built.skeleton) + 1  # the last output is never read
         wanted["backend_model.fc.weight"] = torch.empty(outputs, built.encoder.feature_dim)
         wanted["backend_model.fc.bias"] = torch.empty(outputs)
     wanted |= {f"zroot_ref.{key}": value for key, value in built.get_submodule("refinement").state_dict().items()}
@@ -113,10 +114,10 @@ def _to_published(state: State, path: Path, out: Path) -> str:
     if "head.weight" in state or "head.0.weight" in state:
         return _pose_to_published(state, path, out)
     encoder, name = _checked_encoder(state, path)
-    features = Encoder(name).feature_dim
+    features = make_encoder(name).feature_dim
     fc = {"fc.weight": torch.zeros(1000, features), "fc.bias": torch.zeros(1000)}
     save_tensors({"state_dict": {**fc, **encoder}}, out, {})
-    return f'{out}: {name} in torchvision\'s names under "state_dict", fc without meaning'
+    return f'{out}: {name} in torchvision\'s names under "state_dict", with an fc of zeros'
 
 
 def _pose_to_published(state: State, path: Path, out: Path) -> str:
@@ -141,7 +142,7 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
 def _to_lightning(state: State, path: Path, out: Path) -> str:
     if naming(state) != "ours" or not any(key.startswith("projector.") for key in state):
         raise UserError(
-            f"{path} is no pre-training run of ours, and only such become the authors' Lightning checkpoints"
+            f"{path} is no pre-training run of ours: only these can become the authors' Lightning checkpoints"
         )
     save_tensors({"state_dict": to_lightning(state)}, out, {})
     return f"{out}: encoder and projection head in the names of the authors' pre-training code"
@@ -154,7 +155,7 @@ def _checked_encoder(state: State, path: Path) -> tuple[State, str]:
         first = next(iter(state), "nothing")
         raise UserError(f"{path} holds no ResNet that is known (its first tensor is {first}): expected {_EXPECTED}")
     with torch.device("meta"):
-        wanted = Encoder(name).torchvision_state_dict()
+        wanted = make_encoder(name).library_state_dict()
     check_state(
         encoder, wanted, origin=str(path), model=f"torchvision's {name}",
         remedy=f"expected {_EXPECTED}.", ignored=lambda key: key.startswith("fc."),

@@ -1,4 +1,4 @@
-"""Trained networks as files that other programs load: the encoder for torchvision, the pose network for ONNX."""
+"""Exports trained networks for other programs: the encoder for torchvision, the pose network as ONNX."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
 OPSET: Final = 18
-"""ONNX operators of this version are used: onnxruntime 1.14 and later have them."""
+"""Version of the ONNX operators; onnxruntime 1.14 and later support it."""
 INPUTS: Final = ("image", "intrinsics")
 OUTPUTS: Final = ("keypoints_px", "joints")
 PARITY_BATCHES: Final = (1, 2, 5)
-"""Sizes of the batches that an exported network is compared on."""
+"""Batch sizes on which an exported network is compared."""
 PARITY_PX: Final = 1e-4
-"""How far its keypoints may be from torch's; its joints by as much of the largest coordinate."""
+"""Largest difference of keypoints from torch's in pixels, and of joints as a share of the largest coordinate."""
 
 
 def export_encoder(source: Path, out: Path) -> str:
-    """Write the encoder of a checkpoint, or of a run's folder as `find_checkpoint` takes it, as .safetensors or .pth.
+    """Write the encoder of a checkpoint or of a run's folder (see `find_checkpoint`) as .safetensors or .pth.
 
     Returns:
-        What was written and which checkpoint it is of, in a line.
+        A line about the written file and its checkpoint.
 
     Raises:
         UserError: there is no checkpoint, or `out` is the checkpoint, has another ending or cannot be written.
@@ -61,7 +61,7 @@ def export_encoder(source: Path, out: Path) -> str:
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:
-    """Write tensors by name, with a note, as .safetensors; under another ending what there is, by torch.save."""
+    """Write tensors by name: with a note if `out` ends in .safetensors, else by torch.save without it."""
     if out.suffix == ".safetensors":
         tensors = {key: value.contiguous() for key, value in content.items()}
         write_bytes(out, save(tensors, metadata={"format": "pt", **note}))
@@ -71,7 +71,7 @@ def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str])
 
 
 class PoseOnnx(nn.Module):
-    """What an exported pose network computes: the two outputs that others need, by position."""
+    """An exported pose network, with its two outputs as a tuple."""
 
     def __init__(self, network: PoseNetwork) -> None:
         super().__init__()
@@ -92,18 +92,24 @@ def export_onnx(source: Path, out: Path) -> str:
     say under "preprocessing" how a picture becomes `image`; docs/onnx.md has an example.
 
     Returns:
-        What was written and how far it is from torch, in a line.
+        A line about the written file and its difference from torch.
 
     Raises:
-        UserError: `source` is no such run, `out` does not end in .onnx or cannot be written, a package is missing, or
-            the file computes something else.
+        UserError: `source` is no fine-tuning run, `out` does not end in .onnx or cannot be written, a package is
+            missing, or the file's results differ from torch's.
     """
     if out.suffix != ".onnx":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")
     if not out.parent.is_dir():  # the export below takes long
         raise NotWritten(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        _require(package)
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise UserError(
+                f"--onnx needs the package {package}, which cannot be imported ({error}): "
+                "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
+            ) from error
     run = load_pose_run(source)
     side_px = run.config.geometry.side_px
     network = PoseOnnx(run.network).eval()
@@ -137,7 +143,7 @@ def export_onnx(source: Path, out: Path) -> str:
 
 
 def preprocessing(run: PoseRun) -> dict[str, Any]:
-    """How a picture becomes the input of an exported network, for who has the file alone."""
+    """Description of the preprocessing, stored in the ONNX file."""
     geometry, skeleton = run.config.geometry, run.network.skeleton
     return {
         "image": "uint8 RGB, 0 to 255, layout NCHW, side_px x side_px; the network itself normalises by mean and std",
@@ -163,7 +169,7 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporter says of its own code."""
+    """Suppress the messages of torch's exporter about its own code."""
     logger = logging.getLogger("torch.onnx._internal.exporter._schemas")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -176,18 +182,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _require(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise UserError(
-            f"--onnx needs the package {package}, which cannot be imported ({error}): "
-            "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
-        ) from error
-
-
 def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Random pictures (count, 3, S, S), and cameras (count, 3, 3) such as views have: rolled, off centre."""
+    """Random pictures (count, 3, S, S), and camera matrices (count, 3, 3) as of views: rotated and off centre."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.randint(0, 256, (count, 3, side_px, side_px), generator=generator, dtype=torch.uint8)
     turn = torch.rand(count, generator=generator) * 2 * torch.pi
@@ -200,7 +196,8 @@ def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _difference(network: nn.Module, model: bytes, views: tuple[Tensor, Tensor]) -> float:
-    """How far onnxruntime's keypoints are from torch's in pixels, or its joints in shares of their size if more."""
+    """Largest difference between onnxruntime and torch: of keypoints in pixels, or of joints as a share of their
+    size."""
     import onnxruntime
 
     session: Any = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])

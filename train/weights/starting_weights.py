@@ -1,4 +1,4 @@
-"""What an encoder starts from, where that is a run or a checkpoint of ours; `models.encoders` knows all else."""
+"""Loads encoder weights from a run or a checkpoint of ours; `models.encoders` loads all other weights."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from torch import Tensor
 
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig
-from models.encoders import Encoder, build_encoder
+from models.encoders import build_encoder, make_encoder
 from models.pose import PoseNetwork
 from models.weights import encoder_state
 from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 
 def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
-    """The network of a configuration with its starting weights; those of the head are random.
+    """Build the network of a configuration with its starting weights; the head's are random.
 
-    `encoder.weights` may also be the folder of a run, of which the newest checkpoint counts, or one of its checkpoints.
-    Weights that cannot be read or do not fit are a `UserError`.
+    `encoder.weights` may also be a run's folder, whose newest checkpoint is used, or a checkpoint. Weights that cannot
+    be read or do not fit are a `UserError`.
     """
     state = _state_of_run(encoder)
     if state is None:
         return PoseNetwork(build_encoder(encoder), pose)
-    network = PoseNetwork(Encoder(encoder.name), pose)
-    network.encoder.resnet.load_state_dict(state)
+    network = PoseNetwork(make_encoder(encoder.name), pose)
+    network.encoder.load_library_state(state, encoder.weights, encoder.name)
     return network
 
 
 def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
-    """The encoder of a run of ours, under torchvision's names; None if `encoder.weights` is something else."""
+    """The encoder of a run of ours in torchvision's names; None if `encoder.weights` is something else."""
     path = Path(encoder.weights)
     if encoder.weights in ("random", "imagenet"):
         return None
@@ -59,9 +59,9 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a file looks like a checkpoint of ours rather than a bare state dict; unreadable files do not."""
+    """Whether a file looks like a checkpoint of ours, not a bare state dict; False for unreadable files."""
     try:
         content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception:  # whatever it is, the reader of state dicts says what is wrong with it
+    except Exception:  # reading it as a state dict later gives the error message
         return False
     return isinstance(content, dict) and {"format", "config", "network"} <= content.keys()

@@ -29,7 +29,7 @@ class Peer:
     """Another loader.
 
     Attributes:
-        function: "module:function" in this package; takes what `start` takes.
+        function: "module:function" or "module:class.function" in this package; takes what `start` takes.
         description: what it does and what it hands over.
         views: views of an image; 0 if it only decodes.
         needs: package that it needs beyond this project's own.
@@ -110,23 +110,23 @@ PEERS: Final = {
         own_process=True,
     ),
     "OpenCV + DataLoader": Peer(
-        "opencv:start_authors",
+        "opencv:AuthorsSamples.start",
         "the authors' pipeline, in its own steps: a sample at a time, imread, cvtColor, warpAffine of the whole image, "
         "crop, resize by area, OpenCV's 8-bit HSV jittered in NumPy, ToTensor and Normalize; float32 views and their "
         "matrices, default collation",
     ),
     "OpenCV + DataLoader, lean": Peer(
-        "opencv:start_lean",
+        "opencv:OpencvSamples.start",
         "the same jitter in fewer steps: one warpAffine from source to view, uint8 views and their matrices, default "
         "collation",
     ),
     "OpenCV + DataLoader, tuned": Peer(
-        "opencv:start_tuned",
+        "opencv:OpencvViews.start",
         "lean, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
         "written straight into shared memory; no matrices",
     ),
     "torchvision v2 + DataLoader": Peer(
-        "torchvision_v2:start_on_cpu",
+        "torchvision_v2:TorchvisionViews.start",
         "decode_image, the box resized once, v2's affine, saturation, hue (added: v2 has no factor) and brightness; "
         "worker processes fill uint8 batches in shared memory; black beyond the box",
     ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import cv2
@@ -11,37 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision.transforms import Compose, Normalize, ToTensor
 
 from bench.loaders.peers.draws import VIEW_PX, Draw, draw, source_to_view_px, whole_image_px
-from bench.loaders.peers.workers import Files, ViewsOfFiles, start_batches, worker_loader
+from bench.loaders.peers.workers import Files, ViewsOfFiles
 
 _NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
 
 _LEVELS: Final = np.arange(256, dtype=np.float32)
-
-Boxes = npt.NDArray[np.float32]
-
-
-def start_authors(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made in the authors' own steps."""
-    return _start_samples(AuthorsSamples(paths, boxes_px), threads, batch)
-
-
-def start_lean(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made with one warp per view."""
-    return _start_samples(OpencvSamples(paths, boxes_px), threads, batch)
-
-
-def start_tuned(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made by tuned OpenCV."""
-    return start_batches(OpencvViews(paths, boxes_px), threads, batch)
-
-
-def _start_samples(dataset: Dataset[Any], workers: int, batch: int) -> Iterator[int]:
-    for first, *_ in worker_loader(dataset, workers, batch):
-        yield len(first)
 
 
 class OpencvSamples(Files[tuple[Tensor, Tensor, Tensor, Tensor]]):

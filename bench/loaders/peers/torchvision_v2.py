@@ -21,16 +21,11 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches, whole_image_px
-from bench.loaders.peers.workers import ViewsOfFiles, start_batches
+from bench.loaders.peers.workers import ViewsOfFiles
 
 _BATCHES_AHEAD: Final = 3
 
 Boxes = npt.NDArray[np.float32]
-
-
-def start_on_cpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made in `threads` worker processes."""
-    return start_batches(TorchvisionViews(paths, boxes_px), threads, batch)
 
 
 def start_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:

@@ -7,21 +7,18 @@ import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_convert
 
 from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches
 
 T = TypeVar("T")
-
-PREFETCH_BATCHES: Final = 2
-"""Batches that a worker makes ahead: torch's default. 4 and 8 were no faster."""
 
 
 class Files(Dataset[T]):
@@ -38,6 +35,12 @@ class Files(Dataset[T]):
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @classmethod
+    def start(cls, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], workers: int, batch: int) -> Iterator[int]:
+        """Endless sizes of batches that worker processes make."""
+        for views, *_ in worker_loader(cls(paths, boxes_px), workers, batch):
+            yield len(views)
 
 
 class ViewsOfFiles(Files[Tensor], ABC):
@@ -62,14 +65,8 @@ class ViewsOfFiles(Files[Tensor], ABC):
         """Write one image's views into `out`, (2, 128, 128, 3) uint8."""
 
 
-def start_batches(dataset: ViewsOfFiles, workers: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches that worker processes fill."""
-    for views in worker_loader(dataset, workers, batch):
-        yield views.shape[1]
-
-
 def worker_loader(dataset: Dataset[Any], workers: int, batch: int) -> DataLoader[Any]:
-    """A DataLoader over endless batches, with default prefetching.
+    """A DataLoader over endless batches, with default prefetching; to prefetch 4 and 8 batches was no faster.
 
     Samples are collated as torch does by default. Batches of `ViewsOfFiles` are handed over as the workers filled them.
     """
@@ -79,16 +76,11 @@ def worker_loader(dataset: Dataset[Any], workers: int, batch: int) -> DataLoader
         dataset,
         batch_sampler=endless_batches(len(dataset), batch),  # type: ignore[arg-type]
         num_workers=workers,
-        collate_fn=_as_it_is if isinstance(dataset, ViewsOfFiles) else None,
+        collate_fn=default_convert if isinstance(dataset, ViewsOfFiles) else None,
         worker_init_fn=_one_thread,
-        prefetch_factor=PREFETCH_BATCHES,
         multiprocessing_context=context,
         persistent_workers=True,
     )
-
-
-def _as_it_is(views: Any) -> Any:
-    return views
 
 
 def _one_thread(worker: int) -> None:

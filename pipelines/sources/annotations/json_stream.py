@@ -1,4 +1,4 @@
-"""Reads JSON files that are larger than memory should be: element by element."""
+"""Reads large JSON files element by element, so that they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from parsing import regular
 
 _PIECE_CHARS = 1 << 22
 _LONG_BYTES = 50_000_000
-"""From this size on, reading takes long enough for a progress bar."""
+"""Smallest size in bytes for which a progress bar is shown."""
 
 _SPACE = " \t\n\r"
 _AFTER_NUMBER = frozenset(",]}" + _SPACE)
 
 
 def elements(file: Path) -> Iterator[tuple[str, Any]]:
-    """The elements of every list of a JSON object of lists, each with its list's key, in the order of the file.
+    """Yield (key, element) for every list in a JSON object, in the order of the file.
 
-    Only one element is in memory at a time. What the object holds besides lists is left out.
+    Only one element is in memory at a time. Values of the object that are not lists are skipped.
 
     Raises:
         UserError: the file is missing, unreadable or not a JSON object.
@@ -48,7 +48,7 @@ def _open(file: Path) -> AbstractContextManager[IO[str]]:
 
 
 class _Reader:
-    """A window on the text that slides forward and grows where an element is larger than it."""
+    """A window on the text that moves forward and grows if an element is larger."""
 
     def __init__(self, text: IO[str]) -> None:
         self._text, self._window, self._at = text, "", 0
@@ -89,14 +89,14 @@ class _Reader:
                 if not self._grow():
                     raise
                 continue
-            # A number that ends with the window may go on behind it: "1" and then "2", or "1." and then "5".
+            # A number at the window's end may continue beyond it: "1" and then "2", or "1." and then "5".
             ends = not isinstance(value, int | float) or self._window[stop : stop + 1] in _AFTER_NUMBER
             if ends or not self._grow():
                 self._at = stop
                 return value
 
     def _take(self, expected: str) -> str:
-        """Step over one character."""
+        """Consume one of the expected characters."""
         found = self._skip_space()
         if not found or found not in expected:
             raise ValueError(f"expected {' or '.join(expected)}, found {found!r}")
@@ -104,7 +104,7 @@ class _Reader:
         return found
 
     def _skip_space(self) -> str:
-        """Step over white space; the character behind it, or nothing at the end of the file."""
+        """Skip white space. Returns the next character, or "" at the end of the file."""
         while True:
             while self._at < len(self._window):
                 if self._window[self._at] not in _SPACE:
@@ -114,7 +114,7 @@ class _Reader:
                 return ""
 
     def _grow(self) -> bool:
-        """Drop what is behind, read on; False at the end of the file."""
+        """Drop the consumed text and read more; False at the end of the file."""
         piece = self._text.read(_PIECE_CHARS)
         if piece:
             self._window, self._at = self._window[self._at :] + piece, 0

@@ -1,7 +1,7 @@
 """MANO's mesh and joints in the keypoints of `Index`.
 
 Romero et al., "Embodied Hands: Modeling and Capturing Hands and Bodies Together", SIGGRAPH Asia 2017. The model's
-licence forbids passing on any part of it, so users bring the regressor themselves.
+licence forbids redistribution, so users have to provide the regressor.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ VERTICES: Final = 778
 JOINTS: Final = 16
 
 TIP_VERTICES: Final = (744, 320, 443, 555, 672)
-"""Vertices that stand for the fingertips: thumb, index, middle, ring, little."""
+"""Vertices at the fingertips: thumb, index, middle, ring, little."""
 
 MANO_TO_KEYPOINTS: Final = hand_rows("mano", "freihand")
 """Keypoint i of `Index` is row MANO_TO_KEYPOINTS[i] of MANO's 16 joints followed by the five tips."""
 
 
 def read_regressor(file: Path) -> npt.NDArray[np.float64]:
-    """The (16, 778) matrix that takes MANO's vertices to its joints.
+    """Read the (16, 778) matrix that maps MANO's vertices to its joints.
 
     Args:
         file: .npy with the matrix, or .npz with it as "J_regressor" or as the only array.
 
     Raises:
-        UserError: there is no such matrix in the file.
+        UserError: the file has no such matrix.
     """
     expected = f"expected a {JOINTS} x {VERTICES} matrix of numbers, MANO's joint regressor, as .npy or .npz"
     try:
@@ -60,7 +60,7 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
 
 
 def keypoint_regressor(joint_regressor: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The (21, 778) matrix that takes MANO's vertices to the keypoints of `Index`, fingertips included."""
+    """The (21, 778) matrix that maps MANO's vertices to the keypoints of `Index`, fingertips included."""
     tips = np.zeros((len(TIP_VERTICES), VERTICES))
     tips[np.arange(len(TIP_VERTICES)), TIP_VERTICES] = 1
     return np.concatenate([joint_regressor, tips])[MANO_TO_KEYPOINTS]

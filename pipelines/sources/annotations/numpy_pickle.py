@@ -1,8 +1,7 @@
-"""Reads pickles of NumPy arrays without running what they say.
+"""Reads pickles of NumPy arrays without running code in them.
 
-A pickle is a program: `pickle.load` calls whatever it names. Here it can name NumPy's array, dtype and number and
-nothing else, and what stands for them are plain containers of ours: not even NumPy's own constructors run before every
-part has been checked.
+`pickle.load` calls every function that a pickle names. This reader allows only NumPy's array, dtype and number, and
+replaces them by plain containers. NumPy's own constructors run only after every part has been checked.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.cor
 
 
 def read_numpy_pickle(file: Path) -> dict[str, Any]:
-    """The dictionary in a pickle, written by any version of Python, whose arrays are of numbers or text.
+    """Read the dictionary in a pickle of any version of Python. Its arrays have to be of numbers or text.
 
     Raises:
-        UserError: the file is missing or unreadable, no dictionary, or asks for anything but NumPy's arrays.
+        UserError: the file is missing, unreadable or not a dictionary, or names anything but NumPy's arrays.
     """
     try:
         data = regular(file).read_bytes()
@@ -43,16 +42,16 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
         return {str(key): _finished(value) for key, value in content.items()}
     except _Refused as refused:
         raise UserError(
-            f"{file}: this pickle asks for {refused}, and only NumPy's arrays are read from one: anything else could "
-            "run as code. Nothing of it was run. Do not use the file; get the dataset from its authors."
+            f"{file}: this pickle asks for {refused}, which could run as code. Nothing of it was run: only NumPy's "
+            "arrays are read. Do not use the file; get the dataset from its authors."
         ) from None
-    except Exception as error:  # what a damaged pickle raises is not bounded
+    except Exception as error:  # a damaged pickle may raise anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file}: not a readable pickle of arrays ({reason}). Unpack the dataset again.") from error
 
 
 class _Refused(Exception):  # noqa: N818  its text is what was refused
-    """The pickle names something that is not allowed."""
+    """The pickle names a function or class that is not allowed."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -94,7 +93,7 @@ class _Unpickler(pickle.Unpickler):
         return array
 
     def _no_bytes(self) -> bytes:
-        """How Python 3 writes empty bytes for Python 2."""
+        """Empty bytes, as Python 3 writes them for Python 2."""
         return b""
 
     def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
@@ -104,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _DType:
-    """A dtype while the pickle is read."""
+    """Container for a dtype while the pickle is read."""
 
     __slots__ = ("code", "order")
 
@@ -124,7 +123,7 @@ class _DType:
 
 
 class _Array:
-    """An array while the pickle is read."""
+    """Container for an array while the pickle is read."""
 
     __slots__ = ("state",)
 
@@ -132,7 +131,7 @@ class _Array:
         self.state = state
 
     def array(self) -> np.ndarray[Any, Any] | None:
-        """The array; None for one of Python objects, which nobody here needs."""
+        """The array; None for an array of Python objects, which is never needed."""
         _, shape, dtype, fortran, raw = self.state
         if isinstance(dtype, _DType) and isinstance(dtype.code, str) and dtype.code.startswith("O"):
             return None

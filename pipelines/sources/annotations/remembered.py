@@ -1,4 +1,4 @@
-"""Remembers between runs what takes long to read out of a dataset's annotations."""
+"""Caches tables that take long to read from a dataset's annotations."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ log = logging.getLogger(__name__)
 
 
 def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> Tables:
-    """What `read` makes of some files, from the cache if none of them has changed since.
+    """The result of `read` for some files, from the cache if no file has changed.
 
     The cache is `peclr-dali/` in $XDG_CACHE_HOME, or in ~/.cache. A file counts as unchanged while its path, size and
     time of modification are the same. If the cache cannot be written, the next run reads again.
 
     Args:
-        name: what is read and by which version of the reader; another name is another entry.
-        files: what the tables are made from.
+        name: name of the entry; with the version of the reader, so that a new version makes a new entry.
         read: makes the tables; none of them holds Python objects.
     """
     stamps = [(str(file.resolve()), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
     key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
-    # expanduser never raises, Path.home does for a user whom the system does not know.
+    # expanduser never raises; Path.home raises for a user that the system does not know.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "peclr-dali"  # noqa: PTH111
     entry = cache / f"{name}-{key}.npz"
     try:

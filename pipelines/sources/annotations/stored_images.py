@@ -1,4 +1,4 @@
-"""Which of the images that annotations name are there."""
+"""Finds the images of annotations that exist on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def first_stored(root: Path, candidates: Iterable[Sequence[str]]) -> list[str | None]:
-    """Of each image's possible paths, relative to root and all in one folder, the first that is there, or None."""
+    """For each image, its first candidate path (relative to `root`, all in one folder) that exists, or None."""
 
     @cache
     def listing(folder: str) -> frozenset[str]:

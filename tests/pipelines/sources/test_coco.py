@@ -33,7 +33,7 @@ def changed(root: Path, **change: Any) -> None:
 
 
 def test_people_are_as_they_were_annotated(root: Path) -> None:
-    index = load_coco(root, split="all")
+    index = load_coco(DataConfig("coco", str(root)))
     content = json.loads((root / "annotations.json").read_text())
     assert index.skeleton is BODY
     assert index.keypoints_px is not None
@@ -51,14 +51,14 @@ def test_people_are_as_they_were_annotated(root: Path) -> None:
 
 def test_crowds_and_people_without_a_keypoint_are_left_out(root: Path) -> None:
     changed(root, iscrowd=1)
-    assert len(load_coco(root, split="all")) == PEOPLE - 1
+    assert len(load_coco(DataConfig("coco", str(root)))) == PEOPLE - 1
     changed(root, iscrowd=0, keypoints=[0] * 51)
-    assert len(load_coco(root, split="all")) == PEOPLE - 1
+    assert len(load_coco(DataConfig("coco", str(root)))) == PEOPLE - 1
 
 
 def test_without_a_box_the_keypoints_give_one(root: Path) -> None:
     changed(root, bbox=[0, 0, 0, 0])
-    index = load_coco(root, split="all")
+    index = load_coco(DataConfig("coco", str(root)))
     assert index.keypoints_px is not None
     low, high = np.nanmin(index.keypoints_px[0], axis=0), np.nanmax(index.keypoints_px[0], axis=0)
     np.testing.assert_allclose(index.box_px[0], [*(low + high) / 2, (high - low).max()])
@@ -66,7 +66,7 @@ def test_without_a_box_the_keypoints_give_one(root: Path) -> None:
 
 def test_the_parts_share_no_image(root: Path) -> None:
     changed(root, image_id=105)  # two people in one image
-    train, val, both = (load_coco(root, split=split) for split in ("train", "val", "all"))
+    train, val, both = (load_coco(DataConfig("coco", str(root), split=split)) for split in ("train", "val", "all"))
     assert not {*train.paths} & {*val.paths}
     assert sorted([*train.paths, *val.paths]) == sorted(both.paths)
     assert len({*val.paths}) == 2
@@ -81,15 +81,15 @@ def test_the_file_may_lie_elsewhere(root: Path) -> None:
 
 
 def test_shards_keep_the_skeleton(root: Path, tmp_path: Path) -> None:
-    index = load_coco(root, split="all")
+    index = load_coco(DataConfig("coco", str(root)))
     pack(index, tmp_path / "shards", per_shard=8, workers=1)
-    packed = load_shards(tmp_path / "shards")
+    packed = load_shards(DataConfig("shards", str(tmp_path / "shards")))
     assert packed.skeleton is BODY
     np.testing.assert_array_equal(packed.keypoints_px, index.keypoints_px)
     tiny_hands.write_hands(tmp_path / "hands", 2)
     pack(load_index(DataConfig(root=str(tmp_path / "hands"))), tmp_path / "hand_shards", per_shard=8, workers=1)
     assert "skeleton" not in json.loads((tmp_path / "hand_shards" / "index.json").read_text())  # as it always was
-    assert load_shards(tmp_path / "hand_shards").skeleton is HAND
+    assert load_shards(DataConfig("shards", str(tmp_path / "hand_shards"))).skeleton is HAND
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: s
     file = root / "annotations.json"
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(UserError, match=message) as refusal:
-        load_coco(root, split="all")
+        load_coco(DataConfig("coco", str(root)))
     assert "\n" not in str(refusal.value)
     assert str(file) in str(refusal.value)
 
@@ -114,9 +114,9 @@ def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"keypoints": [1, 2, 2]}, "expected 51 numbers as keypoints and 4 as bbox"),
+        ({"keypoints": [1, 2, 2]}, "expected 51 numbers in keypoints and 4 in bbox"),
         ({"keypoints": ["a", "b", 2] * 17}, "expected 51 numbers"),
-        ({"bbox": [1, 2]}, "expected 51 numbers as keypoints and 4 as bbox"),
+        ({"bbox": [1, 2]}, "expected 51 numbers in keypoints and 4 in bbox"),
         ({"image_id": "none"}, "not keypoints in COCO's JSON format"),
         ({"keypoints": None}, "not keypoints in COCO's JSON format"),
     ],
@@ -124,7 +124,7 @@ def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: s
 def test_a_wrong_annotation_is_told_in_one_line(change: dict[str, Any], message: str, root: Path) -> None:
     changed(root, **change)
     with pytest.raises(UserError, match=message):
-        load_coco(root, split="all")
+        load_coco(DataConfig("coco", str(root)))
 
 
 def test_a_file_of_boxes_is_refused(root: Path) -> None:

@@ -36,14 +36,14 @@ def by_hand(tip_mm: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index = load_dexter_object(root)
+    index = load_dexter_object(DataConfig("dexter_object", str(root)))
     assert len(index) == 10  # of 11: one frame shows no fingertip
     assert index.paths[:4] == [f"data/Grasp1/color/image_{frame:05d}_color.png" for frame in range(3)] + [
         "data/Grasp2/color/image_00001_color.png"
     ]
     assert all(index.path(row).is_file() for row in range(10))
     assert [record.message for record in caplog.records] == [
-        f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; in the others no fingertip is annotated"
+        f"{root}/data: 10 of 11 frames are used, of 6 of 6 sequences; the other frames have no annotated fingertip"
     ]
     assert [HAND.keypoints[tip] for tip in TIPS] == ["thumb_tip", "index_tip", "middle_tip", "ring_tip", "little_tip"]
     keypoints_px, xyz_m = index.keypoints_px, index.targets["xyz_m"]
@@ -70,7 +70,7 @@ def test_fingertips_are_known_and_nothing_else(root: Path, caplog: pytest.LogCap
 
 
 def test_the_box_is_around_the_tips_and_no_smaller_than_a_hand(root: Path) -> None:
-    index = load_dexter_object(root)
+    index = load_dexter_object(DataConfig("dexter_object", str(root)))
     assert index.keypoints_px is not None
     low, high = np.nanmin(index.keypoints_px, axis=1), np.nanmax(index.keypoints_px, axis=1)
     np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
@@ -120,7 +120,7 @@ def only_bmp(root: Path) -> None:
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
     with pytest.raises(UserError, match=message) as caught:
-        load_dexter_object(root)
+        load_dexter_object(DataConfig("dexter_object", str(root)))
     assert "\n" not in str(caught.value)
     assert str(root) in str(caught.value)
 
@@ -128,4 +128,4 @@ def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: st
 def test_nothing_annotated(tmp_path: Path) -> None:
     write_dexter_object(tmp_path, {"Pinch": 1}, hidden={("Pinch", 0): [0, 1, 2, 3, 4]})
     with pytest.raises(UserError, match="no fingertip is annotated in any frame"):
-        load_dexter_object(tmp_path)
+        load_dexter_object(DataConfig("dexter_object", str(tmp_path)))

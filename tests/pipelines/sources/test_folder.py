@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from errors import UserError
+from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE
 from pipelines.sources.folder import load_folder
 
@@ -23,7 +24,7 @@ PATHS = ["a.JPEG", "b/a.jpg", "b/z.PNG", "b/ö 1.jpg", "c.jpg"]
 
 
 def test_images_are_found_in_the_order_of_their_names(root: Path) -> None:
-    index = load_folder(root)
+    index = load_folder(DataConfig("folder", str(root)))
     assert index.paths == PATHS
     assert index.name == "hands"
     assert index.path(1) == root / "b" / "a.jpg"
@@ -41,7 +42,7 @@ def test_links_are_followed_once(root: Path, tmp_path: Path) -> None:
         (root / other).symlink_to(root / "b")
     (root / "out").symlink_to(elsewhere)
     (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    assert load_folder(root).paths == [*PATHS, "out/e.jpg"]
+    assert load_folder(DataConfig("folder", str(root))).paths == [*PATHS, "out/e.jpg"]
 
 
 @pytest.mark.parametrize("form", ["csv", "mapping", "objects"])
@@ -54,11 +55,11 @@ def test_boxes_become_squares_around_them(root: Path, form: str, caplog: pytest.
         boxes.write_text("\n".join(["file,x0,y0,x1,y1", *rows, ""]), encoding="utf-8-sig")
     else:
         boxes.write_text(json.dumps(edges if form == "mapping" else objects))
-    index = load_folder(root, boxes=boxes)
+    index = load_folder(DataConfig("folder", str(root), box=str(boxes)))
     expected = [WHOLE_IMAGE] * 3 + [(1.5, 5, 8), (30, 25, 40)]
     np.testing.assert_array_equal(index.box_px, np.array(expected, np.float32))
     assert [record.message for record in caplog.records] == [
-        f"{boxes}: no box for 3 of 5 images (a.JPEG the first); theirs is the whole image"
+        f"{boxes}: no box for 3 of 5 images (a.JPEG the first); for these, the whole image is used"
     ]
 
 
@@ -66,7 +67,7 @@ def test_boxes_for_all_are_no_news(root: Path, caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO)
     boxes = root / "boxes.json"
     boxes.write_text(json.dumps({name: [0, 0, 4, 6] for name in PATHS}))
-    assert load_folder(root, boxes=boxes).box_px.tolist() == [[2, 3, 6]] * 5
+    assert load_folder(DataConfig("folder", str(root), box=str(boxes))).box_px.tolist() == [[2, 3, 6]] * 5
     assert not caplog.records
 
 
@@ -92,7 +93,7 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.json", '[{"file": "c.jpg", "x0": 1}]', "entry 1: expected an object with the keys file, x0, y0, x1, y1"),
         ("b.json", '[{"file": 3, "x0": 1, "y0": 1, "x1": 2, "y1": 2}]', "entry 1: there is no image 3"),
         ("b.json", '"c.jpg"', "expected {.*found '\"c.jpg\"'"),
-        ("b.txt", "", "come from a .csv or .json file"),
+        ("b.txt", "", "expected a .csv or .json file"),
         ("b.csv", "file,x0,y0,x1,y1\n", "holds no box"),
         ("b.json", "{}", "holds no box"),
         ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' stands twice"),
@@ -113,7 +114,7 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
     if text is not None:
         boxes.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=message) as caught:
-        load_folder(root, boxes=boxes)
+        load_folder(DataConfig("folder", str(root), box=str(boxes)))
     assert "\n" not in str(caught.value)
     assert str(boxes) in str(caught.value)
     assert len(str(caught.value)) < len(str(boxes)) + 500
@@ -121,14 +122,14 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
 
 def test_missing_and_empty_folders_end_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: does not exist; expected a folder of \.jpg"):
-        load_folder(tmp_path / "nowhere")
+        load_folder(DataConfig("folder", str(tmp_path / "nowhere")))
     (tmp_path / "file.jpg").write_bytes(b"")
     with pytest.raises(UserError, match=r"file\.jpg: is a file; expected a folder"):
-        load_folder(tmp_path / "file.jpg")
+        load_folder(DataConfig("folder", str(tmp_path / "file.jpg")))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_bytes(b"")
     with pytest.raises(UserError, match=r"empty: no \.jpg, \.jpeg, \.png, \.webp files in it"):
-        load_folder(tmp_path / "empty")
+        load_folder(DataConfig("folder", str(tmp_path / "empty")))
 
 
 def test_links_in_a_circle_and_links_to_nowhere_are_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +137,7 @@ def test_links_in_a_circle_and_links_to_nowhere_are_left_out(root: Path, caplog:
     (root / "there").symlink_to("back")
     (root / "back").symlink_to("there")
     (root / "gone.jpg").symlink_to("nowhere.jpg")
-    assert load_folder(root).paths == PATHS
+    assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     (record,) = caplog.records
     assert "5 images are used" in record.message
     assert "4 links that lead nowhere" in record.message
@@ -145,7 +146,7 @@ def test_links_in_a_circle_and_links_to_nowhere_are_left_out(root: Path, caplog:
 def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     def message() -> str:
         with pytest.raises(UserError) as caught:
-            load_folder(tmp_path)
+            load_folder(DataConfig("folder", str(tmp_path)))
         return str(caught.value)
 
     assert "found nothing. Check the path" in message()
@@ -167,7 +168,7 @@ def test_images_of_other_kinds_are_told_beside_those_that_are_used(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / "b" / "new.heic").write_bytes(b"")
-    assert load_folder(root).paths == PATHS
+    assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     assert [record.message for record in caplog.records] == [
         f"{root}: 5 images are used, left out are 1 .heic. HEIC is not read: convert them to JPEG or PNG."
     ]

@@ -52,7 +52,7 @@ def pose_of(path: str) -> int:
 
 
 def test_training_part(root: Path) -> None:
-    index = load_freihand(root)
+    index = load_freihand(DataConfig("freihand", str(root)))
     assert index.paths == [f"training/rgb/{image:08d}.jpg" for image in range(4 * POSES)]
     assert index.path(7).is_file()
     assert index.box_px.tolist() == [[20, 15, 18]] * (4 * POSES)
@@ -67,16 +67,16 @@ def test_training_part(root: Path) -> None:
 
 
 def test_evaluation_part_has_one_image_a_pose(root: Path) -> None:
-    index = load_freihand(root, part="evaluation")
+    index = load_freihand(DataConfig("freihand", str(root), part="evaluation"))
     assert index.paths == [f"evaluation/rgb/{image:08d}.jpg" for image in range(EVALUATION)]
     (root / "evaluation_xyz.json").unlink()  # as in the first release
-    index = load_freihand(root, part="evaluation")
+    index = load_freihand(DataConfig("freihand", str(root), part="evaluation"))
     assert index.keypoints_px is None
     assert set(index.targets) == {"K", "scale_m"}
 
 
 def test_versions_are_chosen_by_name_in_the_order_given(root: Path) -> None:
-    index = load_freihand(root, versions=("sample", "gs"))
+    index = load_freihand(DataConfig("freihand", str(root), versions=("sample", "gs")))
     assert index.paths[0] == f"training/rgb/{2 * POSES:08d}.jpg"
     assert index.paths[POSES] == "training/rgb/00000000.jpg"
     assert len(index) == 2 * POSES
@@ -84,9 +84,12 @@ def test_versions_are_chosen_by_name_in_the_order_given(root: Path) -> None:
 
 
 def test_split_is_nine_to_one_and_keeps_versions_together(root: Path) -> None:
-    train, val = load_freihand(root, split="train"), load_freihand(root, split="val")
+    train, val = (
+        load_freihand(DataConfig("freihand", str(root), split="train")),
+        load_freihand(DataConfig("freihand", str(root), split="val")),
+    )
     assert (len(train), len(val)) == (72, 8)
-    assert sorted([*train.paths, *val.paths]) == load_freihand(root).paths
+    assert sorted([*train.paths, *val.paths]) == load_freihand(DataConfig("freihand", str(root))).paths
     poses = [pose_of(path) for path in val.paths]
     assert poses == poses[:2] * 4
     assert not set(poses) & {pose_of(path) for path in train.paths}
@@ -96,7 +99,7 @@ def test_split_is_nine_to_one_and_keeps_versions_together(root: Path) -> None:
 
 def test_center_box_needs_no_labels(root: Path) -> None:
     remove_labels(root, "K", "xyz", "scale")
-    index = load_freihand(root, center_frac=1.0)
+    index = load_freihand(DataConfig("freihand", str(root), center_frac=1.0))
     assert len(index) == 4 * POSES
     assert index.box_px[-1].tolist() == [20, 15, 30]
     assert index.keypoints_px is None
@@ -104,7 +107,7 @@ def test_center_box_needs_no_labels(root: Path) -> None:
 
 
 def test_joints_box_is_the_square_around_them(root: Path) -> None:
-    index = load_freihand(root, box="joints")
+    index = load_freihand(DataConfig("freihand", str(root), box="joints"))
     assert index.keypoints_px is not None
     low, high = index.keypoints_px.min(axis=1), index.keypoints_px.max(axis=1)
     np.testing.assert_allclose(index.box_px[:, :2], (low + high) / 2, rtol=1e-5)
@@ -113,9 +116,9 @@ def test_joints_box_is_the_square_around_them(root: Path) -> None:
 
 def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
     boxes = root / "boxes.json"
-    paths = load_freihand(root).paths
+    paths = load_freihand(DataConfig("freihand", str(root))).paths
     boxes.write_text(json.dumps({path: [image, 0, image + 8, 6] for image, path in enumerate(paths)}))
-    index = load_freihand(root, box=str(boxes), split="val", versions=("hom",))
+    index = load_freihand(DataConfig("freihand", str(root), box=str(boxes), split="val", versions=("hom",)))
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
 
 
@@ -156,7 +159,7 @@ def delete_labels_and_last_image(root: Path) -> None:
 def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
     with pytest.raises(UserError, match=message) as caught:
-        load_freihand(root)
+        load_freihand(DataConfig("freihand", str(root)))
     assert "\n" not in str(caught.value)
     assert str(root) in str(caught.value)
 
@@ -172,8 +175,8 @@ def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, messa
     ],
 )
 def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_freihand(root, **options)
+    with pytest.raises((UserError, ValidationError), match=message):
+        load_freihand(DataConfig("freihand", str(root), **options))
 
 
 @pytest.mark.parametrize("options", [{"part": "test"}, {"split": "test"}, {"center_frac": 0}])
@@ -185,13 +188,13 @@ def test_the_configuration_refuses_values_out_of_range(options: dict[str, Any]) 
 def test_joints_box_without_labels_names_the_files(root: Path) -> None:
     remove_labels(root, "K")
     with pytest.raises(UserError, match=r"training_K\.json and training_xyz\.json.*box 'center'"):
-        load_freihand(root, box="joints")
+        load_freihand(DataConfig("freihand", str(root), box="joints"))
 
 
 def test_too_few_poses_to_split(tmp_path: Path) -> None:
     write_part(tmp_path, "training", 3, 12)
     with pytest.raises(UserError, match="no pose of 3 is in split 'val'"):
-        load_freihand(tmp_path, split="val")
+        load_freihand(DataConfig("freihand", str(tmp_path), split="val"))
 
 
 def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
@@ -212,7 +215,7 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
 def test_what_is_no_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
     (root / "training_xyz.json").write_text(text)
     with pytest.raises(UserError, match=r"training_xyz\.json: "):
-        load_freihand(root)
+        load_freihand(DataConfig("freihand", str(root)))
 
 
 @pytest.mark.parametrize(
@@ -228,10 +231,10 @@ def test_labels_in_another_frame_or_unit_end_in_one_line(root: Path, name: str, 
     file = root / f"training_{name}.json"
     file.write_text(json.dumps(change(np.array(json.loads(file.read_text()))).tolist()))
     with pytest.raises(UserError, match=message):
-        load_freihand(root, box="joints")
+        load_freihand(DataConfig("freihand", str(root), box="joints"))
 
 
 def test_labels_that_are_no_list_are_told_as_such(root: Path) -> None:
     (root / "training_K.json").write_text('{"K": []}')
     with pytest.raises(UserError, match=r"training_K\.json: holds no list"):
-        load_freihand(root)
+        load_freihand(DataConfig("freihand", str(root)))

@@ -38,7 +38,7 @@ def projected(xyz_m: np.ndarray) -> np.ndarray:
 
 
 def test_training_part(root: Path) -> None:
-    index = load_ho3d(root)
+    index = load_ho3d(DataConfig("ho3d", str(root)))
     assert len(index) == 10
     assert index.paths[:4] == [f"train/ABF10/rgb/{frame:04d}.png" for frame in range(3)] + ["train/ABF11/rgb/0000.png"]
     assert all(index.path(row).is_file() for row in range(10))
@@ -58,7 +58,7 @@ def test_training_part(root: Path) -> None:
 
 
 def test_frames_of_one_moment_are_a_group(root: Path) -> None:
-    index = load_ho3d(root)
+    index = load_ho3d(DataConfig("ho3d", str(root)))
     assert index.group is not None
     group = index.group.tolist()
     assert group[:3] == group[3:6]  # two cameras of one recording
@@ -66,7 +66,7 @@ def test_frames_of_one_moment_are_a_group(root: Path) -> None:
 
 
 def test_splits_keep_recordings_whole(root: Path) -> None:
-    train, val, both = (load_ho3d(root, split=split) for split in ("train", "val", "all"))
+    train, val, both = (load_ho3d(DataConfig("ho3d", str(root), split=split)) for split in ("train", "val", "all"))
     assert sorted([*train.paths, *val.paths]) == sorted(both.paths)
     assert len(val)
     recordings = [{path.split("/")[1][:3] for path in index.paths} for index in (train, val)]
@@ -76,11 +76,14 @@ def test_splits_keep_recordings_whole(root: Path) -> None:
 
 def test_version_3_has_jpeg_files(tmp_path: Path) -> None:
     write_ho3d(tmp_path, "train", {"ABF10": 2}, ending="jpg")
-    assert load_ho3d(tmp_path).paths == ["train/ABF10/rgb/0000.jpg", "train/ABF10/rgb/0001.jpg"]
+    assert load_ho3d(DataConfig("ho3d", str(tmp_path))).paths == [
+        "train/ABF10/rgb/0000.jpg",
+        "train/ABF10/rgb/0001.jpg",
+    ]
 
 
 def test_evaluation_part_knows_wrist_and_box(root: Path) -> None:
-    index = load_ho3d(root, part="evaluation")
+    index = load_ho3d(DataConfig("ho3d", str(root), part="evaluation"))
     assert index.paths[0] == "evaluation/SM1/rgb/0000.png"
     np.testing.assert_allclose(index.box_px, [[140, 130, 140]] * 4)
     wrist = ho3d_joints(101)[0] * [1, -1, -1]
@@ -96,7 +99,7 @@ def test_published_evaluation_keypoints_are_used(root: Path) -> None:
     joints = [ho3d_joints(seed).tolist() for seed in (7, 8, 9, 10)]
     (root / "evaluation_xyz.json").write_text(json.dumps(joints))
     (root / "evaluation/SM1/rgb/0001.png").unlink()  # the second row must not shift the others
-    index = load_ho3d(root, part="evaluation")
+    index = load_ho3d(DataConfig("ho3d", str(root), part="evaluation"))
     expected = [camera_frame(ho3d_joints(seed)) for seed in (7, 9, 10)]
     np.testing.assert_allclose(index.targets["xyz_m"], expected, rtol=1e-5)
     assert index.keypoints_px is not None
@@ -110,7 +113,7 @@ def test_missing_images_and_frames_without_a_hand_are_counted_once(
     (root / "train/ABF10/rgb/0001.png").unlink()
     empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
     (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))
-    index = load_ho3d(root)
+    index = load_ho3d(DataConfig("ho3d", str(root)))
     assert len(index) == 8
     assert [record.message for record in caplog.records] == [
         f"{root}/train.txt: 8 of 10 listed frames are used; the images of 1 are missing, and the annotations of 1 have "
@@ -120,16 +123,19 @@ def test_missing_images_and_frames_without_a_hand_are_counted_once(
 
 
 def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_ho3d(root)
+    first = load_ho3d(DataConfig("ho3d", str(root)))
     assert len(list(cache.glob("ho3d-*.npz"))) == 1
     with monkeypatch.context() as patched:
         patched.setattr("pipelines.sources.ho3d.read_numpy_pickle", None)  # nobody may read again
-        np.testing.assert_array_equal(load_ho3d(root).targets["xyz_m"], first.targets["xyz_m"])
-    assert len(load_ho3d(root, split="train")) < len(first)  # another selection is another entry
+        np.testing.assert_array_equal(load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"], first.targets["xyz_m"])
+    train = load_ho3d(DataConfig("ho3d", str(root), split="train"))  # another selection is another entry
+    assert len(train) < len(first)
     write_image(root / "train/MC1/rgb/0009.png", 320, 240)
     (root / "train/MC1/meta/0009.pkl").write_bytes(python2_pickle(ho3d_meta(9)))
     (root / "train.txt").write_text("MC1/0009\n")
-    np.testing.assert_allclose(load_ho3d(root).targets["xyz_m"], [camera_frame(ho3d_joints(9))], rtol=1e-5)
+    np.testing.assert_allclose(
+        load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"], [camera_frame(ho3d_joints(9))], rtol=1e-5
+    )
 
 
 def test_by_configuration(root: Path) -> None:
@@ -185,7 +191,7 @@ def test_what_does_not_fit_ends_in_one_line(
     monkeypatch.chdir(root.parent)
     damage(root)
     with pytest.raises(UserError, match=message) as caught:
-        load_ho3d(root)
+        load_ho3d(DataConfig("ho3d", str(root)))
     assert "\n" not in str(caught.value)
     assert str(root) in str(caught.value)
     assert not (root.parent / "was_here").exists()
@@ -203,18 +209,18 @@ def test_what_does_not_fit_ends_in_one_line(
 def test_wrong_evaluation_keypoints_are_named(root: Path, content: str, message: str) -> None:
     (root / "evaluation_xyz.json").write_text(content)
     with pytest.raises(UserError, match=message) as caught:
-        load_ho3d(root, part="evaluation")
+        load_ho3d(DataConfig("ho3d", str(root), part="evaluation"))
     assert str(root / "evaluation_xyz.json") in str(caught.value)
 
 
 def test_one_recording_cannot_be_split(tmp_path: Path) -> None:
     write_ho3d(tmp_path, "train", {"ABF10": 1, "ABF11": 1})
     with pytest.raises(UserError, match="one recording, 'ABF1', cannot be split"):
-        load_ho3d(tmp_path, split="val")
+        load_ho3d(DataConfig("ho3d", str(tmp_path), split="val"))
 
 
 def test_no_hand_at_all(tmp_path: Path) -> None:
     write_ho3d(tmp_path, "train", {"ABF10": 1})
     (tmp_path / "train/ABF10/meta/0000.pkl").write_bytes(python2_pickle({"objName": "x"}))
     with pytest.raises(UserError, match=r"no annotation in train/\*/meta has a hand"):
-        load_ho3d(tmp_path)
+        load_ho3d(DataConfig("ho3d", str(tmp_path)))

@@ -126,5 +126,5 @@ def test_the_center_box_has_one_default(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(file), np.zeros((40, 60, 3), np.uint8))
     by_config = load_index(DataConfig(root=str(tmp_path), box_margin=1.0))
-    np.testing.assert_array_equal(load_freihand(tmp_path).box_px, by_config.box_px)
+    np.testing.assert_array_equal(load_freihand(DataConfig("freihand", str(tmp_path))).box_px, by_config.box_px)
     assert by_config.box_px[0].tolist() == [30, 20, 24]

@@ -57,7 +57,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Index:
     keypoints_px = rng.uniform(0, 48, (COUNT, 21, 2)).astype(np.float32)
     keypoints_px[3, 5] = np.nan
     return dataclasses.replace(
-        load_folder(root),
+        load_folder(DataConfig("folder", str(root))),
         box_px=rng.uniform(10, 30, (COUNT, 3)).astype(np.float32),
         keypoints_px=keypoints_px,
         mirror=rng.random(COUNT) < 0.5,
@@ -78,7 +78,7 @@ def packed_by(index: Index, out: Path, **options: Any) -> Packed:
 
 
 def test_an_index_comes_back_as_it_was(source: Index, packed: Path) -> None:
-    index = load_shards(packed)
+    index = load_shards(DataConfig("shards", str(packed)))
     assert [index.read(row) for row in range(COUNT)] == [source.read(row) for row in range(COUNT)]
     np.testing.assert_array_equal(index.box_px, source.box_px)
     for ours, theirs in (
@@ -110,7 +110,7 @@ def test_batches_are_bit_identical(source: Index, packed: Path, backend: Any) ->
         ) as loader:
             return list(loader)
 
-    for ours, theirs in zip(batches(load_shards(packed)), batches(source), strict=True):
+    for ours, theirs in zip(batches(load_shards(DataConfig("shards", str(packed)))), batches(source), strict=True):
         assert torch.equal(ours.samples, theirs.samples)
         for one, other in zip(ours.views, theirs.views, strict=True):
             assert torch.equal(one.image, other.image)
@@ -170,7 +170,7 @@ def test_a_shard_that_the_disk_keeps_otherwise_is_refused(
     assert not list((tmp_path / "out").glob("*.tar"))
     assert not (tmp_path / "out/index.json").exists()
     assert packed_by(source, tmp_path / "out").samples == COUNT
-    assert [load_shards(tmp_path / "out").read(row) for row in range(COUNT)] == [
+    assert [load_shards(DataConfig("shards", str(tmp_path / "out"))).read(row) for row in range(COUNT)] == [
         source.read(row) for row in range(COUNT)
     ]
 
@@ -219,7 +219,7 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(source: Index, packed: P
         packed_by(slow, out, progress=kill, workers=1)
     assert not (out / "index.json").exists()
     with pytest.raises(UserError, match=r"run the same 'python cli\.py pack' again"):
-        load_shards(out)
+        load_shards(DataConfig("shards", str(out)))
     finished = {file: file.stat().st_mtime_ns for file in out.glob("*.tar")}
     assert len(finished) < 8
     packed_by(source, out)
@@ -260,7 +260,7 @@ def test_a_torn_job_is_told(source: Index, tmp_path: Path) -> None:
 def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     """SIGKILL at ten moments; what is there at the end is what an undisturbed call writes."""
     write_images(tmp_path / "images", 400)
-    source = load_folder(tmp_path / "images")
+    source = load_folder(DataConfig("folder", str(tmp_path / "images")))
     command = [
         sys.executable, "cli.py", "pack", "--per-shard", "20", "--set", "data.source=folder",
         "--set", f"data.root={tmp_path / 'images'}", str(tmp_path / "out"),
@@ -276,7 +276,7 @@ def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     pack(source, tmp_path / "again", per_shard=20, workers=1)
     ours, theirs = ({f.name: f.read_bytes() for f in (tmp_path / n).glob("*.tar")} for n in ("out", "again"))
     assert ours == theirs
-    assert len(load_shards(tmp_path / "out")) == 400
+    assert len(load_shards(DataConfig("shards", str(tmp_path / "out")))) == 400
 
 
 def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None
     rows = [json.loads(line) for line in (tmp_path / "out/left_out.jsonl").read_text().splitlines()]
     assert [Path(row["path"]).name for row in rows] == ["004.jpg", "gone.png"]
     assert rows[0]["reason"] == "empty file"
-    kept = load_shards(tmp_path / "out")
+    kept = load_shards(DataConfig("shards", str(tmp_path / "out")))
     assert [kept.read(row) for row in range(48)] == [source.read(row) for row in range(49) if row != 4]
     np.testing.assert_array_equal(kept.box_px[4], source.box_px[5])
 
@@ -301,7 +301,7 @@ def copy(packed: Path, tmp_path: Path) -> Path:
 def test_damage_is_one_clear_line(copy: Path) -> None:
     def message() -> str:
         with pytest.raises(UserError) as caught:
-            load_shards(copy)
+            load_shards(DataConfig("shards", str(copy)))
         return str(caught.value)
 
     shard = copy / "shard-000003.tar"
@@ -336,7 +336,7 @@ def test_shards_name_files_of_their_folder_only(copy: Path, file: Any) -> None:
     shutil.copy(copy / "shard-000000.tar", copy.parent / "shard.tar")
     change_index(copy, lambda content: content["shards"][0].update(file=file))
     with pytest.raises(UserError, match=r"index\.json: not a readable index of shards .* is no file of this folder"):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
 
 
 @pytest.mark.parametrize(
@@ -346,21 +346,21 @@ def test_shards_name_files_of_their_folder_only(copy: Path, file: Any) -> None:
 def test_shards_have_whole_numbers(copy: Path, key: str, value: Any) -> None:
     change_index(copy, lambda content: content["shards"][0].update({key: value}))
     with pytest.raises(UserError, match=r"not a readable index of shards .* are whole numbers"):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
 
 
 @pytest.mark.parametrize("name", ["../box_px", "/tmp/x", "target.", "target.a/b", 3, None, ["a"]])
 def test_an_index_has_known_tables(copy: Path, name: Any) -> None:
     change_index(copy, lambda content: content["tables"].append(name))
     with pytest.raises(UserError, match=r"not a readable index of shards .* is no table"):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"format": 1}', "[]", "\xff", "null", '{"format": NaN}'])
 def test_an_index_that_is_no_index_is_one_line(copy: Path, text: str) -> None:
     (copy / "index.json").write_bytes(text.encode("latin1"))
     with pytest.raises(UserError, match=r"index\.json: "):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
 
 
 def test_an_archive_in_place_of_a_table_is_one_line(copy: Path) -> None:
@@ -369,10 +369,10 @@ def test_an_archive_in_place_of_a_table_is_one_line(copy: Path) -> None:
         np.savez(file, box_px=np.zeros((50, 3), np.float32))
     change_index(copy, lambda content: content.pop("crc32"))
     with pytest.raises(UserError, match=r"box_px\.npy: not a readable table of the index \(the magic string"):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
     table.write_bytes(table.read_bytes()[:60])
     with pytest.raises(UserError, match=r"box_px\.npy: not a readable table of the index"):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
 
 
 @pytest.mark.parametrize("name", ["box_px", "offset", "target.K"])
@@ -382,9 +382,9 @@ def test_a_flipped_bit_in_the_index_is_found(copy: Path, name: str) -> None:
     content[-6] ^= 1
     table.write_bytes(content)
     with pytest.raises(UserError, match=rf"{name}\.npy: not the bytes that were packed \(wrong checksum\)"):
-        load_shards(copy)
+        load_shards(DataConfig("shards", str(copy)))
     change_index(copy, lambda content: content.pop("crc32"))
-    load_shards(copy)  # packed by an earlier version, which wrote no checksums
+    load_shards(DataConfig("shards", str(copy)))  # packed by an earlier version, which wrote no checksums
 
 
 @pytest.mark.parametrize(("name", "value"), [("offset", 2**63), ("offset", 2**64 - 1), ("size", 2**32 - 1)])
@@ -393,7 +393,7 @@ def test_a_place_beyond_any_file_costs_its_sample_only(copy: Path, source: Index
     table[3] = value
     np.save(copy / f"index/{name}.npy", table)
     change_index(copy, lambda content: content.pop("crc32", None))
-    index = load_shards(copy)
+    index = load_shards(DataConfig("shards", str(copy)))
     with pytest.raises(OSError, match=r"the index has it at byte \d+ of shard-000000\.tar"):
         index.read(3)
     assert index.paths[3].startswith("shard-000000.tar/")
@@ -411,7 +411,7 @@ def test_a_packed_box_that_is_no_box_is_refused(copy: Path, value: float) -> Non
 
 
 def test_a_shard_cut_while_it_is_read_loses_its_samples_only(copy: Path) -> None:
-    index = load_shards(copy)
+    index = load_shards(DataConfig("shards", str(copy)))
     os.truncate(copy / "shard-000001.tar", 700)
     with pytest.raises(OSError, match=r"shard-000001\.tar ends before byte"):
         index.read(8)
@@ -426,7 +426,7 @@ def descriptors() -> int:
 def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path) -> None:
     out = tmp_path / "shards"
     packed_by(source, out, per_shard=1)
-    index = load_shards(out, window=2)
+    index = load_shards(DataConfig("shards", str(out), shuffle_shards=2))
     before = descriptors()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipelines.sources.shards.OPEN_SHARDS", 4)
@@ -492,7 +492,7 @@ def test_a_window_reads_its_shards_ahead_as_a_whole(
 ) -> None:
     advised: list[tuple[int, ...]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *advice: advised.append(advice))
-    index = load_shards(packed, window=window)
+    index = load_shards(DataConfig("shards", str(packed), shuffle_shards=window))
     for row in range(COUNT):
         index.read(row)
     assert advised == [(0, 0, os.POSIX_FADV_WILLNEED)] * shards_read_ahead
@@ -522,7 +522,7 @@ def test_a_part_of_the_shards_opens_without_reading_names(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ten million samples, less a bad file, the names alone would take many minutes."""
-    whole = load_shards(packed)
+    whole = load_shards(DataConfig("shards", str(packed)))
     bad = tmp_path / "bad.jsonl"
     write_bad_list(bad, {whole.paths[20]: "for a test"}, checked=COUNT)
     asked: list[int] = []

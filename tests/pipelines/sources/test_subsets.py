@@ -64,5 +64,5 @@ GOLDEN = [8, 10, 12, 25, 66]
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1])
 def test_a_fraction_is_one(fraction: float) -> None:
-    with pytest.raises(ValueError, match="above 0 and at most at 1"):
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
         in_fraction(np.arange(3), fraction, seed=0)

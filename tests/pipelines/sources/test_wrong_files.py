@@ -57,7 +57,7 @@ def write_data(home: Path) -> Path:
     layouts.write_youtube3d(home / "youtube3d", "train")
     layouts.write_ho3d(home / "ho3d", "train", {"ABF10": 2})
     layouts.write_dexter_object(home / "dexter_object", {"Grasp1": 2}, hidden={})
-    pack(load_folder(home / "folder"), home / "shards", per_shard=2, workers=1)
+    pack(load_folder(DataConfig("folder", str(home / "folder"))), home / "shards", per_shard=2, workers=1)
     return home
 
 

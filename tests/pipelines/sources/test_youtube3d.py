@@ -27,7 +27,7 @@ def write_regressor(root: Path) -> tuple[Path, np.ndarray]:
 
 
 def test_a_hand_is_a_row_with_the_square_around_its_mesh(root: Path) -> None:
-    index = load_youtube3d(root, part="train")
+    index = load_youtube3d(DataConfig("youtube3d", str(root)))
     frame = "youtube/Aa-1/video/frames"
     assert index.paths == [f"{frame}/12.png", f"{frame}/40.png", f"{frame}/40.png", "youtube/b_2/video/frames/7.png"]
     assert all(index.path(row).is_file() for row in range(4))
@@ -46,7 +46,7 @@ def test_a_hand_is_a_row_with_the_square_around_its_mesh(root: Path) -> None:
 
 def test_a_regressor_gives_keypoints_in_freihands_order(root: Path) -> None:
     file, matrix = write_regressor(root)
-    index = load_youtube3d(root, part="train", regressor=file)
+    index = load_youtube3d(DataConfig("youtube3d", str(root), regressor=str(file)))
     assert index.keypoints_px is not None
     assert index.keypoints_px.shape == (4, 21, 2)
     xyz_px = index.targets["xyz_px"]
@@ -69,7 +69,7 @@ def test_frames_stored_as_jpeg_are_found_and_missing_ones_counted_once(
     (frames / "12.png").unlink()
     write_image(frames / "12.jpg", 320, 180)
     (root / "youtube/b_2/video/frames/7.png").unlink()
-    index = load_youtube3d(root, part="train")
+    index = load_youtube3d(DataConfig("youtube3d", str(root)))
     assert index.paths[0] == "youtube/Aa-1/video/frames/12.jpg"
     assert len(index) == 3
     assert [record.message for record in caplog.records] == [
@@ -80,16 +80,16 @@ def test_frames_stored_as_jpeg_are_found_and_missing_ones_counted_once(
 
 def test_whole_videos_may_be_missing(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "youtube/Aa-1").rename(root / "gone")
-    assert load_youtube3d(root, part="train").paths == ["youtube/b_2/video/frames/7.png"]
+    assert load_youtube3d(DataConfig("youtube3d", str(root))).paths == ["youtube/b_2/video/frames/7.png"]
     assert "the frames of 3 are missing" in caplog.text
 
 
 def test_a_video_of_another_resolution_has_its_boxes_scaled(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, _ = write_regressor(root)
-    before = load_youtube3d(root, part="train", regressor=file)
+    before = load_youtube3d(DataConfig("youtube3d", str(root), regressor=str(file)))
     for frame in (12, 40):
         write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 640, 360)
-    after = load_youtube3d(root, part="train", regressor=file)
+    after = load_youtube3d(DataConfig("youtube3d", str(root), regressor=str(file)))
     factor = np.array([2, 2, 2, 1], np.float32)
     np.testing.assert_allclose(after.box_px, before.box_px * factor[:, None], rtol=1e-6)
     np.testing.assert_allclose(after.targets["xyz_px"], before.targets["xyz_px"] * factor[:, None, None], rtol=1e-6)
@@ -98,22 +98,22 @@ def test_a_video_of_another_resolution_has_its_boxes_scaled(root: Path, caplog: 
 
 def test_a_video_of_another_shape_is_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_image(root / "youtube/b_2/video/frames/7.png", 320, 240)
-    assert len(load_youtube3d(root, part="train")) == 3
+    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
     assert "those of 1 have another shape" in caplog.text
     for frame in (12, 40):
         write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 180, 320)
-    with pytest.raises(UserError, match="every frame has another shape"):
-        load_youtube3d(root, part="train")
+    with pytest.raises(UserError, match="every frame has another aspect ratio"):
+        load_youtube3d(DataConfig("youtube3d", str(root)))
 
 
 def test_annotations_are_read_once_and_again_when_they_change(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = load_youtube3d(root, part="train")
+    first = load_youtube3d(DataConfig("youtube3d", str(root)))
     (entry,) = cache.glob("youtube3d-*.npz")
     with monkeypatch.context() as patched:
         patched.setattr("pipelines.sources.youtube3d.elements", None)  # nobody may read again
-        again = load_youtube3d(root, part="train")
+        again = load_youtube3d(DataConfig("youtube3d", str(root)))
     assert again.paths == first.paths
     np.testing.assert_array_equal(again.box_px, first.box_px)
     assert again.mirror is not None
@@ -122,18 +122,18 @@ def test_annotations_are_read_once_and_again_when_they_change(
     entries = youtube3d_entries()
     entries["annotations"].pop()
     (root / "youtube_train.json").write_text(json.dumps(entries))
-    assert len(load_youtube3d(root, part="train")) == 3
+    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
 
     (damaged,) = set(cache.iterdir()) - {entry}
     damaged.write_bytes(damaged.read_bytes()[:100])
-    assert len(load_youtube3d(root, part="train")) == 3
+    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
     assert "the cache cannot be read (damaged); reading" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(root: Path, cache: Path) -> None:
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("a file where the folder should be")
-    assert len(load_youtube3d(root, part="train")) == 4
+    assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 4
 
 
 def test_parts_of_the_configuration(root: Path) -> None:
@@ -192,6 +192,6 @@ def broken(change: Any) -> Any:
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
     with pytest.raises(UserError, match=message) as caught:
-        load_youtube3d(root, part="train")
+        load_youtube3d(DataConfig("youtube3d", str(root)))
     assert "\n" not in str(caught.value)
     assert str(root) in str(caught.value)

@@ -36,4 +36,4 @@ def test_a_launcher_that_is_gone_before_the_watch_begins_is_noticed() -> None:
         text=True,
     )
     _, said = rank.communicate(timeout=300)  # until the rank, which holds the pipe, has left
-    assert "which started this run, is gone: saving and leaving" in said
+    assert "which started this run, has ended: saving and stopping" in said

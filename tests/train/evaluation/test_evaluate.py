@@ -165,7 +165,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     assert np.isnan(tables["epe_cm"][11]).sum() == 1
     assert np.isnan(tables["epe_cm"][14]).sum() == 20
     poses.joints[:] = np.nan
-    with pytest.raises(UserError, match=r"no hand is left to measure .*16 prediction is no number"):
+    with pytest.raises(UserError, match=r"no sample can be measured .*16 prediction is no number"):
         measure(knowing, config, index, truth, poses)
 
 
@@ -199,7 +199,7 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
 def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
     saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
     Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)
-    with pytest.raises(UserError, match="is of pre-training, which knows no poses"):
+    with pytest.raises(UserError, match="is from pre-training and predicts no poses"):
         call(run, tmp_path / "out", compare=tmp_path / "pre", progress=lambda *_: pytest.fail("it was measured first"))
     assert not (tmp_path / "out").exists()
 
@@ -241,7 +241,7 @@ def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> 
 
 def test_the_network_cannot_be_set(run: Path) -> None:
     loaded = load_pose_run(run)
-    with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be another"):
+    with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be changed"):
         evaluation_config(loaded, [], ["pose.root=middle_mcp"])
     with pytest.raises(UserError, match=r"encoder\.name belongs"):
         evaluation_config(loaded, [], ["encoder.name=resnet50"])

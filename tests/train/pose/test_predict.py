@@ -304,5 +304,5 @@ def test_pre_training_is_no_run_to_predict_with(tmp_path: Path) -> None:
     saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
     Checkpoints(tmp_path / "checkpoints", keep=1).save(1, saved)
     cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
-    with pytest.raises(UserError, match="is of pre-training, which knows no poses: fine-tune it first"):
+    with pytest.raises(UserError, match="is from pre-training and predicts no poses: fine-tune it first"):
         predict(tmp_path, [str(tmp_path / "hand.png")], tmp_path / "out")

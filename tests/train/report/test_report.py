@@ -109,7 +109,7 @@ def test_every_section_is_there(folder: Path) -> None:
     page = Page((folder / "report.html").read_text())
     assert page.words["h2"] == [
         "Metrics", "Where the errors are", "Pre-training", "Fine-tuning", "What the network saw", "Predictions",
-        "Held-out hands", "Its worst hands", "The runs",
+        "Held-out images", "Largest errors", "The runs",
     ]  # fmt: skip
     assert Counter(tag for tag, _ in page.elements)["svg"] == 10
     pictures = 12 + 3 + 8 + 4  # views, predictions, held-out hands, worst hands
@@ -216,10 +216,10 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
         ("config.toml", b"data = 3\n", "config.toml holds no configuration of a run"),
         ("config.toml", b"\xff\xfe", "config.toml cannot be read"),
         ("metrics.jsonl", b"null\n7\n\xff\n{}\n", "has no rows in metrics.jsonl"),
-        ("evaluation/metrics.json", b"{}", "evaluation/metrics.json is not what evaluate writes"),
+        ("evaluation/metrics.json", b"{}", "evaluation/metrics.json was not written by evaluate"),
         ("evaluation/metrics.json", b"\xff\xfe", "evaluation/metrics.json cannot be read"),
         ("evaluation/metrics.json", b"[" * 100_000, "evaluation/metrics.json cannot be read"),
-        ("evaluation/metrics.json", b'{"comparison": 3, "metrics": 5}', "is not what evaluate writes"),
+        ("evaluation/metrics.json", b'{"comparison": 3, "metrics": 5}', "was not written by evaluate"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_one_line(

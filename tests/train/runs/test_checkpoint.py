@@ -83,7 +83,7 @@ def test_a_torn_one_is_passed_over_in_one_line(tmp_path: Path, caplog: pytest.Lo
     newer.write_bytes(newer.read_bytes()[:1000])
     with caplog.at_level(logging.WARNING):
         assert checkpoints.latest_whole() == older
-    assert caplog.messages == [f"{newer} is torn or damaged: passed over for step_000000001.pt"]
+    assert caplog.messages == [f"{newer} is incomplete or damaged: using step_000000001.pt instead"]
     older.write_bytes(b"")
     with pytest.raises(UserError, match=r"step_000000002.pt is no checkpoint, or a torn one, and so is every other"):
         checkpoints.latest_whole()

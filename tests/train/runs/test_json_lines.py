@@ -22,7 +22,7 @@ def test_a_damaged_row_is_left_out_and_counted(
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1, "loss": 2}\n' + damaged + b'\n{"step": 2, "loss": 1.5}\n')
     assert read_rows(file, numbers=("loss",)) == [{"step": 1, "loss": 2}, {"step": 2, "loss": 1.5}]
-    assert caplog.messages == [f"{file}: 1 row is damaged and left out, line 2 the first"]
+    assert caplog.messages == [f"{file}: 1 row is damaged and left out, the first in line 2"]
     cut_rows(file, 1)
     assert file.read_bytes() == b'{"step": 1, "loss": 2}\n'
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from errors import UserError
-from train.runs.lock import LOCK, FolderLock, require_free
+from train.runs.lock import LOCK, locked, require_free
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import pathlib, sys, time
-from train.runs.lock import FolderLock
-with FolderLock(pathlib.Path(sys.argv[1])):
+from train.runs.lock import locked
+with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -38,7 +38,7 @@ def test_a_second_process_is_told_who_has_it_and_a_kill_frees_it(tmp_path: Path)
     with holder(tmp_path / "run") as process:
         try:
             words = rf"run.out = {tmp_path}/run is in use by process {process.pid} on {platform.node()} since 20\d\d-"
-            with pytest.raises(UserError, match=words), FolderLock(tmp_path / "run"):
+            with pytest.raises(UserError, match=words), locked(tmp_path / "run"):
                 pytest.fail("two have it")
             with pytest.raises(UserError, match=words):
                 require_free(tmp_path / "run")
@@ -47,16 +47,16 @@ def test_a_second_process_is_told_who_has_it_and_a_kill_frees_it(tmp_path: Path)
     assert f'"pid": {process.pid}' in (tmp_path / "run" / LOCK).read_text()  # stale
     require_free(tmp_path / "run")
     require_free(tmp_path / "absent")
-    with FolderLock(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         assert f'"pid": {os.getpid()}' in (tmp_path / "run" / LOCK).read_text()
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), FolderLock(tmp_path / "a" / "b"):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "a" / "b"):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
-    with FolderLock(tmp_path / "a" / "b"):
+    with locked(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "file").write_text("")
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["file"]
 
@@ -71,7 +71,7 @@ def test_a_file_that_its_holder_removes_meanwhile_is_not_taken(tmp_path: Path, m
             (tmp_path / LOCK).unlink()
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with FolderLock(tmp_path):
+    with locked(tmp_path):
         assert (tmp_path / LOCK).exists()
     assert len(calls) == 2
 
@@ -83,7 +83,7 @@ def test_a_file_system_without_locks_is_told(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with FolderLock(tmp_path):
+    with locked(tmp_path):
         assert (tmp_path / LOCK).exists()
     (message,) = caplog.messages
     assert message.startswith(f"the file system of {tmp_path} has no locks")
@@ -95,7 +95,7 @@ def test_who_may_not_write_needs_no_lock(number: int, tmp_path: Path, monkeypatc
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "open", refuse)
-    with FolderLock(tmp_path):
+    with locked(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
@@ -104,6 +104,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(UserError, match=r"new cannot be written to: No space left"), FolderLock(tmp_path / "new"):
+    with pytest.raises(UserError, match=r"new cannot be written to: No space left"), locked(tmp_path / "new"):
         pytest.fail("taken")
     assert list(tmp_path.iterdir()) == []
