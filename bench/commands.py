@@ -92,13 +92,11 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
 def rounds_options(repeats: int) -> Callable[[F], F]:
     """Add `--repeats` and `--seconds`."""
 
-    def with_options(command: F) -> F:
-        help = "Minimum length of a repeat."
-        command = click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=help)(command)
-        help = "Rounds; each measures everything once."
-        return click.option("--repeats", default=repeats, show_default=True, type=ROUNDS, help=help)(command)
-
-    return with_options
+    least = "Minimum length of a repeat."
+    seconds = click.option("--seconds", default=2.0, show_default=True, type=SECONDS, help=least)
+    each = "Rounds; each measures everything once."
+    rounds = click.option("--repeats", default=repeats, show_default=True, type=ROUNDS, help=each)
+    return lambda command: rounds(seconds(command))
 
 
 @click.command("bench-loader")

@@ -109,9 +109,8 @@ def keep_freed_memory() -> bool:
     mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    mallopt(
-        _MMAP_THRESHOLD, 32 * _MIB
-    )  # the largest value that mallopt accepts; smaller blocks get no mapping of their own
+    # The largest value that mallopt accepts; smaller blocks get no mapping of their own.
+    mallopt(_MMAP_THRESHOLD, 32 * _MIB)
     mallopt(_TRIM_THRESHOLD, 1024 * _MIB)
     mallopt(_TOP_PAD, 32 * _MIB)
     return True

@@ -212,9 +212,8 @@ def _make_pose(out: Path, recipe: Recipe, part: Part, pose: int) -> Annotation:
         for version in missing:
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
             photo = take_photo(rng, rendering, hand.view.intrinsics, _scene(recipe.seed, scenes[version]))
-            write_bytes(
-                out / part.image(pose, version), photo, durable=False
-            )  # not durable: waiting for the disk thousands of times would take too long
+            # Not durable: waiting for the disk thousands of times would take too long.
+            write_bytes(out / part.image(pose, version), photo, durable=False)
     return {"K": hand.view.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
 
 

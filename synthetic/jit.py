@@ -21,15 +21,9 @@ Pixels = NDArray[np.float32]
 """Array of single-precision values per pixel or per sample."""
 
 
-def _fingerprint() -> str:
-    """A hash of all files of this package."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-_VERSION = _fingerprint()
+_SOURCES = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+_VERSION = hashlib.sha256(_SOURCES).hexdigest()[:12]
+"""Changes whenever any file of this package does."""
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

@@ -7,6 +7,7 @@ metacarpal.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -68,22 +69,16 @@ LIMITS_RAD = (
 palmar abduction (out of the plane of the palm)."""
 
 
-def rotation_x(angle_rad: float) -> Floats:
-    """Rotation about x, (3, 3); positive turns y towards z."""
+def _rotation(axis: int, angle_rad: float) -> Floats:
+    """Rotation about an axis, (3, 3); positive turns the next axis towards the one after it (x: y towards z)."""
+    matrix = np.eye(3)
+    turned = [(axis + 1) % 3, (axis + 2) % 3]
     c, s = np.cos(angle_rad), np.sin(angle_rad)
-    return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
+    matrix[np.ix_(turned, turned)] = [[c, -s], [s, c]]
+    return matrix
 
 
-def rotation_y(angle_rad: float) -> Floats:
-    """Rotation about y, (3, 3); positive turns z towards x."""
-    c, s = np.cos(angle_rad), np.sin(angle_rad)
-    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
-
-
-def rotation_z(angle_rad: float) -> Floats:
-    """Rotation about z, (3, 3); positive turns x towards y."""
-    c, s = np.cos(angle_rad), np.sin(angle_rad)
-    return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+rotation_x, rotation_y, rotation_z = (partial(_rotation, axis) for axis in range(3))
 
 
 def _frame(along: tuple[float, float, float], dorsal: tuple[float, float, float]) -> Floats:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from synthetic.jit import Floats, kernel
+from synthetic.jit import Floats
 from synthetic.kinematics import ABDUCTION, DIGITS, FLEX_1, FLEX_2, FLEX_3, LIMITS_RAD, HandShape, PosedHand, pose_hand
 
 _OPEN = (2, 4, 5, 3)
@@ -93,56 +93,39 @@ def _loosening(rng: np.random.Generator) -> Floats:
     return np.deg2rad(delta)
 
 
-@kernel
-def _dot(p: Floats, q: Floats) -> float:
-    return float(p[0] * q[0] + p[1] * q[1] + p[2] * q[2])
+# Pairs of segments that may meet, numbered digit by digit; behind the digits' 15 lie the four metacarpals of the palm.
+# A finger's first segment lies in the webbing, the thumb's metacarpal in the palm: the first of a pair moves freely.
+_FIRST, _SECOND = np.array(
+    [
+        (3 * digit + segment, second)
+        for digit in range(DIGITS)
+        for segment in (1, 2)
+        for second in range(1, 3 * DIGITS + 4)
+        if second >= 3 * digit + 3 or (second % 3 == 0 and second != 3 * digit)
+    ]
+).T
 
 
-@kernel
-def _segment_gap(p: Floats, q: Floats, r: Floats, s: Floats) -> tuple[float, float, float]:
-    """Distance between segments pq and rs, and where along each (0 to 1) it is reached."""
-    u, v, w = q - p, s - r, p - r
-    a, b, c = _dot(u, u), _dot(u, v), _dot(v, v)
-    d, e = _dot(u, w), _dot(v, w)
-    denominator = a * c - b * b
-    along = 0.5
-    if denominator > 1e-12:
-        along = min(max((b * e - c * d) / denominator, 0.0), 1.0)
-    other = min(max((b * along + e) / c, 0.0), 1.0)
-    along = min(max((b * other - d) / a, 0.0), 1.0)
-    gap = w + along * u - other * v
-    return np.sqrt(_dot(gap, gap)), along, other
-
-
-@kernel
 def deepest_overlap(joints_m: Floats, radii_m: Floats) -> float:
     """Largest depth in metres by which a digit's segment reaches into another digit or the palm; negative: a gap.
 
     Takes the keypoints (21, 3) in any rigid frame, and half the thickness (5, 4) at the joints.
     """
-    deepest = -1.0
-    for digit in range(5):
-        # Only freely moving segments: a finger's first segment lies in the webbing, the thumb's metacarpal in the palm.
-        for segment in range(1, 3):
-            start = 1 + 4 * digit + segment
-            for other in range(5):
-                if other != digit:
-                    for piece in range(3):
-                        if (other == 0 and piece == 0) or (piece > 0 and other < digit):
-                            continue
-                        begin = 1 + 4 * other + piece
-                        gap, t, s = _segment_gap(
-                            joints_m[start], joints_m[start + 1], joints_m[begin], joints_m[begin + 1]
-                        )
-                        room = radii_m[digit, segment] * (1 - t) + radii_m[digit, segment + 1] * t
-                        room += radii_m[other, piece] * (1 - s) + radii_m[other, piece + 1] * s
-                        deepest = max(deepest, room - gap)
-                if other > 0:
-                    # The palm: metacarpals from a quarter of the way to the knuckle.
-                    knuckle = joints_m[1 + 4 * other]
-                    gap, t, s = _segment_gap(
-                        joints_m[start], joints_m[start + 1], joints_m[0] + 0.3 * (knuckle - joints_m[0]), knuckle
-                    )
-                    room = radii_m[digit, segment] * (1 - t) + radii_m[digit, segment + 1] * t
-                    deepest = max(deepest, room + 1.1 * radii_m[other, 0] - gap)
-    return deepest
+    wrist, points = joints_m[0], joints_m[1:].reshape(DIGITS, 4, 3)
+    knuckles, palm_m = points[1:, 0], 1.1 * radii_m[1:, 0]
+    # The palm: metacarpals from a quarter of the way to the knuckle.
+    start = np.concatenate([points[:, :3].reshape(-1, 3), wrist + 0.3 * (knuckles - wrist)])
+    bone = np.concatenate([points[:, 1:].reshape(-1, 3), knuckles]) - start
+    start_m = np.concatenate([radii_m[:, :3].ravel(), palm_m])
+    end_m = np.concatenate([radii_m[:, 1:].ravel(), palm_m])
+    # Where along each segment (0 to 1) the pair is nearest.
+    u, v, w = bone[_FIRST], bone[_SECOND], start[_FIRST] - start[_SECOND]
+    a, b, c, d, e = ((x * y).sum(axis=1) for x, y in ((u, u), (u, v), (v, v), (u, w), (v, w)))
+    crossing = a * c - b * b > 1e-12
+    along = np.where(crossing, np.clip((b * e - c * d) / np.where(crossing, a * c - b * b, 1), 0, 1), 0.5)
+    beside = np.clip((b * along + e) / c, 0, 1)
+    along = np.clip((b * beside - d) / a, 0, 1)
+    gap = np.linalg.norm(w + along[:, None] * u - beside[:, None] * v, axis=1)
+    room = start_m[_FIRST] * (1 - along) + end_m[_FIRST] * along
+    room += start_m[_SECOND] * (1 - beside) + end_m[_SECOND] * beside
+    return float((room - gap).max())

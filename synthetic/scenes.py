@@ -132,7 +132,9 @@ def _clutter(
         width, height = rng.uniform(*size_px, 2)
         angle, colour = float(rng.uniform(0, np.pi)), _colour(rng, saturation=0.8)
         kind = int(rng.integers(4))
-        shade = _blurred(_stamp(_box(x + 4, y + 5, width, height, angle)), 4.0)
+        stamp = np.zeros((SCENE_PX, SCENE_PX), np.float32)
+        _fill(stamp, _box(x + 4, y + 5, width, height, angle), np.ones(1))
+        shade = _blurred(stamp, 4.0)
         if kind < 3:
             canvas *= (1.0 - 0.45 * shade)[..., None]
         if kind == 0:
@@ -157,12 +159,6 @@ def _clutter(
             steps = np.cumsum(bends + rng.normal(0, 2, 2), axis=0)
             cable = _fixed(steps + np.array([x, y]))
             cv2.polylines(canvas, [cable], False, colour.tolist(), int(rng.integers(2, 6)), cv2.LINE_AA, _SHIFT)
-
-
-def _stamp(corners: Floats) -> Pixels:
-    mask = np.zeros((SCENE_PX, SCENE_PX), np.float32)
-    cv2.fillPoly(mask, [_fixed(corners)], [1.0], cv2.LINE_AA, _SHIFT)
-    return mask
 
 
 def _room(rng: np.random.Generator) -> Pixels:

@@ -104,11 +104,7 @@ def require_comparable(before: Row, now: Row) -> None:
     conditions = [("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")]
     compared = [(key, before[table][key], now[table][key]) for table, key in conditions]
     compared.append(("sources", before.get("sources", "small"), now.get("sources", "small")))
-    made = before["config"].keys() & {
-        "geometry",
-        "colour",
-        "appearance",
-    }  # these keys change what the loader makes, not only how fast
+    made = before["config"].keys() & {"geometry", "colour", "appearance"}  # these change what the loader makes
     compared += [(table, before["config"][table], now["config"][table]) for table in made]
     for name, was, found in compared:
         if was != found:

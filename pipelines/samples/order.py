@@ -195,9 +195,8 @@ def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
     The result holds for every batch. A source's share differs from its weight by less than one row.
     """
     shares = np.array(weights, np.float64) * (batch / sum(weights))
-    rows = np.floor(shares + 1e-9).astype(
-        np.int64
-    )  # a share just below a whole number, from rounding, counts as this number
+    # A share just below a whole number, from rounding, counts as this number.
+    rows = np.floor(shares + 1e-9).astype(np.int64)
     most_left = np.argsort(rows - shares, kind="stable")
     rows[most_left[: batch - rows.sum()]] += 1
     return [int(count) for count in rows]

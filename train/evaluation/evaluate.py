@@ -57,9 +57,6 @@ def evaluate(
         out: folder for the results; by default "evaluation" in the run's folder.
         compare: another run to measure on the same images.
         crop: crop by the data's boxes, or without boxes in the authors' two passes.
-        worst: number of poses in worst.png.
-        submission: write pred.json and pred.zip for FreiHAND's leaderboard.
-        proper_rotation: forbid reflections when aligning.
 
     Raises:
         UserError: a run, the data or the folder cannot be used.

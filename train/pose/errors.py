@@ -47,22 +47,18 @@ def errors_of(
     unreadable: npt.NDArray[np.bool_] | None = None,
     proper_rotation: bool = False,
 ) -> Errors:
-    """Compute the errors of predictions.
+    """Compute the errors of predictions for N images, given their labels, row by row; arguments as `pose_errors`.
 
     A sample is left out and counted if its file cannot be read, it has no label, its label is a single point, or the
     prediction is not finite. Errors without alignment are NaN if camera or scale are unknown.
 
     Args:
-        poses: predictions for N images.
-        labels: labels of the same images, row by row.
         palm: whether the network's own keypoint 0 is the palm (`PoseConfig.first_keypoint`).
         unreadable: (N,) images that could not be read; none by default.
-        proper_rotation: as `train.pose.metrics.pose_errors`.
     """
     true, true_px = labels.joints.astype(np.float64), labels.keypoints_px.astype(np.float64)
-    unit = np.where(
-        np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64)
-    )  # alignment does not need the scale
+    # Alignment does not need the scale.
+    unit = np.where(np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64))
     joints = poses.joints * unit[:, None, None]
     keypoints_px = _with_wrist(poses, labels) if palm else poses.keypoints_px
     known = [np.asarray(np.isfinite(points).all(axis=2)) for points in (true, true_px)]  # (N, K) each

@@ -197,8 +197,6 @@ def confidence_intervals(
         groups: (N,) group numbers. Hands that depend on each other, such as the backgrounds of a pose, have the same
             number and are drawn together. By default every hand is a group.
         confidence: share of the resamples inside the interval.
-        resamples: number of resamples.
-        seed: seed of the resamples.
 
     Raises:
         ValueError: there are no hands, or a table has another number of rows.

@@ -73,12 +73,7 @@ def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
 def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:
     """Draw a pose in three pictures: the label, the prediction, and both from the side.
 
-    Args:
-        poses: poses with the views' images.
-        shown: number of the image.
-        labels: labels of all samples.
-        sample: the row of the label.
-        depth: whether the network has learnt depths; if not, the third picture is empty.
+    The poses have the view of number `shown`; the label is that of `sample`. Without depths the third picture is empty.
     """
     image, row, skeleton = poses.images[shown], int(poses.image_rows[shown]), labels.skeleton
     large: Image = np.asarray(cv2.resize(image, (POSE_PX, POSE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)
@@ -98,11 +93,7 @@ def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, d
 def side_view(joints: Floats, true: Floats | None, skeleton: Skeleton, side_px: int) -> Image:
     """Draw a pose from the side with the camera on the left: depth to the right, y down; the true pose in grey.
 
-    Args:
-        joints: (K, 3) in the camera's frame, in reference bones.
-        true: the label's joints, or None. Both are drawn with their roots at the same point.
-        skeleton: skeleton of the joints.
-        side_px: side of the picture.
+    Both are (K, 3) in the camera's frame, in reference bones, and are drawn with their roots at the same point.
     """
     picture = np.full((side_px, side_px, 3), _BACKGROUND, np.uint8)
     root = skeleton.keypoints.index(skeleton.root)

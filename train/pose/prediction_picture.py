@@ -86,9 +86,8 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         box = "" if result.box_needed == "no" else f"   box needed: {result.box_needed}"
         figure.supxlabel(f"camera {camera}{box}", fontsize=8, color="0.35")
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="Glyph", category=UserWarning
-            )  # the font may lack letters of a file's name
+            # The font may lack letters of a file's name.
+            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
             save_figure(path, figure, dpi=110)
 
 

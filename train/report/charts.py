@@ -58,15 +58,9 @@ def line_chart(
     percent: bool = False,
     level: tuple[float, str] | None = None,
 ) -> Chart:
-    """Lines over a common axis.
+    """At least one line over a common axis.
 
-    Args:
-        title: quantity and unit.
-        lines: at least one.
-        x_label: below the axis.
-        log: use a logarithmic y axis.
-        percent: show y, a share of one, in percent.
-        level: value and name of a dashed horizontal line.
+    The y axis is logarithmic, or shows a share of one in percent. `level` is the value and name of a dashed line.
     """
     with _figure() as (figure, axes):
         for line in lines:

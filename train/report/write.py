@@ -21,11 +21,8 @@ def write_report(
 ) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
 
-    Args:
-        runs: folders of pre-training and fine-tuning, in any order, with or without results of `evaluate`.
-        out: file of the page.
-        predictions: folder with results of `predict`.
-        title: title of the page.
+    The runs are of pre-training and fine-tuning, in any order, with or without results of `evaluate`; `predictions` is
+    a folder with results of `predict`.
 
     Raises:
         UserError: a folder cannot be used, or the page cannot be written.

@@ -24,13 +24,8 @@ class BadFiles:
     """Counts bad files, and ends the run if there are too many.
 
     The counts are part of the training state, so checkpoints keep them and a resumed run continues them. Ranks sum them
-    at log steps and before checkpoints; rank 0 then rewrites quarantine.jsonl completely.
-
-    Args:
-        data: the run's sources with their limits.
-        file: quarantine.jsonl, with a row for each bad file, the most frequent first.
-        state: has the counts of all ranks.
-        quarantine: this rank's bad files with their reasons.
+    at log steps and before checkpoints; rank 0 then rewrites `file`, quarantine.jsonl, with a row for each bad file,
+    the most frequent first. `quarantine` has this rank's bad files with their reasons.
     """
 
     def __init__(

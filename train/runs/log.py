@@ -54,12 +54,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class RunLog:
-    """Log of rank 0.
-
-    Args:
-        first_step: steps already taken.
-        total_steps: number of steps of the whole run.
-    """
+    """Log of rank 0, of a run that has taken `first_step` of `total_steps` steps."""
 
     def __init__(self, folder: RunFolder, title: str, *, first_step: int, total_steps: int) -> None:
         self._file = folder.metrics_file.open("a", buffering=1)

@@ -29,7 +29,8 @@ class Peer:
     """Another loader.
 
     Attributes:
-        function: "module:function" or "module:class.function" in this package; takes what `start` takes.
+        function: "module:function" or "module:class.function" in this package; takes what `start` takes,
+            and makes endless batches, the first part of each with an item for each image.
         description: what it does and what it hands over.
         views: views of an image; 0 if it only decodes.
         needs: package that it needs beyond this project's own.
@@ -75,8 +76,12 @@ class Peer:
 
 
 def _start(function: str, *arguments: object) -> Generator[int]:
-    sizes: Generator[int] = pkgutil.resolve_name(f"{__name__}.{function}")(*arguments)
-    return sizes
+    for views, *_ in pkgutil.resolve_name(f"{__name__}.{function}")(*arguments):
+        if getattr(views, "is_cuda", False):
+            import torch  # only here, so that a peer's own process starts faster
+
+            torch.cuda.current_stream().synchronize()  # a batch counts when the device has finished it
+        yield len(views)
 
 
 def _in_own_process(*arguments: object) -> Generator[int]:
@@ -103,59 +108,59 @@ def _send_sizes(sender: Connection, function: str, *arguments: object) -> None:
 
 PEERS: Final = {
     "decode only (DALI)": Peer(
-        "dali:start_decode_only",
+        "dali:sources",
         "the ceiling of loaders that decode whole images: DALI reads and decodes on the CPU, no views; uint8 "
         "sources of their own sizes",
         views=0,
         own_process=True,
     ),
     "OpenCV + DataLoader": Peer(
-        "opencv:AuthorsSamples.start",
+        "opencv:AuthorsSamples.batches",
         "the authors' pipeline, in its own steps: a sample at a time, imread, cvtColor, warpAffine of the whole image, "
         "crop, resize by area, OpenCV's 8-bit HSV jittered in NumPy, ToTensor and Normalize; float32 views and their "
         "matrices, default collation",
     ),
     "OpenCV + DataLoader, lean": Peer(
-        "opencv:OpencvSamples.start",
+        "opencv:OpencvSamples.batches",
         "the same jitter in fewer steps: one warpAffine from source to view, uint8 views and their matrices, default "
         "collation",
     ),
     "OpenCV + DataLoader, tuned": Peer(
-        "opencv:OpencvViews.start",
+        "opencv:OpencvViews.batches",
         "lean, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
         "written straight into shared memory; no matrices",
     ),
     "torchvision v2 + DataLoader": Peer(
-        "torchvision_v2:TorchvisionViews.start",
+        "torchvision_v2:TorchvisionViews.batches",
         "decode_image, the box resized once, v2's affine, saturation, hue (added: v2 has no factor) and brightness; "
         "worker processes fill uint8 batches in shared memory; black beyond the box",
     ),
     "DALI, plain": Peer(
-        "dali:start_plain",
+        "dali:views",
         "all in a DALI graph on the CPU: decode, warp_affine, fn.hsv (linear; hue added), normalised float",
         own_process=True,
     ),
     "OpenCV, tuned + SPDL": Peer(
-        "spdl_threads:start",
+        "spdl_threads:batches",
         "tuned OpenCV in the threads of SPDL's pipeline, without worker processes",
         needs="spdl",
         own_process=True,
     ),
     "FFCV": Peer(
-        "ffcv_packed:start",
+        "ffcv_packed:batches",
         "packed beforehand, the files' own JPEG bytes; FFCV's decoder, both views by an operation in Numba (FFCV has "
         "neither rotation nor hue); uint8; for sources of one size",
         needs="ffcv",
         own_process=True,
     ),
     "torchvision v2, GPU": Peer(
-        "torchvision_v2:start_on_gpu",
+        "torchvision_v2:batches_on_gpu",
         "torchvision's decoder and v2's functional transforms on the GPU, an image at a time, as v2 has it; files read "
         "by threads; uint8 views",
         on_gpu=True,
     ),
     "torchvision + kornia, GPU": Peer(
-        "kornia_on_gpu:start",
+        "kornia_on_gpu:batches_on_gpu",
         "torchvision's decoder, the box resized once, then kornia's RandomAffine and ColorJiggle on whole batches on "
         "the GPU; files read by threads; float views and their matrices",
         needs="kornia",

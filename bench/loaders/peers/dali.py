@@ -20,21 +20,14 @@ _IMAGENET_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _IMAGENET_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
-def start_decode_only(
-    paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int
-) -> Iterator[int]:
-    """Endless sizes of batches of decoded sources, uint8 RGB; no views, so the boxes are not used."""
-    return _sizes(decode_only(paths, threads, batch))
+def sources(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[Any]:
+    """Endless batches of decoded sources, uint8 RGB; no views, so the boxes are not used."""
+    return iter(decode_only(paths, threads, batch).run, None)
 
 
-def start_plain(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches of two views, all made by DALI's own operators."""
-    return _sizes(plain(paths, boxes_px, threads, batch))
-
-
-def _sizes(pipeline: Pipeline) -> Iterator[int]:
-    while True:
-        yield len(pipeline.run()[0])
+def views(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[Any]:
+    """Endless batches of two views, all made by DALI's own operators."""
+    return iter(plain(paths, boxes_px, threads, batch).run, None)
 
 
 def decode_only(paths: Sequence[Path], threads: int, batch: int) -> Pipeline:

@@ -145,17 +145,16 @@ def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
                 out[v, u, channel] = int(value - chroma * max(0.0, min(k, 4.0 - k, 1.0)) + 0.5)
 
 
-def start(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches of two views, made by FFCV in `threads` threads."""
+def batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
+    """Endless batches of two views, made by FFCV in `threads` threads."""
     loader = _loader(tuple(paths), boxes_px.tobytes(), threads, batch)
     while True:
-        batches = iter(loader)
+        epochs = iter(loader)
         try:
-            for (views,) in batches:
-                yield len(views)
+            yield from epochs
         finally:
-            batches.close()
-            batches.join()
+            epochs.close()
+            epochs.join()
 
 
 @lru_cache(maxsize=2)  # FFCV compiles for each loader

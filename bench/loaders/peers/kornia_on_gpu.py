@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from bench.loaders.peers import draws
-from bench.loaders.peers.torchvision_v2 import decoded, finished, torchvision_crop
+from bench.loaders.peers.torchvision_v2 import decoded, torchvision_crop
 
 Boxes = npt.NDArray[np.float32]
-
-
-def start(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches of float views and their matrices."""
-    return finished(batches_on_gpu(paths, boxes_px, threads, batch))
 
 
 def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Tensor]:

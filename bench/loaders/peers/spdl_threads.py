@@ -27,8 +27,8 @@ class ViewsInThreads(OpencvViews):
         return torch.from_numpy(np.empty(shape, np.uint8))
 
 
-def start(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches made by OpenCV in `threads` threads of SPDL."""
+def batches(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int, batch: int) -> Iterator[Tensor]:
+    """Endless batches of views, (2, N, 3, 128, 128) uint8, made by OpenCV in `threads` threads of SPDL."""
     cv2.setNumThreads(0)
     views = ViewsInThreads(paths, boxes_px)
     pipeline = (
@@ -39,5 +39,4 @@ def start(paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], threads: int
         .build(num_threads=threads)
     )
     with pipeline.auto_stop():
-        for made in pipeline:
-            yield made.shape[1]
+        yield from pipeline

@@ -28,11 +28,6 @@ _BATCHES_AHEAD: Final = 3
 Boxes = npt.NDArray[np.float32]
 
 
-def start_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[int]:
-    """Endless sizes of batches of uint8 views, made image by image: v2 draws only once for a whole batch."""
-    return finished(batches_on_gpu(paths, boxes_px, threads, batch))
-
-
 class TorchvisionViews(ViewsOfFiles):
     """Views by torchvision's decoder and the functional transforms of v2, on uint8."""
 
@@ -70,21 +65,13 @@ def torchvision_crop(source: Tensor, box_px: Sequence[float]) -> Tensor:
 
 
 def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Tensor]:
-    """Endless batches of views, (2, N, 3, 128, 128) uint8."""
+    """Endless batches of views, (2, N, 3, 128, 128) uint8, made image by image: v2 draws once for a whole batch."""
     rng = np.random.default_rng()
     for sources, boxes in decoded(paths, boxes_px, threads, batch):
         draws = draw(2 * batch, rng)
         pairs = zip(draws[::2], draws[1::2], strict=True)
         made = [torch.stack([*torchvision_views(*one)]) for one in zip(sources, boxes, pairs, strict=True)]
         yield torch.stack(made, dim=1)
-
-
-def finished(batches: Iterator[Tensor]) -> Iterator[int]:
-    """The size of each batch (2, N, ...), when the device has finished it."""
-    for views in batches:
-        if views.is_cuda:
-            torch.cuda.current_stream().synchronize()  # a batch counts when the device has finished it
-        yield views.shape[1]
 
 
 def decoded(

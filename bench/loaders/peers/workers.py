@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,10 +37,9 @@ class Files(Dataset[T]):
         return len(self.paths)
 
     @classmethod
-    def start(cls, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], workers: int, batch: int) -> Iterator[int]:
-        """Endless sizes of batches that worker processes make."""
-        for views, *_ in worker_loader(cls(paths, boxes_px), workers, batch):
-            yield len(views)
+    def batches(cls, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], workers: int, batch: int) -> Any:
+        """Endless batches that worker processes make."""
+        return worker_loader(cls(paths, boxes_px), workers, batch)
 
 
 class ViewsOfFiles(Files[Tensor], ABC):
