@@ -83,7 +83,7 @@ def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path],
                 f"{entry['images_per_s']:.0f}",
                 f"{entry['interval'][0]:.0f} to {entry['interval'][1]:.0f}",
                 f"{entry['cpu_ms_per_image']:.3f}",
-                _ratio(entry["ours_is"]) if "ours_is" in entry else "-",
+                "{:.2f} x ({:.2f} to {:.2f})".format(*entry["ours_is"]) if "ours_is" in entry else "-",
             )
             for entry in row[part]
         ]
@@ -312,10 +312,6 @@ def _machine(row: Row) -> str:
     cores = row.get("settings", {}).get("cores", machine["cores"])
     where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
     return f"{cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
-
-
-def _ratio(ratio: Sequence[float]) -> str:
-    return f"{ratio[0]:.2f} x ({ratio[1]:.2f} to {ratio[2]:.2f})"
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

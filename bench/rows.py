@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,8 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():  # psutil does not have it
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
+    found = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)  # psutil lacks it
+    return found[1] if found is not None else "unknown"
 
 
 def data_tables(config: Config) -> dict[str, Any]:

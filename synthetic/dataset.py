@@ -108,13 +108,10 @@ def make_dataset(
     Raises:
         UserError: an argument out of range, or `out` holds something else.
     """
-    for name, value, least in (("poses", poses, 1), ("seed", seed, 0), ("scenes", scenes, 1)):
+    workers = available_cores() if workers is None else workers
+    for name, value, least in (("poses", poses, 1), ("seed", seed, 0), ("scenes", scenes, 1), ("workers", workers, 1)):
         if value < least:
             raise UserError(f"{name} is {value}, expected at least {least}: choose a larger number")
-    if workers is None:
-        workers = available_cores()
-    if workers < 1:
-        raise UserError(f"workers is {workers}, expected at least 1: leave it out for one per core")
     recipe = Recipe(poses, seed, scenes)
     if _is_finished(out, recipe):
         return

@@ -39,7 +39,7 @@ def check_webp(data: bytes) -> ImageFile:
                 raise BadImage(f"WebP canvas of {length} bytes at byte {at}")
             if data[body] & _WEBP_ANIMATED:
                 raise BadImage("animated WebP is not read")
-            canvas = _webp_canvas_px(data, body)
+            canvas = tuple(int.from_bytes(data[body + at : body + at + 3], "little") + 1 for at in (4, 7))
             kept += [data[at:body], bytes([data[body] & _WEBP_ALPHA]), data[body + 1 : after]]
         elif kind == b"EXIF":
             block = np.frombuffer(data[body : body + length].removeprefix(b"Exif\0\0"), np.uint8)
@@ -61,11 +61,6 @@ def check_webp(data: bytes) -> ImageFile:
     chunks = b"".join(kept)
     encoded = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WEBP" + chunks
     return ImageFile(np.frombuffer(encoded, np.uint8), (height, width), orientation or 1)
-
-
-def _webp_canvas_px(data: bytes, at: int) -> tuple[int, int]:
-    width, height = (int.from_bytes(data[at + start : at + start + 3], "little") + 1 for start in (4, 7))
-    return width, height
 
 
 def _webp_lossy_px(data: bytes, at: int, length: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from bench.loaders.frames import make_frames
 from bench.loaders.ours import CPU, LoaderSettings, drop_from_page_cache, make_loader, thread_counts
 from bench.loaders.parts import encoded_chunks, parts_of_loader
 from bench.loaders.peers import PEERS, installed_peers
-from bench.loaders.report import as_tables, find_row, regression, save_plot
+from bench.loaders.report import as_tables, find_row, regression, require_comparable, save_plot
 from bench.measure import Rate
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
@@ -155,7 +155,7 @@ def test_slower_is_slower_beyond_both_intervals() -> None:
 
 def test_rows_of_other_machines_are_not_compared() -> None:
     with pytest.raises(UserError, match="cpu = 'a', this run with 'b'"):
-        regression(row_of(1000, 50), row_of(1000, 50, cpu="b"))
+        require_comparable(row_of(1000, 50), row_of(1000, 50, cpu="b"))
 
 
 @pytest.mark.parametrize("table", ["geometry", "colour", "appearance"])
@@ -164,7 +164,7 @@ def test_rows_of_other_work_are_not_compared(table: str) -> None:
     before["config"] = {**before["config"], table: {"key": 1}}
     now["config"] = {**before["config"], table: {"key": 2}}
     with pytest.raises(UserError, match=f"{table} = "):
-        regression(before, now)
+        require_comparable(before, now)
 
 
 def test_a_row_is_found_by_its_number(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def of(folder: Path, source: str = "folder") -> list[str]:
-    return ["--set", f"data.source={source}", "--set", f"data.root={folder}"]
+    return ["--batch", "16", "--set", f"data.source={source}", "--set", f"data.root={folder}"]
 
 
 def _give(given: Any, *arguments: Any) -> Any:
@@ -41,22 +41,22 @@ def never(*arguments: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("steady", "code"), [(True, 0), (False, 1)])
-def test_a_soak_that_grows_fails(steady: bool, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_that_grows_fails(steady: bool, code: int, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"steady": steady, "seconds": 60, "images": 1, "memory_growth": 0, "settled": (30, 1, 1), "end": (60, 1, 1)}
     monkeypatch.setattr("bench.loaders.soak.soak", lambda *arguments: row)
-    assert run_cli("bench-loader", "--soak", "1") == code
+    assert run_cli("bench-loader", *of(images), "--soak", "1") == code
 
 
 @pytest.mark.parametrize(("slower", "code"), [(None, 0), ("slower than the row", 1)])
 def test_a_loader_that_got_slower_fails(
-    slower: str | None, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    slower: str | None, code: int, images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"verdict": "As it was."}
     monkeypatch.setattr("bench.loaders.compare.compare_loaders", lambda *arguments, **options: row)
     answers: dict[str, Any] = {"find_row": row, "require_comparable": None, "as_tables": [], "regression": slower}
     for name, given in answers.items():
         monkeypatch.setattr(f"bench.loaders.report.{name}", partial(_give, given))
-    assert run_cli("bench-loader", "--compare", "rows.jsonl") == code
+    assert run_cli("bench-loader", *of(images), "--compare", "rows.jsonl") == code
     assert capsys.readouterr().err == ("" if slower is None else "error: slower than the row\n")
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_written_or_goes_ill_together_is_told_first(
 
 
 def test_looking_whether_a_file_can_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(*arguments: Any, **options: Any) -> None:
         raise UserError("all was looked at")
@@ -89,10 +89,10 @@ def test_looking_whether_a_file_can_be_written_leaves_nothing(
     monkeypatch.setattr("bench.loaders.compare.compare_loaders", measured)
     kept = tmp_path / "kept.jsonl"
     kept.write_text("{}\n")
-    assert run_cli("bench-loader", "--record", str(kept), "--plot", str(tmp_path / "plot.png")) == 2
+    assert run_cli("bench-loader", *of(images), "--record", str(kept), "--plot", str(tmp_path / "plot.png")) == 2
     assert "all was looked at" in capsys.readouterr().err
     assert kept.read_text() == "{}\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "kept.jsonl"]
 
 
 def test_a_row_of_other_work_is_refused_before_anything_is_measured(

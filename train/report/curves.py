@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from models.losses import LOSSES
-from models.losses.loss import Loss
 from skeleton import SKELETONS
 from train.evaluation.report import PCK
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
@@ -57,7 +56,9 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
         return []
     rows = [run.rows for run in runs]
     text = "The network has to find the other view of an image among all other views of a batch."
-    loss, batches = _loss_of(runs), {run.config["train"]["batch"] for run in runs}
+    losses = {LOSSES.get(run.config.get("loss", {}).get("name", "nt_xent")) for run in runs}
+    loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
+    batches = {run.config["train"]["batch"] for run in runs}
     chance = None
     if len(batches) == 1:
         batch = batches.pop()
@@ -98,12 +99,6 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
         charts.append(line_chart(title, lines, x_label="step", log=True))
     text = "The losses on augmented training images, and the error on images that were not trained on."
     return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
-
-
-def _loss_of(runs: Sequence[Run]) -> type[Loss] | None:
-    """The loss of all these runs; None if they have several, or one that is not known here."""
-    names = {run.config.get("loss", {}).get("name", "nt_xent") for run in runs}
-    return LOSSES.get(names.pop()) if len(names) == 1 else None
 
 
 def _lines(rows_of_runs: Sequence[Sequence[Mapping[str, Any]]], key: str, *, dots: bool = False) -> list[Line]:

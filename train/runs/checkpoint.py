@@ -7,9 +7,9 @@ import io
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -125,38 +125,37 @@ class BackgroundWriter:
 
     def __init__(self, checkpoints: Checkpoints, finally_do: Callable[[], None] = lambda: None) -> None:
         self.checkpoints, self._finally_do = checkpoints, finally_do
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
         self._step = 0
-        self._error: Exception | None = None
         self.waited_s = 0.0
 
     def __enter__(self) -> BackgroundWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait()
+        self._thread.shutdown()
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy the state after `step` steps and write it in a thread, unless the previous write failed."""
         start = time.perf_counter()
-        self._wait()
-        if self._error is None:
+        if self._written is None or self._written.exception() is None:
             copied, when_copied = snapshot(state)
             self._step = step
-            self._thread = threading.Thread(target=self._write, args=(step, copied, when_copied), name="checkpoint")
-            self._thread.start()
+            self._written = self._thread.submit(self._write, step, copied, when_copied)
         self.waited_s += time.perf_counter() - start
 
     def finish(self) -> None:
         """Wait for the current write, then `check`."""
-        self._wait()
+        if self._written is not None:
+            wait([self._written])
         self.check()
 
     def check(self) -> None:
         """Raise a `UserError`, once, if a checkpoint could not be written. Does not wait."""
-        error, self._error = self._error, None
-        if error is None:
+        if self._written is None or not self._written.done() or (error := self._written.exception()) is None:
             return
+        self._written = None
         if not isinstance(error, OSError):
             raise error
         raise UserError(
@@ -165,17 +164,10 @@ class BackgroundWriter:
             f"set the folder's rights, then go on with --resume auto"
         ) from error
 
-    def _wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
     def _write(self, step: int, state: Mapping[str, Any], when_copied: Callable[[], None]) -> None:
-        try:
-            when_copied()
-            self.checkpoints.save(step, state)
-            self._finally_do()
-        except Exception as error:  # every error is raised in the training loop, by `check`
-            self._error = error
+        when_copied()
+        self.checkpoints.save(step, state)
+        self._finally_do()
 
 
 def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:

@@ -78,7 +78,8 @@ def _take(folder: Path) -> int:
         is_ours = False
         try:
             _lock(folder, descriptor)
-            is_ours = _is_still(folder / LOCK, descriptor)  # else the last holder has just removed the file: try again
+            with suppress(FileNotFoundError):  # the last holder has just removed the file: try again
+                is_ours = os.path.samestat((folder / LOCK).stat(), os.fstat(descriptor))
         finally:
             if not is_ours:
                 os.close(descriptor)
@@ -107,10 +108,3 @@ def _in_use(folder: Path, descriptor: int) -> UserError:
         f"run.out = {folder} is in use by {name}: wait until it has ended or stop it, or name another folder with "
         f"--set run.out=..."
     )
-
-
-def _is_still(file: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(file.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
