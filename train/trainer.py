@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from errors import UserError
 from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process

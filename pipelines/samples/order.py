@@ -48,17 +48,17 @@ class EpochOrder:
 
     Args:
         length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
-        shuffle: False keeps the index's order, for evaluation.
+        rows: (length,) what every epoch visits, in this order; None shuffles.
         blocks: shuffle only within windows of these blocks.
     """
 
     def __init__(
-        self, count: int, length: int, *, seed: int, shuffle: bool = True, blocks: Blocks | None = None
+        self, count: int, length: int, *, seed: int, rows: IntArray | None = None, blocks: Blocks | None = None
     ) -> None:
         if not 0 < length <= count:
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
-        self._shuffle, self._blocks = shuffle, blocks
+        self._rows, self._blocks = rows, blocks
         self._permutation = _Kept(self._shuffled_epoch)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
@@ -66,8 +66,8 @@ class EpochOrder:
         return self._permutation(epoch)[places]
 
     def _shuffled_epoch(self, epoch: int) -> IntArray:
-        if not self._shuffle:
-            return np.arange(self.count, dtype=np.int64)
+        if self._rows is not None:
+            return self._rows
         return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:

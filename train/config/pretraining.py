@@ -129,6 +129,22 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ProbeConfig:
+    """Shows whether the encoder learns: ridge regression from its frozen features to keypoints, where these are known.
+
+    Attributes:
+        every_epochs: epochs between two probes; the first and the last step probe as well. 0 never does.
+        images: labelled images to use, three quarters to fit and one to measure. They are at most a sixteenth of the
+            images that are trained on between two probes, so that probing takes less than 2 % of the time.
+        ridge: weight of the squared coefficients of standardised features, scikit-learn's `alpha`.
+    """
+
+    every_epochs: Epochs = 0.0
+    images: Count = 2048
+    ridge: Positive = 100.0
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Config:
     """All of a pre-training run, one attribute per table of the TOML file; `data` may be an array of tables."""
 
@@ -144,6 +160,7 @@ class Config:
     loss: AnyLoss = NTXent()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
+    probe: ProbeConfig = ProbeConfig()
 
     @property
     def augmentation(self) -> Augmentation:

@@ -31,6 +31,7 @@ FREE_ON_RESUME = (
     "train.device",
     "train.threads",
     "validation",
+    "probe",
 )
 """Keys and tables that a resumed run may change, since they do not change what is trained."""
 

@@ -127,8 +127,12 @@ class RunFolder:
         return read_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
 
     def read_validations(self) -> list[dict[str, Any]]:
-        """The undamaged rows of validation.jsonl."""
+        """The undamaged rows of validation.jsonl that fine-tuning wrote."""
         return read_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
+
+    def read_probes(self) -> list[dict[str, Any]]:
+        """The undamaged rows of validation.jsonl that the probe of pre-training wrote."""
+        return read_rows(self.validation_file, numbers=("pa_epe_cm", "epe_px_of_224"))
 
     def _is_used(self) -> bool:
         return self.root.exists() and any(path.name != LOCK for path in self.root.iterdir())

@@ -88,15 +88,22 @@ class RunLog:
         self._file.close()
 
     def write_validation(self, row: Mapping[str, float]) -> None:
-        """Write a row of validation.jsonl; it must have step, epe_cm, pa_epe_cm and epe_px."""
+        """Write a row of validation.jsonl.
+
+        A row of fine-tuning must have step, epe_cm, pa_epe_cm and epe_px; a probe's step, pa_epe_cm and epe_px_of_224.
+        """
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
         figures = {f"validation/{name}": value for name, value in row.items() if name != "step"}
         self._trackers.scalars(figures, int(row["step"]))
-        told = f"EPE {row['epe_cm']:.2f} cm, PA-EPE {row['pa_epe_cm']:.3f} cm"
-        if math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
+        in_3d, name = f"PA-EPE {row['pa_epe_cm']:.3f} cm", "validation"
+        if "epe_px_of_224" in row:
+            told, name = f"2D EPE {row['epe_px_of_224']:.1f} px of 224, {in_3d}", "probe"
+        elif math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
             told = f"2D EPE {row['epe_px']:.2f} px"
-        console.print(f"step {row['step']}/{self._total}  validation: {told}", highlight=False)
+        else:
+            told = f"EPE {row['epe_cm']:.2f} cm, {in_3d}"
+        console.print(f"step {row['step']}/{self._total}  {name}: {told}", highlight=False)
 
     def advance(self, step: int) -> None:
         """Move the progress line."""
