@@ -17,25 +17,16 @@ import torch
 from bench.loaders.ours import (
     LoaderSettings,
     drop_from_page_cache,
+    load_enough,
     our_batches,
-    require_enough,
     require_sound,
     thread_counts,
 )
 from bench.loaders.parts import Part, parts_of_loader
 from bench.loaders.peers import installed_peers
 from bench.loaders.verdict import PageCache, verdict
-from bench.measure import (
-    Progress,
-    Rate,
-    Start,
-    interval_of_mean,
-    limited_to_cores,
-    measure_in_rounds,
-    no_progress,
-)
+from bench.measure import Progress, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds, no_progress
 from bench.rows import data_tables, describe_machine
-from pipelines.sources import load_index
 from train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
@@ -72,12 +63,8 @@ def compare_loaders(
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with
         other numbers of threads.
-
-    Raises:
-        UserError: the data cannot be used, or has fewer images than a batch.
     """
-    index = load_index(config.data)
-    require_enough(index, settings)
+    index = load_enough(config, settings)
     require_sound(index)  # reading also fills the page cache, for all loaders alike
     paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
     if index.store is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bench.loaders.ours import LoaderSettings, drop_from_page_cache, our_batches, require_enough
+from bench.loaders.ours import LoaderSettings, drop_from_page_cache, load_enough, our_batches
 from bench.measure import limited_to_cores
 from bench.rows import data_tables, describe_machine
 from errors import UserError
@@ -23,12 +23,8 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
     Returns:
         A row of bench/results/. "index_s" is what the index took; "first_batch_s" is from building the loader to its
         first batch; it includes work that a process does only once.
-
-    Raises:
-        UserError: the data cannot be used, or has fewer images than a batch.
     """
-    known = load_index(config.data)
-    require_enough(known, settings)
+    known = load_enough(config, settings)
     if known.store is None:
         files = list({known.path(sample).stat().st_ino: known.path(sample) for sample in range(len(known))}.values())
     elif known.sources:

@@ -30,11 +30,7 @@ Image = npt.NDArray[np.uint8]
 
 
 def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
-    """Make frames from the images of a dataset, unless they are there already.
-
-    Raises:
-        UserError: the data cannot be used, or is packed.
-    """
+    """Make frames from the images of a dataset, unless they are there already. Packed data is a `UserError`."""
     index = load_index(data)
     if index.store is not None:
         raise UserError("--large makes frames from single image files: use a source that is not packed")

@@ -19,6 +19,7 @@ from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.sources import load_index
 from train.config.pretraining import Config
 
 CPU = torch.device("cpu")
@@ -67,15 +68,13 @@ def thread_counts(cores: int) -> list[int]:
     return [*powers, cores]
 
 
-def require_enough(index: Index, settings: LoaderSettings) -> None:
-    """Check that the settings fit the data and the machine.
-
-    Raises:
-        UserError: the data has fewer images than a batch, or there are not that many cores.
-    """
+def load_enough(config: Config, settings: LoaderSettings) -> Index:
+    """The index of a configuration's data. Fewer images than a batch, or too few cores, are a `UserError`."""
+    index = load_index(config.data)
     require_images(len(index), settings.batch, index.root)
     if settings.cores > available_cores():
         raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+    return index
 
 
 def require_sound(index: Index) -> None:

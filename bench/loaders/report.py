@@ -82,11 +82,7 @@ def save_plot(row: Row, out: Path) -> None:
 
 
 def find_row(place: str) -> Row:
-    """A row of bench-loader: FILE, its last row, or FILE:NUMBER, counted from 1.
-
-    Raises:
-        UserError: there is no such row.
-    """
+    """A row of bench-loader: FILE, its last row, or FILE:NUMBER, counted from 1. A missing row is a `UserError`."""
     name, colon, number = place.rpartition(":")
     file, wanted = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), 0)
     rows = [row for row in read_rows(file) if row.get("bench") == "loader" and "machine" in row]

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.loaders.ours import LoaderSettings, our_batches, require_enough
+from bench.loaders.ours import LoaderSettings, load_enough, our_batches
 from bench.measure import Progress, limited_to_cores, memory_mib, no_progress, open_files
 from bench.rows import data_tables, describe_machine
-from pipelines.sources import load_index
 from train.config.pretraining import Config
 
 SETTLED_AFTER_S = 60.0
@@ -35,12 +34,8 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
     Returns:
         A row of bench/results/. "settled" and "end" are medians over samples just after settling and at the end:
         seconds since the first batch, MiB and open files of all processes. "history" is every tenth sample.
-
-    Raises:
-        UserError: the data cannot be used, or has fewer images than a batch.
     """
-    index = load_index(config.data)
-    require_enough(index, settings)
+    index = load_enough(config, settings)
     gc.freeze()  # as pre-training does
     history: list[tuple[float, float, int]] = []
     images, every_s = 0, seconds / _SAMPLES

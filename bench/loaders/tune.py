@@ -8,11 +8,10 @@ from typing import Any
 import tomli_w
 import torch
 
-from bench.loaders.ours import LoaderSettings, our_batches, require_enough, thread_counts
+from bench.loaders.ours import LoaderSettings, load_enough, our_batches, thread_counts
 from bench.measure import Progress, Rate, Rounds, Start, limited_to_cores, measure_in_rounds, no_progress
 from pipelines.config import PipelinesConfig
 from pipelines.render.backends import resolve_backend
-from pipelines.sources import load_index
 from train.config.pretraining import Config
 
 _ROUNDS = 3
@@ -28,8 +27,7 @@ def tune(
     Returns:
         The best values of the keys of `pipelines` that were tried, and their rate in the last comparison.
     """
-    index = load_index(config.data)
-    require_enough(index, settings)
+    index = load_enough(config, settings)
 
     def start(pipelines: PipelinesConfig) -> Start:
         changed = dataclasses.replace(config, pipelines=pipelines)

@@ -15,7 +15,7 @@ from bench.loaders.peers import PEERS, Peer, dali, draws, installed_peers, openc
 from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches, source_to_view_px
 from bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
 from bench.loaders.peers.torchvision_v2 import TorchvisionViews
-from bench.loaders.peers.workers import ViewsOfFiles, worker_loader
+from bench.loaders.peers.workers import ViewsOfFiles
 from pipelines.samples.index import WHOLE_IMAGE
 
 IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
@@ -133,7 +133,7 @@ def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
 
 
 def test_opencv_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
-    batches = iter(worker_loader(OpencvSamples(paths, boxes_px), 2, 4))
+    batches = iter(OpencvSamples.batches(paths, boxes_px, 2, 4))
     first, matrix_px, second, _ = next(batches)
     assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
     other = next(batches)  # the other worker's, which draws otherwise
@@ -149,7 +149,7 @@ def test_opencv_ways_of_the_jitter_agree() -> None:
 
 
 def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: Boxes) -> None:
-    views = next(iter(worker_loader(OpencvViews(paths, boxes_px), 1, 4)))
+    views = next(iter(OpencvViews.batches(paths, boxes_px, 1, 4)))
     assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
     assert shared(views)
 

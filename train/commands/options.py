@@ -109,16 +109,6 @@ def is_first_on_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def is_one_host() -> bool:
-    """Whether all processes of the run are on this host."""
-    return os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1")
-
-
-def is_only_process() -> bool:
-    """Whether the run has a single process."""
-    return os.environ.get("WORLD_SIZE", "1") == "1"
-
-
 def say(line: str, *, err: bool = False) -> None:
     """Print a line. Control characters and newlines, as file names may contain them, are escaped."""
     click.echo(printable(line), err=err)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from train.commands.options import (
-    config_options,
-    is_main_rank,
-    is_one_host,
-    is_only_process,
-    run_options,
-    same_on_this_host,
-    say,
-)
+from train.commands.options import config_options, is_main_rank, run_options, same_on_this_host, say
 
 if TYPE_CHECKING:
     from train.config.finetuning import FinetuneConfig
@@ -120,10 +113,12 @@ def _resolve(
             click.echo(to_toml(config), nl=False)
             click.get_current_context().exit()
         require_whole_micro_batches(config.train.batch, config.train.micro_batch)
-        if is_one_host():  # on several, a host without the folder has to stop the others: later, in the trainer
+        processes = os.environ.get("WORLD_SIZE", "1")  # of the run, on all hosts
+        if os.environ.get("LOCAL_WORLD_SIZE", "1") == processes:
+            # On several hosts, one without the folder has to stop the others: later, in the trainer.
             require_roots(config.data)
         refuse_among_images(Path(config.run.out), config.data)
-        if is_only_process():
+        if processes == "1":
             require_free(Path(config.run.out))
     return config
 

@@ -89,7 +89,8 @@ def evaluate(
         assert other is not None  # the same labels
         differences = measure.difference(evaluation, other)
         theirs = report.results(other, measure.intervals(other), proper_rotation=proper_rotation, crop=crop)
-        content["comparison"] = report.comparison(differences, theirs)
+        minus = {"minus": theirs["checkpoint"], "difference": report.intervals_for_json(differences)}
+        content["comparison"] = {**minus, "other": theirs}
         tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = theirs

@@ -52,7 +52,7 @@ def results(
         "left_out": evaluation.errors.left_out,
         "predicted_as_one_point": int(evaluation.errors.in_3d.collapsed.sum()),
         "hands": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
-        "metrics": {name: _interval_for_json(interval) for name, interval in intervals.items()},
+        "metrics": intervals_for_json(intervals),
         "confidence": 0.95,
         "per_keypoint": {
             name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_hands(table)), strict=True))
@@ -65,19 +65,10 @@ def results(
     }
 
 
-def comparison(differences: Mapping[str, Interval], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """The paired difference for JSON: this run minus the other; `theirs` are the other's results."""
-    return {
-        "minus": theirs["checkpoint"],
-        "difference": {name: _interval_for_json(interval) for name, interval in differences.items()},
-        "other": theirs,
-    }
-
-
-def _interval_for_json(interval: Interval) -> dict[str, float | None]:
-    """Value, low and high; low and high are None if there is no interval."""
-    low, high = _for_json(np.array([interval.low, interval.high]))
-    return {"value": interval.value, "low": low, "high": high}
+def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
+    """Value, low and high of each metric; low and high are None if there is no interval."""
+    limits = {name: _for_json(np.array([interval.low, interval.high])) for name, interval in intervals.items()}
+    return {name: {"value": intervals[name].value, "low": low, "high": high} for name, (low, high) in limits.items()}
 
 
 def _for_json(values: Floats) -> list[float | None]:

@@ -9,16 +9,13 @@ from typing import Any
 import cv2
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from skeleton import Skeleton
 from train.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
-from train.pose.inference import Poses
+from train.pose.inference import Floats, Poses
 from train.pose.labels import PoseLabels
 from train.pose.validation import best_of
-
-Floats = npt.NDArray[np.float64]
 
 POSE_PX = 192
 """Side in pixels of each picture of a pose in predictions.png and worst.png."""

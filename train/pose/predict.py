@@ -193,11 +193,7 @@ def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def read_picture(file: str) -> Image:
-    """Read a picture (H, W, 3) RGB as displayed.
-
-    Raises:
-        UserError: the file cannot be read, or is too small or too large.
-    """
+    """Read a picture (H, W, 3) RGB as displayed. One that is unreadable, too small or too large is a `UserError`."""
     try:
         data = np.frombuffer(regular(Path(file)).read_bytes(), np.uint8)
         decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
@@ -216,11 +212,7 @@ def read_picture(file: str) -> Image:
 
 
 def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[str]]:
-    """Width and height of the readable pictures, and an error line for each of the others.
-
-    Raises:
-        UserError: no picture can be read.
-    """
+    """Width and height of the readable pictures, at least one, and an error line for each of the others."""
     sizes_px: dict[Path, tuple[int, int]] = {}
     unreadable = []
     for file in files:

@@ -9,16 +9,14 @@ from typing import Any, Literal
 
 import cv2
 import matplotlib as mpl
-import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from errors.terminal import printable
 from skeleton import Skeleton
 from train.pictures import Image, save_figure
+from train.pose.metrics import Floats
 
 Box = tuple[float, float, float, float]
-Floats = npt.NDArray[np.float64]
 
 _LONGEST_PX = 1024
 """Longest side of a drawn picture. Coordinates stay those of the original."""
@@ -91,7 +89,7 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
             save_figure(path, figure, dpi=110)
 
 
-def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64], skeleton: Skeleton) -> None:
+def _draw_flat(axes: Any, keypoints_px: Floats, skeleton: Skeleton) -> None:
     for chain, colour in skeleton.limbs:
         x, y = keypoints_px[list(chain)].T
         shade = tuple(value / 255 for value in colour)
@@ -99,7 +97,7 @@ def _draw_flat(axes: Any, keypoints_px: npt.NDArray[np.float64], skeleton: Skele
         axes.plot(x, y, ".-", color=shade, linewidth=1.8, markersize=5)
 
 
-def _draw_space(axes: Any, joints: npt.NDArray[np.float64], unit: str, skeleton: Skeleton) -> None:
+def _draw_space(axes: Any, joints: Floats, unit: str, skeleton: Skeleton) -> None:
     """Draw the pose in 3D as seen from beside the camera: x to the right, y up, depth into the page."""
     factor, label = (100.0, "cm") if unit == "m" else (1.0, "reference bones: scale-normalised")
     points = (joints - joints[skeleton.keypoints.index(skeleton.root)]) * factor

@@ -31,11 +31,7 @@ class Validation:
 
 
 def load_validation(config: FinetuneConfig) -> Validation | None:
-    """Load the validation split of the training sources; None if the run holds out no images.
-
-    Raises:
-        UserError: the split cannot be read.
-    """
+    """Load the validation split of the training sources; None if the run holds out no images."""
     sources = each_source(config.data)
     if config.validation.every_epochs == 0 or any(source.split != "train" for source in sources):
         return None

@@ -117,11 +117,7 @@ def _is_of_run(config: Mapping[str, Any]) -> bool:
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:
-    """Read several runs. If two have the same name, the folder's name is added.
-
-    Raises:
-        UserError: as in `read_run`.
-    """
+    """Read several runs; errors as in `read_run`. If two have the same name, the folder's name is added."""
     runs = [read_run(root) for root in roots]
     names = [run.name for run in runs]
     return [
@@ -165,11 +161,7 @@ def _compares(run: Run, other: Run) -> bool:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read an object from a JSON file.
-
-    Raises:
-        UserError: the file cannot be read, or is not an object.
-    """
+    """Read an object from a JSON file. A file that cannot be read, or is not an object, is a `UserError`."""
     try:
         content = json.loads(regular(file).read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -22,7 +22,6 @@ from errors import UserError
 from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from models.weights import encoder_state
-from pipelines.config import each_source
 from train.pose.run import PoseRun, load_pose_run
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
@@ -150,7 +149,7 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
         "mean": IMAGENET_MEAN,
         "std": IMAGENET_STD,
         "side_px": geometry.side_px,
-        "box_margin": each_source(run.config.data)[0].box_margin,
+        "box_margin": run.box_margin,
         "view": "the square about the centre of the hand's box, its side the longer one of the box times box_margin, "
         "resized to side_px by one affine map A (2 x 3) of pixel coordinates; not stretched, not rotated",
         "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",

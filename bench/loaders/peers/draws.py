@@ -10,6 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+Boxes = npt.NDArray[np.float32]
+
 VIEW_PX: Final = 128
 ROTATION_DEG: Final = (-45.0, 45.0)
 SHIFT_FRAC: Final = (-15 / 128, 15 / 128)

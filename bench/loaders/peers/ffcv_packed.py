@@ -29,12 +29,11 @@ from ffcv.writer import DatasetWriter
 from numba import njit
 
 from bench.loaders.peers import draws as ranges
+from bench.loaders.peers.draws import Boxes
 
 _FOLDER: Final = Path(".data/bench-ffcv")
 _LAPS: Final = 200
 """Epochs in one pass of FFCV's loader, so that restarts between epochs are not measured."""
-
-Boxes = npt.NDArray[np.float32]
 
 
 class JpegField(RGBImageField):  # type: ignore[misc]  # FFCV carries no types

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bench.loaders.peers import draws
+from bench.loaders.peers.draws import Boxes
 from bench.loaders.peers.torchvision_v2 import decoded, torchvision_crop
-
-Boxes = npt.NDArray[np.float32]
 
 
 def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Tensor]:

@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image, decode_jpeg
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches, whole_image_px
+from bench.loaders.peers.draws import VIEW_PX, Boxes, Draw, draw, endless_batches, whole_image_px
 from bench.loaders.peers.workers import ViewsOfFiles
 
 _BATCHES_AHEAD: Final = 3
-
-Boxes = npt.NDArray[np.float32]
 
 
 class TorchvisionViews(ViewsOfFiles):

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_convert
 
-from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches
+from bench.loaders.peers.draws import VIEW_PX, Boxes, Draw, draw, endless_batches
 
 T = TypeVar("T")
 
@@ -29,7 +28,7 @@ class Files(Dataset[T]):
         boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
     """
 
-    def __init__(self, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32]) -> None:
+    def __init__(self, paths: Sequence[Path], boxes_px: Boxes) -> None:
         self.paths = [str(path) for path in paths]
         self.boxes_px = boxes_px
 
@@ -37,9 +36,22 @@ class Files(Dataset[T]):
         return len(self.paths)
 
     @classmethod
-    def batches(cls, paths: Sequence[Path], boxes_px: npt.NDArray[np.float32], workers: int, batch: int) -> Any:
-        """Endless batches that worker processes make."""
-        return worker_loader(cls(paths, boxes_px), workers, batch)
+    def batches(cls, paths: Sequence[Path], boxes_px: Boxes, workers: int, batch: int) -> DataLoader[Any]:
+        """Endless batches that worker processes make, with default prefetching; 4 and 8 batches were no faster.
+
+        Samples are collated as torch does by default; `ViewsOfFiles` hands its batches over as the workers filled them.
+        """
+        context = multiprocessing.get_context("forkserver")  # a plain fork is unsafe beside DALI's threads
+        context.set_forkserver_preload([cls.__module__])
+        return DataLoader(
+            cls(paths, boxes_px),
+            batch_sampler=endless_batches(len(paths), batch),
+            num_workers=workers,
+            collate_fn=default_convert if issubclass(cls, ViewsOfFiles) else None,
+            worker_init_fn=_one_thread,
+            multiprocessing_context=context,
+            persistent_workers=True,
+        )
 
 
 class ViewsOfFiles(Files[Tensor], ABC):
@@ -62,24 +74,6 @@ class ViewsOfFiles(Files[Tensor], ABC):
     @abstractmethod
     def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
         """Write one image's views into `out`, (2, 128, 128, 3) uint8."""
-
-
-def worker_loader(dataset: Dataset[Any], workers: int, batch: int) -> DataLoader[Any]:
-    """A DataLoader over endless batches, with default prefetching; to prefetch 4 and 8 batches was no faster.
-
-    Samples are collated as torch does by default. Batches of `ViewsOfFiles` are handed over as the workers filled them.
-    """
-    context = multiprocessing.get_context("forkserver")  # a plain fork is unsafe beside DALI's threads
-    context.set_forkserver_preload([type(dataset).__module__])
-    return DataLoader(
-        dataset,
-        batch_sampler=endless_batches(len(dataset), batch),  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=default_convert if isinstance(dataset, ViewsOfFiles) else None,
-        worker_init_fn=_one_thread,
-        multiprocessing_context=context,
-        persistent_workers=True,
-    )
 
 
 def _one_thread(worker: int) -> None:
