@@ -89,12 +89,6 @@ class DecoderProcess:
         self._connection: Connection[Any, Any] | None = None
         self._deaths = 0
 
-    def __enter__(self) -> DecoderProcess:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
         """Decode N files, each (bytes,) uint8: place among them -> reason why it cannot be used.
 

@@ -15,12 +15,10 @@ import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.colour import jitter
+from pipelines.render.colour import Node, jitter
 from pipelines.render.request import Request
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import MAX_HALVINGS
-
-Node = Any  # DALI's DataNode carries no types
 
 
 @dataclass(frozen=True)
@@ -163,9 +161,9 @@ def _empty_pipeline(config: GraphConfig) -> Pipeline:
     )
 
 
-def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, int]]) -> Sequence[Node]:
+def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, int]]) -> Node:
     """Input nodes fed by `source`: one for each (type, dimensions)."""
-    nodes: Sequence[Node] = fn.external_source(
+    return fn.external_source(
         source=source,
         num_outputs=len(kinds),
         dtype=[kind for kind, _ in kinds],
@@ -173,7 +171,6 @@ def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, 
         batch=True,
         no_copy=True,
     )
-    return nodes
 
 
 def _padded_sizes_px(sizes_px: IntArray, halvings: IntArray) -> IntArray:

@@ -210,8 +210,6 @@ def make_views(
         edge: repeat the border outside instead of `fill`.
         side: S, side of a view in pixels, at least 2.
         out_addresses: (V,) of each view's (N, S, S, 3) uint8 pixels.
-        first: first image of this call.
-        step: step from one image to the next.
     """
     image, other = np.empty(0, I32), np.empty(0, I32)
     for n in range(first, len(addresses), step):

@@ -83,9 +83,9 @@ class Index:
             - "xyz_px" (N, K, 3), where no camera is known: `keypoints_px` and a depth in the same unit (weak
               perspective), so a pose up to scale and shift.
 
-        sources: the sources of a joined index, in the order of its rows; empty for a single source. store: reads the
-        bytes of a sample; None if each sample is a file at `paths`. blocks: rows that are stored together, for the
-        shuffle. For a joined index, see `sources`.
+        sources: the sources of a joined index, in the order of its rows; empty for a single source.
+        store: reads the bytes of a sample; None if each sample is a file at `paths`.
+        blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
     """
 
     name: str

@@ -14,13 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.arrays import BoolArray, FloatArray, IntArray
+from pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from pipelines.files.exif import stored_to_upright_px, upright_size_px
 from pipelines.views.augmentation import GeometryConfig
 from pipelines.views.draws import Draw
 from pipelines.views.regions import find_regions
-
-Matrices = npt.NDArray[np.float64]
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""
@@ -121,12 +119,12 @@ def plan_views(
 class _Composed(NamedTuple):
     """Matrices of one view of N samples, (N, 2, 3) float64, and its magnification of the source, (N,)."""
 
-    matrix: Matrices
-    source_to_view_px: Matrices
-    shrink: Matrices
+    matrix: DoubleArray
+    source_to_view_px: DoubleArray
+    shrink: DoubleArray
 
 
-def _compose(box: Matrices, table: Matrices, side_px: int, mirror: BoolArray | None) -> _Composed:
+def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray | None) -> _Composed:
     """Compose the matrices of one view, from boxes (N, 3) whose side is not 0."""
     angle, magnification = np.deg2rad(table[:, Draw.ANGLE_DEG]), table[:, Draw.MAGNIFICATION]
     matrix = np.empty((len(box), 2, 3))
@@ -147,7 +145,7 @@ def _compose(box: Matrices, table: Matrices, side_px: int, mirror: BoolArray | N
     return _Composed(matrix, to_view, scale * magnification)
 
 
-def _crop_first(matrix: Matrices, magnification: Matrices, table: Matrices) -> Matrices:
+def _crop_first(matrix: DoubleArray, magnification: DoubleArray, table: DoubleArray) -> DoubleArray:
     """Put the crop of the canonical view, u -> (u - k) / c, before `matrix` (N, 2, 3), which is changed in place.
 
     k is the crop's centre and c its side. Returns the new magnification (N,).
@@ -160,7 +158,7 @@ def _crop_first(matrix: Matrices, magnification: Matrices, table: Matrices) -> M
     return magnification / side
 
 
-def count_halvings(size_px: IntArray, shrink: Matrices) -> IntArray:
+def count_halvings(size_px: IntArray, shrink: DoubleArray) -> IntArray:
     """Number of halvings (N,) of images of sizes (N, 2) for views with magnification `shrink` (N,)."""
     halvings = np.zeros(len(size_px), np.int64)
     for level in range(MAX_HALVINGS):
@@ -168,14 +166,14 @@ def count_halvings(size_px: IntArray, shrink: Matrices) -> IntArray:
     return halvings
 
 
-def _after(outer: Matrices, inner: npt.NDArray[np.number]) -> Matrices:
+def _after(outer: DoubleArray, inner: npt.NDArray[np.number]) -> DoubleArray:
     """Compose maps (N, 2, 3); `inner` is applied first."""
-    composed: Matrices = outer[:, :, :2] @ inner.astype(np.float64)
+    composed: DoubleArray = outer[:, :, :2] @ inner.astype(np.float64)
     composed[:, :, 2] += outer[:, :, 2]
     return composed
 
 
-def _from_decoded(stored_to_view: Matrices, start_px: IntArray, halvings: IntArray) -> Matrices:
+def _from_decoded(stored_to_view: DoubleArray, start_px: IntArray, halvings: IntArray) -> DoubleArray:
     """Turn maps (N, 2, 3) from stored pixels into maps from pixels of the decoded and halved region."""
     matrix = stored_to_view.copy()
     matrix[:, :, :2] *= 2.0 ** halvings[:, None, None]

@@ -38,7 +38,6 @@ def find_regions(
         size_px: (N, 2) heights and widths of the images as stored.
         stored_to_view_px: per view, (N, 2, 3) from stored pixels to view pixels.
         halvings: (N,) largest number of halvings among an image's views.
-        side_px: side of a view.
         croppable: (N,) whether only a region of an image may be decoded.
 
     Returns:

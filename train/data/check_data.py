@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -88,7 +89,7 @@ def check_data(
 
     for (name, file), index in zip(lists.items(), indices, strict=True):
         graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
-        with DecoderProcess(partial(make_decoder, graph), limit_s=limit_s) as decoder:
+        with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
             reasons = _bad_files(index, graph, decoder, advance)
         write_bad_list(file, reasons, checked=len(index))
         checked.append(Checked(name, index, reasons, file))
