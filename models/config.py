@@ -18,8 +18,9 @@ Extent = Literal["axis", "scalar"]
 
 ENCODERS: Final = {
     **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), "models.encoders:ResNet"),
+    "timm/": "models.timm_encoder:TimmEncoder",
 }
-"""For each encoder its class, a `models.encoders.Encoder`, which is imported when it is built."""
+"""For each encoder, or each family up to its slash, its class: an `Encoder`. It is imported when it is built."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -27,14 +28,29 @@ class EncoderConfig:
     """The encoder and its starting weights.
 
     Attributes:
-        name: a torchvision ResNet.
-        weights: "imagenet" (torchvision's IMAGENET1K_V1, as the authors), "random", or the path of a file of weights: a
-            torchvision ResNet (.safetensors or .pth), a file that the authors published (pre-trained or fine-tuned), a
-            Lightning checkpoint of their pre-training, or a checkpoint of ours.
+        name: a torchvision ResNet, or "timm/" and the name of a model of timm, such as "timm/vit_small_patch16_224".
+        weights: "imagenet" (torchvision's IMAGENET1K_V1, as the authors; of timm what it publishes under the name),
+            "random", or the path of a file of weights: a torchvision ResNet or the model of timm (.safetensors or
+            .pth), a file that the authors published (pre-trained or fine-tuned), a Lightning checkpoint of their
+            pre-training, or a checkpoint of ours.
     """
 
-    name: Annotated[str, one_of(ENCODERS)] = "resnet50"
+    name: str = "resnet50"
     weights: str = "imagenet"
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if encoder_class(value) is None:
+            known = ", ".join(repr(name) for name in ENCODERS if not name.endswith("/"))
+            raise ValueError(f"input should be {known} or a model of timm such as 'timm/vit_small_patch16_224'")
+        return value
+
+
+def encoder_class(name: str) -> str | None:
+    """The entry in `ENCODERS` of an encoder; None if there is none."""
+    family, slash, _ = name.partition("/")
+    return ENCODERS.get(family + slash)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

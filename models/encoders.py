@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torchvision
 from torch import Tensor, nn
 
 from errors import UserError
-from models.config import ENCODERS, EncoderConfig
+from models.config import EncoderConfig, encoder_class
 from models.weights import check_state, encoder_state, read_weights
+
+WEIGHTS_EXPECTED: Final = (
+    'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet" or "random"'
+)
 
 
 class Encoder(nn.Module):
-    """A network up to its pooled features. A subclass is built with its name, and sets what is named here.
+    """A network up to its pooled features.
+
+    A subclass is built with its name and the side of the views in pixels, and sets what is named here.
 
     Attributes:
         feature_dim: C, the length of a feature vector.
@@ -35,9 +41,17 @@ class Encoder(nn.Module):
         features: Tensor = getattr(self, self.inner)(image)
         return features
 
+    def undecayed(self) -> Collection[str]:
+        """Under the library's names, the parameters without weight decay beyond biases and the norms'."""
+        return ()
+
     def library_state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers, not copied, under the library's names, without the classifier."""
         return dict(getattr(self, self.inner).state_dict())
+
+    def note_on_file(self, file: Path) -> str:
+        """What a file of `library_state_dict` is, in words for its user."""
+        return f"{self.library}'s names"
 
     def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
         """The inverse; a `UserError` that names the origin and the encoder if a name or a shape does not fit."""
@@ -65,13 +79,17 @@ class ResNet(Encoder):
     library = "torchvision"
     classifier = ("fc.",)
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, side_px: int | None = None) -> None:
         super().__init__()
         resnet = torchvision.models.get_model(name, weights=None)
         self.feature_dim = resnet.fc.in_features
         resnet.fc = nn.Identity()
         self.resnet = resnet
         self._weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
+
+    def note_on_file(self, file: Path) -> str:
+        """As `Encoder`."""
+        return "torchvision's names, without fc"
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """torchvision's IMAGENET1K_V1."""
@@ -86,23 +104,31 @@ class ResNet(Encoder):
         return state, "torchvision's ImageNet weights"
 
 
-def make_encoder(name: str) -> Encoder:
-    """The encoder of a name of `ENCODERS`, with random weights, on the CPU."""
-    encoder: Encoder = pkgutil.resolve_name(ENCODERS[name])(name)
+def make_encoder(name: str, side_px: int | None = None) -> Encoder:
+    """The encoder of a name that `EncoderConfig` takes, with random weights, on the CPU.
+
+    Args:
+        name: which one.
+        side_px: of the views; unset, of what the network was designed for.
+
+    Raises:
+        UserError: it cannot be built, or not for views of this size.
+    """
+    encoder: Encoder = pkgutil.resolve_name(encoder_class(name) or "")(name, side_px)
     return encoder
 
 
-def build_encoder(config: EncoderConfig) -> Encoder:
-    """The encoder with its starting weights, on the CPU.
+def build_encoder(config: EncoderConfig, side_px: int | None = None) -> Encoder:
+    """The encoder with its starting weights, on the CPU; arguments as `make_encoder`.
 
     Raises:
-        UserError: the ImageNet weights cannot be downloaded, or the file is missing, unreadable or of another model.
+        UserError: it cannot be built for this size, the published weights cannot be downloaded, or the file is missing,
+            unreadable or of another model.
     """
-    encoder = make_encoder(config.name)
+    encoder = make_encoder(config.name, side_px)
     if config.weights == "imagenet":
         encoder.load_library_state(*encoder.published_state(), config.name)
     elif config.weights != "random":
-        expected = 'the weights of a torchvision ResNet (.pth or .safetensors), "imagenet" or "random"'
-        state = encoder_state(read_weights(Path(config.weights), key="encoder.weights", expected=expected))
+        state = encoder_state(read_weights(Path(config.weights), key="encoder.weights", expected=WEIGHTS_EXPECTED))
         encoder.load_library_state(state, config.weights, config.name)
     return encoder

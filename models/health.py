@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from models.losses.loss import require_pairs
 from models.losses.nt_xent import TILE_ELEMENTS
 
 
@@ -38,8 +39,7 @@ def health(embeddings: Tensor) -> Health:
     Raises:
         ValueError: another shape.
     """
-    if embeddings.ndim != 3 or embeddings.shape[0] != 2 or embeddings.shape[1] < 2:
-        raise ValueError(f"embeddings have shape {tuple(embeddings.shape)}, expected (2, N, D) with N at least 2")
+    require_pairs(embeddings, least=2)
     samples = embeddings.shape[1]
     with torch.autocast(embeddings.device.type, enabled=False):
         exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()

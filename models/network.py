@@ -57,11 +57,11 @@ def build_projector(config: ProjectorConfig, feature_dim: int) -> nn.Sequential:
     )
 
 
-def build_network(encoder: EncoderConfig, projector: ProjectorConfig) -> ContrastiveNetwork:
-    """Build the network of a configuration, with its starting weights.
+def build_network(encoder: EncoderConfig, projector: ProjectorConfig, side_px: int | None = None) -> ContrastiveNetwork:
+    """Build the network of a configuration, with its starting weights, for views of `side_px` (see `make_encoder`).
 
     Raises:
         UserError: weights that cannot be read or do not fit.
     """
-    built = build_encoder(encoder)
+    built = build_encoder(encoder, side_px)
     return ContrastiveNetwork(built, build_projector(projector, built.feature_dim))

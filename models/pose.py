@@ -171,12 +171,6 @@ class PoseNetwork(nn.Module):
 
     The head gives x and y in units of the view's side with the origin at the centre, so that it starts near the middle
     at any size. The authors' head gives pixels: the same function with other weights.
-
-    Attributes:
-        head: maps features to 2.5D.
-        refinement: corrects the root's depth, or None.
-        config: its configuration.
-        skeleton: its keypoints and bones.
     """
 
     def __init__(self, encoder: Encoder, config: PoseConfig) -> None:

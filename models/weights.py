@@ -171,7 +171,6 @@ def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
     """The inverse of `pose_from_published`, for a network with a linear head and refinement.
 
     Args:
-        network: state of a `PoseNetwork`.
         side_px: side of the views that it was trained on. The result's 2D keypoints are in pixels of such a view.
     """
     theirs = {f"backend_model.{key}": tensor for key, tensor in encoder_state(network).items()}

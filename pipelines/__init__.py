@@ -1,0 +1,34 @@
+"""Images on disk to batches of augmented views with their matrices; `make_loader` is the way in, see docs/library.md.
+
+A name is imported when it is asked for: the configuration needs neither torch nor DALI.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipelines.batch import Batch as Batch
+    from pipelines.batch import View as View
+    from pipelines.config import DataConfig as DataConfig
+    from pipelines.config import PipelinesConfig as PipelinesConfig
+    from pipelines.epochs import make_loader as make_loader
+    from pipelines.views.augmentation import AppearanceConfig as AppearanceConfig
+    from pipelines.views.augmentation import ColourConfig as ColourConfig
+    from pipelines.views.augmentation import GeometryConfig as GeometryConfig
+
+_MODULES = {
+    "Batch": "batch",
+    "View": "batch",
+    "DataConfig": "config",
+    "PipelinesConfig": "config",
+    "make_loader": "epochs",
+    "AppearanceConfig": "views.augmentation",
+    "ColourConfig": "views.augmentation",
+    "GeometryConfig": "views.augmentation",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,7 @@
-"""`View` and `Batch`: what the data path passes to training."""
+"""`View` and `Batch`: what the data path passes to training.
+
+They are not frozen, because Lightning converts the types of tensors by writing into a copy.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class View:
     """One augmented view of each of N samples.
 
@@ -29,7 +32,7 @@ class View:
         return View(self.image[start:stop], self.matrix[start:stop], self.source_to_view_px[start:stop])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batch:
     """N samples, each in every view.
 
@@ -49,7 +52,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; copied only if it is on another device."""
         views = tuple(
             View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))

@@ -71,10 +71,6 @@ class Feed:
     """Reads and checks the samples at given positions, and replaces bad ones; a pure function of positions and files.
 
     Args:
-        index: the samples.
-        order: the sample at each place of an epoch.
-        augmentation: ranges of the draws.
-        views: views per sample.
         quarantine: collects bad samples.
         readers: number of threads that read files, one chunk each at a time.
         regions: decode only the part of a large JPEG that its views show.

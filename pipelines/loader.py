@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -34,21 +35,14 @@ class Loader:
     batch is a pure function of the arguments: neither speed nor interruptions change it.
 
     Args:
-        index: the samples.
         schedule: the samples that this rank loads at each step; the seed of its order is the seed of all draws.
-        config: how views are made.
-        augmentation: ranges of the draws.
-        device: device of the batches.
-        views: views per sample.
         processes_here: processes that share this machine's cores.
         quarantine: bad samples; new ones are added.
 
     Attributes:
         backend: the backend in use.
-        graph: configuration of the DALI graph.
         feed: reads and plans chunks.
         renderer: makes the views of a chunk.
-        quarantine: bad samples.
     """
 
     def __init__(
@@ -81,7 +75,9 @@ class Loader:
             regions=self.graph.regions,
         )
         self.renderer = make_renderer(self.backend, self.graph, augmentation)
-        self._stream = _side_stream(device) if self.graph.device == "gpu" else None
+        self._stream: torch.cuda.Stream | None = None
+        if self.graph.device == "gpu":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stop = threading.Event()
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
@@ -113,9 +109,13 @@ class Loader:
                     view.image.record_stream(torch.cuda.current_stream(self._device))
             yield item
 
+    def stop(self) -> None:
+        """Tell the thread to end, without waiting for it."""
+        self._stop.set()
+
     def close(self) -> None:
         """Stop the thread and free the memory of the pipelines."""
-        self._stop.set()
+        self.stop()
         if self._thread is not None:
             while self._thread.is_alive():
                 try:
@@ -136,7 +136,8 @@ class Loader:
         except _Stopped:
             pass
         except BaseException as error:  # every error is raised again in the consumer
-            self._put_last(error)
+            with suppress(_Stopped):
+                self._put(error)
 
     def _put(self, item: Batch | BaseException | None) -> None:
         while not self._stop.is_set():
@@ -145,12 +146,6 @@ class Loader:
             except queue.Full:
                 continue
         raise _Stopped
-
-    def _put_last(self, error: BaseException) -> None:
-        try:
-            self._put(error)
-        except _Stopped:
-            return
 
     def _make_batches(self) -> Iterator[Batch]:
         pieces = self.pieces()
@@ -237,8 +232,3 @@ _CLOSED = "the loader is closed; make another one"
 
 class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
     """The loader was closed."""
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream

@@ -100,7 +100,7 @@ def make_dataset(
 
     Args:
         out: output folder: missing, empty, or with this same dataset, finished or not.
-        poses: number of poses of the training part; it has four images of each.
+        poses: of the training part, which has four images of each.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.

@@ -123,11 +123,7 @@ class Hand:
     """A drawn hand before its camera.
 
     Attributes:
-        shape: its bones.
-        view: the camera.
         xyz_m: (21, 3) keypoints in the camera frame.
-        solids: the shapes to render.
-        paint: colours.
     """
 
     shape: HandShape

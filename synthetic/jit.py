@@ -20,7 +20,6 @@ Floats = NDArray[np.float64]
 Pixels = NDArray[np.float32]
 """Array of single-precision values per pixel or per sample."""
 
-
 _SOURCES = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 _VERSION = hashlib.sha256(_SOURCES).hexdigest()[:12]
 """Changes whenever any file of this package does."""

@@ -18,9 +18,6 @@ from synthetic.field import Solids, hand_distance, prop_distance, scene_distance
 from synthetic.jit import Floats, Pixels, kernel
 from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin_at, thing_at
 
-SAMPLE_COLUMNS = 13
-"""Columns of Rendering.samples: weight; point (3); normal (3); colour (3); gloss; openness; thinness."""
-
 _TILE_PX = 4
 _NEAR_M = 0.08
 HIT_M = 0.0003
@@ -56,7 +53,7 @@ def render(solids: Solids, paint: Paint, bulk: float, intrinsics: Floats, side_p
     capacity = int((distance > 0).sum()) + 4 * int(outline.sum())
     rendering = Rendering(
         np.empty(capacity, np.int64),
-        np.empty((capacity, SAMPLE_COLUMNS), np.float32),
+        np.empty((capacity, 13), np.float32),
         np.zeros((side_px, side_px), np.float32),
         np.zeros((side_px, side_px), np.uint8),
     )

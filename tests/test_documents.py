@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from errors import UserError
+from models.losses import LOSSES
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
@@ -18,6 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
 KEYS = {key for kind in KINDS for key, _ in flatten(to_dict(kind()))}
+KEYS |= {f"loss.{field.name}" for loss in LOSSES.values() for field in dataclasses.fields(cast(Any, loss))}
 UNSET = {"optim.lr", "data.regressor", "data.annotations", "data.bad_list", "data.shuffle_shards", "pipelines.batch",
          "pipelines.threads", "train.threads"}  # fmt: skip
 FILES = (".py", ".jsonl", ".json", ".md", ".txt", ".toml")
@@ -66,6 +72,22 @@ def test_every_file_and_link_exists(page: Path) -> None:
     assert files - ours == set()
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks, one after the other, as a reader would type them."""
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert page.count("```") == 2 * len(blocks) > 8
+    (tmp_path / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        pixels = rng.integers(0, 256, (50, 70, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.jpg")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/library.md", "exec"), names)
 
 
 def is_module(name: str) -> bool:

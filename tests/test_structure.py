@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("bench", "errors", "experiments", "machine", "models", "pipelines", "synthetic", "train")
+PACKAGES = ("bench", "errors", "examples", "experiments", "machine", "models", "pipelines", "synthetic", "train")
 FILES = [
     ROOT / "cli.py",
     ROOT / "bounds.py",
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "train": _OF_TRAIN,
     "bench": _OF_TRAIN | {"train"},
     "experiments": _OF_TRAIN | {"train", "bench"},
+    "examples": {"models", "pipelines", "train"},
     "cli": {"bench", "errors", "experiments", "machine", "train", "pipelines", "models"},
 }
 """Of the project's own top-level packages, besides itself."""

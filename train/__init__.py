@@ -1,17 +1,19 @@
-"""Trains pose encoders; for a loop of one's own: `ExactStep`."""
+"""Trains pose encoders; for a loop of one's own: `ExactStep` and `Lars`."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.steps.exact import ExactStep as ExactStep
+    from train.steps.optim import Lars as Lars
+
+_PUBLIC = {"ExactStep": "train.steps.exact", "Lars": "train.steps.optim"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports torch only for who asks for `ExactStep`: the commands import this package first."""
-    if name == "ExactStep":
-        from train.steps.exact import ExactStep
-
-        return ExactStep
+    """Imports torch only for who asks for one of these: the commands import this package first."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
 from models.config import EncoderConfig
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.batch import Batch
@@ -24,6 +23,7 @@ from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.step import PoseStep, PoseStepResult
 from train.pose.validation import Validation, best_of, load_validation, validate
+from train.runs.checkpoint import not_written
 from train.runs.folder import Resume, RunFolder
 from train.trainer import Task, Trainer
 from train.weights.starting_weights import start_pose_network
@@ -78,7 +78,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
 
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
-        network = start_pose_network(encoder, self.config.pose)
+        network = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)
         network.encoder.requires_grad_(not self.config.train.frozen)
         return network
 
@@ -149,10 +149,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             folder.best.save(self.steps_done, saved)
             save_predictions(folder.predictions_picture, poses, validation.labels)
         except OSError as error:
-            raise UserError(
-                f"{folder.best.folder} cannot be written to: {error.strerror or error}. Make room or set the folder's "
-                f"rights, then go on with --resume auto"
-            ) from error
+            raise not_written(f"{folder.best.folder} cannot be written to", error) from error
 
     def _train_mode(self) -> None:
         """Set train mode, also after a validation; a frozen encoder stays in eval mode."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from pipelines.samples.order import rows_per_batch
 from train.config.pretraining import Config
 from train.distributed.world import World
 from train.pictures import save_loss
+from train.probe.linear_probe import Probe, build_probe
 from train.runs.folder import Resume, RunFolder
 from train.steps.batch_statistics import synchronise
 from train.steps.exact import ExactStep, StepResult, embed_views
-from train.steps.optim import Lars, build_optimizer
+from train.steps.optim import Lars, build_optimizer, describe
 from train.trainer import Task, Trainer
 
 log = logging.getLogger(__name__)
@@ -32,18 +33,27 @@ log = logging.getLogger(__name__)
 
 def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
     """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
-    return Trainer(config, resume, lambda _, world, steps, fresh: Pretraining(config, world, steps, fresh=fresh)).run()
+    return Trainer(
+        config, resume, lambda index, world, steps, fresh: Pretraining(config, world, steps, index, fresh=fresh)
+    ).run()
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):
-    """Pre-training: encoder and projection head, LARS around Adam, the loss. Arguments as `TrainingState`."""
+    """Pre-training: encoder and projection head, LARS around Adam, the loss. Other arguments as `TrainingState`.
+
+    Args:
+        index: the images, for the probe; without them there is none.
+    """
 
     title = "pre-training"
     views = 2
     optimizer: Lars
 
-    def __init__(self, config: Config, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
-        self.config = config
+    def __init__(
+        self, config: Config, world: World, steps_per_epoch: int, index: Index | None = None, *, fresh: bool
+    ) -> None:
+        self.config, self._index = config, index
+        self._probe_every = max(1, round(config.probe.every_epochs * steps_per_epoch))
         train = config.train
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
         if train.sync_batch_norm:
@@ -69,7 +79,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def build_network(self, encoder: EncoderConfig) -> ContrastiveNetwork:
         """Normalisation, encoder and projection head."""
-        return build_network(encoder, self.config.projector)
+        return build_network(encoder, self.config.projector, self.config.geometry.side_px)
 
     def size_keys(self) -> dict[str, str]:
         """The keys of the encoder and of the head's wider layer."""
@@ -80,7 +90,9 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def build_optimizer(self) -> Lars:
         """LARS around Adam."""
-        return build_optimizer(self.config.optim, self.network.named_parameters(), self.config.train.batch)
+        network = self.network
+        undecayed = {f"encoder.{network.encoder.inner}.{name}" for name in network.encoder.undecayed()}
+        return build_optimizer(self.config.optim, network.named_parameters(), self.config.train.batch, undecayed)
 
     def gradient(self, batch: Batch) -> StepResult:
         """The exact gradient of the loss."""
@@ -101,7 +113,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             steps_per_epoch,
             loader.backend,
             self.world.device,
-            self.optimizer.describe(),
+            describe(self.optimizer),
             self.precision,
         )
         if index.sources:
@@ -115,6 +127,20 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             loss = self.config.loss
             chance = loss.chance(self.config.train.batch)
             save_loss(folder.loss_picture, rows, title=loss.title, chance=chance)
+
+    @cached_property
+    def _probe(self) -> Probe | None:
+        if self._index is None or self.config.probe.every_epochs == 0:
+            return None
+        return build_probe(self._index, self.config, self.world)
+
+    def validate(self, folder: RunFolder) -> dict[str, float] | None:
+        """Probe the encoder after the first step, every so many epochs, and after the last step."""
+        done = self.steps_done
+        due = done in (1, self.total_steps) or done % self._probe_every == 0
+        if not due or self._probe is None:
+            return None
+        return {"step": done, **self._probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
         """Adds the number of ranks over which batch norm is taken."""

@@ -18,21 +18,23 @@ from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
-from train.config.tables import to_dict
+from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import Together, together
 from train.distributed.world import World, described_world, joined, micro_batch_share
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
-from train.runs.checkpoint import BackgroundWriter
+from train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
-from train.runs.resume import restore
+from train.runs.profiler import profiled
+from train.runs.trackers import require_installed
+from train.steps.optim import describe, require_same
 from train.steps.state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
@@ -100,19 +102,22 @@ class Trainer:
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
+        together(world, lambda: require_installed(config.run.trackers) if world.is_main else None)
         set_threads(config.train.threads, world)
         prepared = prepare_process(config.pipelines, world.device)
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
-        epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch))
+        epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
+        backends = world.gather_objects(describe(task.optimizer))
+        together(world, lambda: require_same(backends))
         if checkpoint is not None:
-            together(world, lambda: restore(task, checkpoint, config, images=index.counts))
+            together(world, lambda: self._restore(task, checkpoint, index.counts))
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
             return
@@ -129,6 +134,40 @@ class Trainer:
                 log.info("%s", prepared)
         self._take_steps(task, index, loader)
 
+    def _restore(self, task: Task[Any, Any], path: Path, images: list[int]) -> None:
+        """Load a checkpoint into a new task.
+
+        Args:
+            images: number of images of each source. They must be the same as before, since the order depends on them.
+
+        Raises:
+            UserError: the file cannot be read, or belongs to another run, dataset or model.
+        """
+        saved = load_checkpoint(path)
+        difference = first_difference(saved["config"], to_dict(self.config))
+        if difference is not None:
+            raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
+        for key in (*task.state_dict(), "images"):
+            if key not in saved:
+                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}. Use another one of this run.")
+        if saved["images"] != images:
+            before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
+            raise UserError(
+                f"{path} is of a run on {before} images, and there are {now} now: restore the data, or "
+                f"start a new run with --set run.out=..."
+            )
+        try:
+            task.load_state_dict(saved)
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # torch checks little, and raises many kinds of errors
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UserError(f"{path} holds another model, or a state that does not fit it: {reason}") from error
+        log.info("resuming after step %d from %s", task.steps_done, path)
+        backend = describe(task.optimizer)
+        if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say
+            log.info("the checkpoint was made with %s; from here on it is %s", saved["backend"], backend)
+
     def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
@@ -141,6 +180,7 @@ class Trainer:
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
             Meter(config, folder, task, world, writer=writer, title=task.title) as meter,
+            profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
             ranks = Together(world, stop, meter.check)
             for batch in ranks.each(meter.timed(loader)):
@@ -159,13 +199,15 @@ class Trainer:
                     together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
                 with meter.paused():
+                    step_done()
                     meter.validated(task.validate(folder))
                 with meter.writing():
                     bad_files.count(batch, agree=log_now or save_now)
                 if save_now or bad_files.too_many:
                     together(world, meter.require_finite_weights)
                     if world.is_main:
-                        writer.save(done, {"config": to_dict(config), "images": index.counts, **task.state_dict()})
+                        saved = {"config": to_dict(config), "images": index.counts, **task.state_dict()}
+                        writer.save(done, {**saved, "backend": describe(task.optimizer)})
                 if bad_files.too_many:
                     together(world, writer.finish)
                     together(world, bad_files.require_few)
@@ -187,14 +229,3 @@ def set_threads(threads: int | None, world: World) -> None:
     elif world.is_main:
         warn_of_threads("train.threads", threads, world.local_world_size)
     torch.set_num_threads(threads)
-
-
-def steps_per_epoch(index: Index, batch: int) -> int:
-    """Number of whole batches in an epoch; the remaining samples are not used. Zero is a `UserError`."""
-    steps = len(index) // batch
-    if steps == 0:
-        raise UserError(
-            f"{index.root} has {len(index)} images, fewer than train.batch = {batch}: "
-            f"use more images or a smaller batch"
-        )
-    return steps

@@ -12,8 +12,9 @@ from pydantic_core import InitErrorDetails
 
 from models.losses.loss import Loss
 from models.losses.nt_xent import NTXent
+from models.losses.vicreg import VICReg
 
-LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent}
+LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent, "vicreg": VICReg}
 """What `loss.name` may be. Entries may be added before a configuration is read."""
 
 

@@ -65,7 +65,8 @@ class AnchorLoss(Loss):
         return self.share(embeddings, range(embeddings.shape[1]))
 
 
-def require_pairs(embeddings: Tensor) -> None:
-    """Embeddings that are not (2, N, D) are a ValueError."""
-    if embeddings.ndim != 3 or embeddings.shape[0] != 2:
-        raise ValueError(f"embeddings have shape {tuple(embeddings.shape)}, expected (2, N, D)")
+def require_pairs(embeddings: Tensor, *, least: int = 1) -> None:
+    """Embeddings that are not (2, N, D) with N at least `least` are a ValueError."""
+    if embeddings.ndim != 3 or embeddings.shape[0] != 2 or embeddings.shape[1] < least:
+        shape = tuple(embeddings.shape)
+        raise ValueError(f"embeddings have shape {shape}, expected (2, N, D) with N at least {least}")

@@ -14,7 +14,6 @@ from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS, size_reason
 # A Huffman-coded scan spends at least one bit on each 8 x 8 block, so one byte codes at most 8 * 64 pixels.
 _JPEG_PIXELS_PER_BYTE: Final = 512
 
-
 SOUND: Final = 0
 NO_JPEG: Final = 1
 _FAULTS: Final = {

@@ -55,7 +55,6 @@ def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
     """Read files into memory, one after the other, until it is full.
 
     Args:
-        memory: written to.
         names: file names, each ended by a zero.
         name_starts: where the name of each begins.
         found: (N, 5) written to: start and end of each file in `memory`, orientation, height and width. The end equals

@@ -69,14 +69,11 @@ def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
 def configure_graph(
     index: Index, config: PipelinesConfig, device: torch.device, *, rows: int, views: int = 2, processes_here: int = 1
 ) -> GraphConfig:
-    """Configure the DALI graph.
+    """Configure the DALI graph; reads the sizes of a few samples.
 
     Args:
-        index: the samples; the sizes of a few are read.
-        config: how views are made.
         device: device of the batches.
         rows: rows of a batch that this process loads.
-        views: views per sample.
         processes_here: processes that share this machine's cores.
     """
     on_gpu = _decodes_on_gpu(config, device)

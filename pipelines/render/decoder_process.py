@@ -14,7 +14,6 @@ import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -40,11 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class DaliDecoder:
-    """Decodes whole images as the data path does.
-
-    Args:
-        config: where to decode, and how many images at once.
-    """
+    """Decodes whole images as the data path does."""
 
     def __init__(self, config: GraphConfig) -> None:
         if config.device == "cpu" and config.decoder_memory == "auto":
@@ -56,9 +51,8 @@ class DaliDecoder:
         """Which of at most `config.batch` files decode."""
         if self._decodes(self._many, encoded):
             return [True] * len(encoded)
-        return [
-            self._decodes(self._one, [one]) for one in encoded
-        ]  # DALI names the file only in the text of its message
+        # DALI names the file only in the text of its message.
+        return [self._decodes(self._one, [one]) for one in encoded]
 
     def _pipeline(self, config: GraphConfig, batch: int) -> Pipeline:
         pipeline = Pipeline(
@@ -98,16 +92,11 @@ class DecoderProcess:
     def __enter__(self) -> DecoderProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
-        """Decode files: place among the N files -> reason why it cannot be used.
-
-        Args:
-            encoded: N files, each (bytes,) uint8.
+        """Decode N files, each (bytes,) uint8: place among them -> reason why it cannot be used.
 
         Raises:
             UserError: a process does not start.

@@ -25,10 +25,7 @@ _REACH_PX = 2**24
 
 
 def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
-    """Invert matrices, in the form that the kernel takes, (..., 6).
-
-    Args:
-        decoded_to_view_px: (..., 2, 3) from source to view, corner-based in both.
+    """Invert matrices (..., 2, 3), corner-based on both sides, into the form that the kernel takes, (..., 6).
 
     Raises:
         UserError: a matrix is singular, or a view reaches too far from its source.
@@ -72,11 +69,8 @@ def start_views(
     """Start to make all V views of N decoded images.
 
     Args:
-        pool: runs the kernel.
-        threads: how many of its threads share the work.
+        threads: how many of the pool's threads share the work.
         images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes in the plan.
-        plan: their views.
-        augmentation: ranges of the draws, colour mode and fill.
         outs: per view (N, S, S, 3) uint8, contiguous, written to.
 
     Returns:

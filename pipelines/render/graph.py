@@ -33,7 +33,6 @@ class GraphConfig:
         batch: largest number of samples in one request.
         threads: DALI's CPU threads.
         prefetch: requests in progress at once.
-        views: views per sample.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
@@ -58,11 +57,8 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
     """
     geometry, colour = augmentation.geometry, augmentation.colour
     pads = geometry.antialias and geometry.fill != "edge"
-    inputs = [
-        "matrix",
-        "source_to_view_px",
-        "decoded_to_view_px",
-    ]  # inputs of each view; DALI warns about inputs that are not used
+    # Inputs of each view; DALI warns about inputs that are not used.
+    inputs = ["matrix", "source_to_view_px", "decoded_to_view_px"]
     if colour.jitter != "none":
         inputs.append("draws")
     if geometry.antialias:
@@ -143,10 +139,7 @@ def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipelin
 def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> Node:
     """Node of the decoded RGB image (H, W, 3) uint8 as stored: the Exif orientation is not applied.
 
-    Args:
-        encoded: node of the files.
-        config: where to decode.
-        region: nodes of start and shape, (2,) int32 each: row and column in stored pixels; None: the whole image.
+    `region` are the nodes of start and shape, (2,) int32 each: row and column in stored pixels; empty: the whole image.
     """
     options = {
         "device": "mixed" if config.device == "gpu" else "cpu",

@@ -19,7 +19,6 @@ class Request:
 
     Attributes:
         encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8.
-        plan: the plan of their views.
     """
 
     encoded: Sequence[Encoded]

@@ -86,12 +86,9 @@ def _tell(
     if 2 * count <= len(rows):
         log.warning("%s; their views are of one colour. Mend or remove these boxes", found)
         return
+    cause = "Expected pixels of the image as displayed. Do they belong to images of another size, or to other images?"
     if 2 * int(small.sum()) > count:
         cause = (
             "They look like fractions of the image, expected are pixels: multiply x by the width and y by the height."
-        )
-    else:
-        cause = (
-            "Expected pixels of the image as displayed. Do they belong to images of another size, or to other images?"
         )
     raise UserError(f"{found}. {cause}")

@@ -21,7 +21,6 @@ from skeleton import HAND, Skeleton
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box for the square around a whole image; its size is read later, from the file's header."""
 
-
 Store = Callable[[int], bytes]
 """Reads the file of a sample; any thread may call it. Raises OSError if the file cannot be read."""
 
@@ -44,8 +43,6 @@ class SourceRows:
     """One of several sources in an index: `count` rows after those of the sources before it.
 
     Attributes:
-        name: name for messages.
-        count: samples.
         weight: its share of a batch is this weight over the sum of all weights.
         blocks: blocks of its rows, counted from its first; None if it is shuffled as a whole.
     """

@@ -48,17 +48,17 @@ class EpochOrder:
 
     Args:
         length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
-        shuffle: False keeps the index's order, for evaluation.
+        rows: (length,) what every epoch visits, in this order; None shuffles.
         blocks: shuffle only within windows of these blocks.
     """
 
     def __init__(
-        self, count: int, length: int, *, seed: int, shuffle: bool = True, blocks: Blocks | None = None
+        self, count: int, length: int, *, seed: int, rows: IntArray | None = None, blocks: Blocks | None = None
     ) -> None:
         if not 0 < length <= count:
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
-        self._shuffle, self._blocks = shuffle, blocks
+        self._rows, self._blocks = rows, blocks
         self._permutation = _Kept(self._shuffled_epoch)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
@@ -66,8 +66,8 @@ class EpochOrder:
         return self._permutation(epoch)[places]
 
     def _shuffled_epoch(self, epoch: int) -> IntArray:
-        if not self._shuffle:
-            return np.arange(self.count, dtype=np.int64)
+        if self._rows is not None:
+            return self._rows
         return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
@@ -231,6 +231,27 @@ def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -
     return np.random.Generator(bits).integers(count, size=attempts)
 
 
+def steps_per_epoch(index: Index, batch: int, name: str = "batch") -> int:
+    """Whole batches that the samples give; what does not fill one sits the epoch out.
+
+    Raises:
+        UserError: there are fewer samples than a batch, which is the key `name` of the configuration.
+    """
+    steps = len(index) // batch
+    if steps == 0:
+        raise UserError(
+            f"{index.root} has {len(index)} images, fewer than {name} = {batch}: use more images or a smaller batch"
+        )
+    return steps
+
+
+def even_share(count: int, rank: int, world_size: int) -> range:
+    """The consecutive ones of `count` that a rank takes; the first ranks take one more where it does not divide."""
+    each, more = divmod(count, world_size)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
 @dataclass(frozen=True)
 class RankSlice:
     """The consecutive rows [start, stop) of every global batch of `batch` samples that one rank loads."""
@@ -253,9 +274,6 @@ class Schedule:
     """The steps and rows that one rank loads.
 
     Attributes:
-        order: the sample at each place.
-        rows: the rank's rows of each global batch.
-        first_step: step of the first batch.
         last_step: the schedule ends before this step; None: never.
     """
 

@@ -22,9 +22,7 @@ from pipelines.sources.subsets import in_fraction
 def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = False) -> Index:
     """Read the index of one or several sources, with the margin applied to the boxes. Several sources are joined.
 
-    Args:
-        config: one source, or several.
-        verify: for shards, compare the checksum of each sample when it is read.
+    With `verify`, the checksum of each sample of shards is compared when it is read.
 
     Raises:
         UserError: a folder or file is missing, empty or does not fit the layout.

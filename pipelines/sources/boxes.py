@@ -44,7 +44,6 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
     CSV's columns as keys. Edges are in pixels of the image as displayed (EXIF orientation applied), corner-based.
 
     Args:
-        file: .csv or .json.
         names: (N,) the images' names in the file: relative to the source's folder, with "/".
 
     Returns:
@@ -65,7 +64,13 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
             )
         if not np.isnan(edges_px[row, 0]):
             raise UserError(f"{file}, {where}: a second box for {name!r}; an image has one hand. Remove one of them.")
-        edges_px[row] = _checked_px(edges, file, where)
+        box_px = as_numbers(edges)
+        if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
+            raise UserError(
+                f"{file}, {where}: {_text(list(edges))} is no box; expected four numbers x0, y0, x1, y1 in pixels "
+                "with x0 < x1 and y0 < y1. Mend this box."
+            )
+        edges_px[row] = box_px
     boxes_px = squares_around(edges_px[:, :2], edges_px[:, 2:])
     without = np.isnan(edges_px[:, 0])
     if without.all():
@@ -132,16 +137,6 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
             f'{file}: expected {{"hand.jpg": [x0, y0, x1, y1], ...}} or a list of objects, found {text[:40]!r}. '
             "Write the boxes in one of these forms."
         )
-
-
-def _checked_px(edges: Sequence[object], file: Path, where: str) -> npt.NDArray[np.float64]:
-    box_px = as_numbers(edges)
-    if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
-        raise UserError(
-            f"{file}, {where}: {_text(list(edges))} is no box; expected four numbers x0, y0, x1, y1 in pixels "
-            "with x0 < x1 and y0 < y1. Mend this box."
-        )
-    return box_px
 
 
 def _text(value: object) -> str:

@@ -26,7 +26,6 @@ from skeleton import HAND
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
 """The backgrounds in the order of the files: green screen, then three kinds of replacement."""
 
-
 _FARTHEST_M: Final = 20.0
 """Largest distance of a hand in metres; a larger one means a wrong unit."""
 
@@ -53,7 +52,10 @@ def load_freihand(config: DataConfig) -> Index:
         UserError: a folder, image or needed label file is missing, or labels do not fit the images.
     """
     root, part, split, versions, box = Path(config.root), config.part, config.split, config.versions, config.box
-    _check_choices(part, split, versions)
+    if part == "evaluation" and split != "all":
+        raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
+    if not versions or len(set(versions)) < len(versions):
+        raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
     labels = _read_labels(root, part, count, backgrounds)
@@ -101,13 +103,6 @@ def load_freihand(config: DataConfig) -> Index:
 
 def _name(part: str, image: int) -> str:
     return f"{part}/rgb/{image:08d}.jpg"
-
-
-def _check_choices(part: str, split: str, versions: tuple[str, ...]) -> None:
-    if part == "evaluation" and split != "all":
-        raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
-    if not versions or len(set(versions)) < len(versions):
-        raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
 
 
 def _count_images(root: Path, part: str) -> int:

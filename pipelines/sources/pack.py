@@ -78,7 +78,6 @@ def pack(
     Args:
         index: index of one source, its boxes without margin.
         out: a folder that is empty, missing, or from an earlier call with the same arguments.
-        per_shard: samples per shard.
         workers: number of shards written at the same time.
         progress: called with (samples done, samples in all).
 
@@ -97,7 +96,7 @@ def pack(
         else:
             writer = _Writer(index, out, per_shard)
             _write_all(writer, workers, progress)
-            _write_index(writer, out)
+            _write_index(writer)
     content = json.loads((out / INDEX_FILE).read_bytes())
     sizes = [(shard["samples"], shard["bytes"]) for shard in content["shards"]]
     samples, size = (sum(column) for column in zip(*sizes, strict=True))
@@ -125,8 +124,7 @@ class _Writer:
         return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
 
     def is_written(self, number: int) -> bool:
-        """Whether an earlier call has finished a shard, and the shard has not changed since. Its part is written
-        last."""
+        """Whether an earlier call finished a shard, whose part is written last, and the shard has not changed."""
         try:
             with np.load(self.part(number)) as part:
                 packed: str = json.loads(part["notes"].tobytes())["sha256"]
@@ -235,7 +233,7 @@ def _identity(index: Index) -> str:
 
 
 def _claim(out: Path, job: dict[str, Any]) -> bool:
-    """Prepare the folder. Returns the result if everything is packed already."""
+    """Prepare the folder. Returns whether everything is packed already."""
     file = out / "pack.json"
     try:
         found = parse_json(file.read_bytes()) if file.exists() else None
@@ -273,8 +271,9 @@ def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
             raise
 
 
-def _write_index(writer: _Writer, out: Path) -> None:
+def _write_index(writer: _Writer) -> None:
     """Join the parts of the index. The index file is written last; it makes the shards usable."""
+    out = writer.out
     columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ("row", "offset", "size", "crc32")}
     shards, left_out = [], []
     for number in range(writer.shards):

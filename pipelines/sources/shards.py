@@ -97,7 +97,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     index = Index(
         name=content["name"],
         root=root,
-        paths=NamesOnDemand(len(store), store.name),
+        paths=NamesOnDemand(count, store.name),
         box_px=np.array(tables["box_px"]),
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
@@ -121,13 +121,11 @@ class ShardStore:
     """Reads samples from shards, each in constant time. Any thread may call it.
 
     Args:
-        shards: paths of the tar files.
         first: (len(shards) + 1,) first row of each shard, and the end of the last.
         tables: "offset", "size" and "crc32", each (N,): start of a sample's image in its shard, length in bytes,
             checksum.
         window: number of shards to read at a time, or None. If set, the system reads an opened shard ahead as a whole,
             which is faster than seeking on slow storage.
-        verify: compare checksums.
     """
 
     def __init__(
@@ -143,9 +141,6 @@ class ShardStore:
         self._offset, self._size, self._crc32 = tables["offset"], tables["size"], tables["crc32"]
         self._open: dict[int, _Descriptor] = {}
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return self._first[-1]
 
     def read(self, sample: int) -> bytes:
         """The bytes of one image.

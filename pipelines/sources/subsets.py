@@ -22,9 +22,7 @@ HELD_OUT_FRAC: Final = 0.1
 def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "val"]) -> npt.NDArray[np.int64]:
     """Rows of a split, ascending. "val" has the tenth of the groups whose numbers have the smallest hashes.
 
-    Args:
-        group: (N,) number of the group of each sample; a group stays together.
-        split: name of the split.
+    `group` (N,) is the number of each sample's group; a group stays together.
     """
     if split == "all":
         return np.arange(len(group))
@@ -42,7 +40,6 @@ def in_fraction(group: npt.NDArray[np.int64], fraction: float, *, seed: int) -> 
     Args:
         group: (N,) number of the group of each sample; a group stays together.
         fraction: in (0, 1]; round(fraction * G) of G groups are taken, at least one.
-        seed: seed of the order.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"expected a fraction above 0 and at most 1, found {fraction}")

@@ -65,14 +65,7 @@ def _uniforms(seed: int, epoch: int, view: int, places: IntArray) -> DoubleArray
 
 
 def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, places: IntArray) -> FloatArray:
-    """Draw the augmentations of one view.
-
-    Args:
-        augmentation: the ranges.
-        seed: the run's seed.
-        epoch: number of the epoch.
-        view: number of the view.
-        places: (N,) places in the epoch.
+    """Draw the augmentations of one view at `places` (N,) of an epoch.
 
     Returns:
         (N, len(Draw)) float32 with the columns of `Draw`. Columns of an augmentation that is off are 0.

@@ -55,7 +55,6 @@ class Plan:
     Attributes:
         start_px: (N, 2) int64, row and column in the stored image where the decoded region begins.
         shape_px: (N, 2) int64, height and width of the decoded region.
-        views: a plan for each view.
     """
 
     start_px: IntArray
@@ -93,9 +92,8 @@ def plan_views(
         croppable: (N,) whether only a region of an image may be decoded; None: of no image.
     """
     upright_px = upright_size_px(size_px, orientation)
-    box = np.where(
-        box_px[:, 2:] > 0, box_px, np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
-    )  # (N, 3) float64
+    whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
+    box = np.where(box_px[:, 2:] > 0, box_px, whole_px)  # (N, 3) float64
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
     halvings = [
         count_halvings(size_px, view.shrink) if geometry.antialias else np.zeros(len(box), np.int64) for view in views

@@ -31,8 +31,11 @@ def test_order_does_not_depend_on_what_was_asked_before() -> None:
     assert not np.array_equal(one.samples(2, np.arange(96)), one.samples(3, np.arange(96)))
 
 
-def test_without_shuffling_the_index_is_the_order() -> None:
-    np.testing.assert_array_equal(EpochOrder(9, 9, seed=0, shuffle=False).samples(4, np.arange(9)), np.arange(9))
+def test_given_rows_are_the_order_of_every_epoch() -> None:
+    rows = np.array([7, 2, 8])
+    order = EpochOrder(9, 3, seed=0, rows=rows)
+    for epoch in (0, 4):
+        np.testing.assert_array_equal(order.samples(epoch, np.array([2, 0, 1])), [8, 7, 2])
 
 
 def test_an_epoch_longer_than_the_index_is_refused() -> None:

@@ -74,6 +74,11 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
         ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
         ("pipelines.backend=fast", "'auto', 'dali' or 'opencv'"),
         ("projector.dim=127", "projector.dim = 127"),
+        ("loss.name=vireg", "loss.name = 'vireg': input should be 'nt_xent' or 'vicreg'"),
+        ("loss.name=[1]", "loss.name = [1]: input should be 'nt_xent' or 'vicreg'"),
+        ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),
+        ("loss.gamma=1", "unknown key loss.gamma: it is a key of loss.name = 'vicreg': choose that loss, or leave"),
+        ("loss=3", "loss = 3: expected a table of keys"),
         ("train", "expected table.key=value"),
     ],
 )
@@ -81,6 +86,28 @@ def test_errors_name_key_value_and_remedy(override: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load(override)
     assert message in str(caught.value)
+
+
+def test_a_key_of_another_loss_is_one_line() -> None:
+    with pytest.raises(UserError) as caught:
+        load("loss.name=vicreg", "loss.temperature=0.1")
+    assert str(caught.value) == (
+        "--set loss.temperature=0.1: unknown key loss.temperature: it is a key of loss.name = 'nt_xent': choose that "
+        "loss, or leave the key out"
+    )
+
+
+def test_a_loss_comes_back_from_its_file_and_from_before_it_had_a_name(tmp_path: Path) -> None:
+    config = load("loss.name=vicreg", "loss.covariance=4")
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert load(files=[file]) == config
+    saved = to_dict(load("loss.temperature=0.1"))
+    assert first_difference(saved, to_dict(config)) == "loss.name: was 'nt_xent', is now 'vicreg'"
+    del saved["loss"]["name"]
+    assert first_difference(saved, to_dict(load("loss.temperature=0.1"))) is None
+    assert load_config(Config, [], [], base=saved) == load("loss.temperature=0.1")
+    assert first_difference(saved, to_dict(config)) == "loss.name: was 'nt_xent', is now 'vicreg'"
 
 
 def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
 from models.losses.nt_xent import NTXent
+from models.losses.vicreg import VICReg
 from tests.train.tiny_step import (
     SIDE_PX,
     UNDO,
@@ -29,12 +33,15 @@ from tests.train.tiny_step import (
 )
 
 
+@pytest.mark.parametrize("loss_of", [NTXent(), VICReg()], ids=lambda loss: loss.name)
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])
 @pytest.mark.parametrize("recompute", ["never", "always", "auto"])
-def test_gradient_is_that_of_the_whole_loss_in_train_mode(recompute: Recompute, micro_batch: int) -> None:
-    loss, expected = plain_gradients(network(), 12, micro_batch)
+def test_gradient_is_that_of_the_whole_loss_in_train_mode(
+    recompute: Recompute, micro_batch: int, loss_of: NTXent | VICReg
+) -> None:
+    loss, expected = plain_gradients(network(), 12, micro_batch, loss_of)
     model = network()
-    result = run(model, 12, micro_batch, recompute)
+    result = run(model, 12, micro_batch, recompute, loss=loss_of)
     assert_same(gradients(model), expected)
     torch.testing.assert_close(result.loss, loss, atol=1e-12, rtol=0)
 
@@ -139,6 +146,42 @@ def test_forward_and_backward_passes_are_the_ranks_own_work(recompute: Recompute
     model.register_forward_hook(slowed)
     step(images(4))
     assert step.own_work.take_s() >= 2 * 0.05
+
+
+def test_any_loss_of_any_module_on_any_number_of_views() -> None:
+    """From `train`, on plain tensors: three views of vectors, and a function as the loss."""
+    from train import ExactStep
+
+    def loss_of(embeddings: Tensor) -> Tensor:  # every sample with every other, over all views
+        flat = embeddings.flatten(0, 1)
+        return (flat @ flat.T).sin().mean()
+
+    def embed(vectors: Tensor, rows: slice) -> Tensor:  # (n, V, 5)
+        embeddings: Tensor = model(vectors[rows].flatten(0, 1))
+        return embeddings.view(-1, 3, 2).transpose(0, 1)
+
+    torch.manual_seed(0)
+    model, vectors = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).double(), torch.randn(8, 3, 5).double()
+    loss = loss_of(embed(vectors, slice(None)))
+    expected = list(torch.autograd.grad(loss, list(model.parameters())))
+    result = ExactStep(model, embed, loss_of, batch=8, micro_batch=2, recompute="always")(vectors)
+    assert_same(gradients(model), expected)
+    torch.testing.assert_close(result.loss, loss.detach(), atol=1e-12, rtol=0)
+
+
+def test_importing_the_step_has_no_side_effects() -> None:
+    """`import train` alone imports nothing heavy; ExactStep torch, and neither DALI nor Numba nor OpenCV."""
+    program = """
+import os, sys, threading
+before = dict(os.environ)
+import train
+assert "torch" not in sys.modules
+from train import ExactStep
+assert not {"nvidia.dali", "numba", "cv2", "matplotlib"} & sys.modules.keys(), sys.modules.keys()
+assert threading.active_count() == 1
+assert os.environ == before
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
 
 
 def test_wrong_batch_size_is_named() -> None:

@@ -16,7 +16,7 @@ from models.config import EncoderConfig, ProjectorConfig
 from models.encoders import build_encoder
 from models.network import build_projector
 from train.config.pretraining import OptimConfig
-from train.steps.optim import Lars, build_optimizer, learning_rate_factor
+from train.steps.optim import Lars, build_optimizer, describe, learning_rate_factor
 
 SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]
 
@@ -242,7 +242,7 @@ def test_apex_only_matters_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     model = nn.Linear(2, 2)
     namesake = types.ModuleType("apex")  # what PyPI has under this name
     monkeypatch.setitem(sys.modules, "apex", namesake)
-    assert "torch's Adam, fused" in build_optimizer(OptimConfig(), model.named_parameters(), 1).describe()
+    assert "torch's Adam, fused" in describe(build_optimizer(OptimConfig(), model.named_parameters(), 1))
     with pytest.raises(
         UserError, match=r'optim.backend = "apex".*github.com/NVIDIA/apex.*optim.backend = "torch"'
     ) as caught:
@@ -256,9 +256,9 @@ def test_apex_only_matters_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     optimizers.FusedAdam = FusedAdam  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
     asked = build_optimizer(OptimConfig(backend="apex"), model.named_parameters(), 1)
-    assert asked.describe() == "LARS around apex's FusedAdam"
-    assert "torch's" in build_optimizer(OptimConfig(), model.named_parameters(), 1).describe()  # no GPU in use
-    assert "torch's" in build_optimizer(OptimConfig(backend="torch"), model.named_parameters(), 1).describe()
+    assert describe(asked) == "LARS around apex's FusedAdam"
+    assert "torch's" in describe(build_optimizer(OptimConfig(), model.named_parameters(), 1))  # no GPU in use
+    assert "torch's" in describe(build_optimizer(OptimConfig(backend="torch"), model.named_parameters(), 1))
 
 
 def test_learning_rate_factor_at_its_ends() -> None:

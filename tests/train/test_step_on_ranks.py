@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.losses.loss import Loss
+from models.losses.nt_xent import NTXent
+from models.losses.vicreg import VICReg
 from pipelines.batch import Batch, View
 from tests.train import ranks
 from tests.train.tiny_step import (
@@ -27,12 +30,12 @@ from train.steps.batch_statistics import synchronise
 SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three
 
 
-def one_rank(recompute: Recompute, folder: str) -> None:
+def one_rank(recompute: Recompute, loss: Loss, folder: str) -> None:
     """Runs in a process of its own, as torchrun would start it."""
     world = described_world("cpu")
     with joined(world, 60.0):
         model = network()
-        result = run(model, SAMPLES, MICRO_BATCH, recompute, world)
+        result = run(model, SAMPLES, MICRO_BATCH, recompute, world, loss)
     outcome = (
         repr(world),
         result.loss,
@@ -45,17 +48,29 @@ def one_rank(recompute: Recompute, folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "recompute"), [(1, "never"), (1, "always"), (2, "auto"), (2, "always"), (3, "auto"), (4, "auto")]
+    ("world_size", "recompute", "loss_of"),
+    [
+        (1, "never", NTXent()),
+        (1, "always", NTXent()),
+        (2, "auto", NTXent()),
+        (2, "always", NTXent()),
+        (3, "auto", NTXent()),
+        (4, "auto", NTXent()),
+        (2, "always", VICReg()),
+        (3, "auto", VICReg()),
+    ],
 )
-def test_any_number_of_ranks_trains_the_same_function(world_size: int, recompute: Recompute, tmp_path: Path) -> None:
+def test_any_number_of_ranks_trains_the_same_function(
+    world_size: int, recompute: Recompute, loss_of: Loss, tmp_path: Path
+) -> None:
     """Against autograd through everything at once, batch norm in train mode."""
     log = tmp_path / "log"
-    ranks.finish(ranks.start_ranks(world_size, one_rank, recompute, str(tmp_path), log=log), log)
+    ranks.finish(ranks.start_ranks(world_size, one_rank, recompute, loss_of, str(tmp_path), log=log), log)
 
     model = network()
-    loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH)
+    loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH, loss_of)
     model = network()
-    alone = run(model, SAMPLES, MICRO_BATCH)
+    alone = run(model, SAMPLES, MICRO_BATCH, loss=loss_of)
     shares = [len(micro_batch_share(SAMPLES, MICRO_BATCH, rank, world_size)) for rank in range(world_size)]
     assert len(set(shares)) == (2 if world_size == 3 else 1)
     for rank in range(world_size):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.config import EquivarianceConfig
 from models.equivariance import build_undo
+from models.losses.loss import Loss
 from models.losses.nt_xent import NTXent
 from pipelines.batch import Batch, View
 from train.distributed.world import World
@@ -89,10 +90,11 @@ def run(
     micro_batch: int,
     recompute: Recompute = "never",
     world: World | None = None,
+    loss: Loss = NT_XENT,
     **settings: Any,
 ) -> StepResult:
     world = world or World()
-    step = exact_step(model, batch=samples, micro_batch=micro_batch, recompute=recompute, world=world, **settings)
+    step = exact_step(model, loss, batch=samples, micro_batch=micro_batch, recompute=recompute, world=world, **settings)
     return step(part(images(samples), step.share))
 
 

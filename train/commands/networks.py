@@ -190,14 +190,15 @@ def convert(source: Path, out: Path, to: Any) -> None:
 @click.argument("out", required=False, type=FILE)
 @click.option("--onnx", type=FILE, metavar="OUT.onnx", help="The whole pose network, as ONNX.")
 def export(source: Path, out: Path | None, onnx: Path | None) -> None:
-    """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT as a torchvision ResNet.
+    """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
       python cli.py export runs/finetune --onnx pose.onnx
 
     OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only
-    `fc` is missing. --onnx writes a fine-tuned network with its head, and compares onnxruntime's results with torch's.
+    `fc` is missing. Of an encoder of timm, the printed line has the call that loads it. --onnx writes a fine-tuned
+    network with its head, and compares onnxruntime's results with torch's.
     The checkpoint is the newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
     from train.weights.export import export_encoder, export_onnx

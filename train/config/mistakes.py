@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
@@ -54,8 +55,15 @@ def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[s
         expected.format(key=shown, **first.get("ctx", {})) if expected else first["msg"].removeprefix("Value error, ")
     )
     value = first["input"]
+    if first["type"] == "literal_error" and (meant := _meant(value, first["ctx"]["expected"])):
+        message += f"; did you mean {meant}?"
     found = str(value) if isinstance(value, date | time) else repr(value)
     return f"{prefix}{shown} = {shortened(found)}: {message[0].lower()}{message[1:]}"
+
+
+def _meant(value: object, expected: str) -> str | None:
+    """Which of the values that pydantic lists, such as "'auto', 'cpu' or 'cuda'", a misspelt one stands for."""
+    return next(iter(difflib.get_close_matches(str(value), re.findall(r"'(\w+)'", expected), 1, 0.6)), None)
 
 
 def shortened(text: str) -> str:
@@ -77,7 +85,8 @@ def _hint(key: str, known: set[str]) -> str:
         if not keys <= known and without_numbers(key) in keys:
             return f"it is one of '{command}', not of this command"
     if key in known:
-        return "it is one of another loss.name, not of this one"
+        owners = " or ".join(repr(name) for name, one in LOSSES.items() if key in _known_keys(one, "loss."))
+        return f"it is a key of loss.name = {owners}: choose that loss, or leave the key out"
     table, _, _ = key.partition(".")
     name = key.split(".")[-1]
     matches = difflib.get_close_matches(without_numbers(key), known, 1, 0.6) or [

@@ -18,16 +18,20 @@ FREE_ON_RESUME = (
     "run.keep",
     "run.log_samples",
     "run.rank_timeout_s",
+    "run.trackers",
+    "run.profile_steps",
     "data.root",
     "data.max_bad_share",
     "data.regressor",
     "pipelines",
     "encoder.weights",
+    "optim.backend",
     "train.recompute",
     "train.compile",
     "train.device",
     "train.threads",
     "validation",
+    "probe",
 )
 """Keys and tables that a resumed run may change, since they do not change what is trained."""
 
@@ -78,7 +82,7 @@ def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | 
     """The first change that a resumed run must not make, as "key: was x, is now y"; None if there is none."""
     before, after = dict(flatten(saved)), dict(flatten(now))
     before = {key: value for key, value in ADDED.items() if key in after} | before
-    for key in sorted(before.keys() | after.keys()):
+    for key in sorted(before.keys() | after.keys(), key=lambda key: (not key.endswith(".name"), key)):  # names explain
         free = without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
         if not free and before.get(key) != after.get(key):
             return f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"

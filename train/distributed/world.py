@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from errors import RanksLost, UserError
+from machine.ranks import described_ranks
+from pipelines.samples.order import even_share
 from train.config.pretraining import require_whole_micro_batches
-from train.distributed.activity import activity
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
-from train.distributed.watchdog import Watchdog
+from train.distributed.watchdog import Watchdog, activity
 
 T = TypeVar("T")
 
@@ -129,17 +130,7 @@ def described_world(device: str = "auto") -> World:
         UserError: a GPU is requested but missing, there are more processes than GPUs, or the environment is
             inconsistent.
     """
-    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    rank, world_size, local_rank, local_world_size = (_from_environment(*item) for item in names.items())
-    for name, number, count, of in (
-        ("RANK", rank, world_size, "WORLD_SIZE"),
-        ("LOCAL_RANK", local_rank, local_world_size, "LOCAL_WORLD_SIZE"),
-    ):
-        if number >= count and (name == "RANK" or of in os.environ):
-            raise UserError(
-                f"{name} = {number} in the environment, with {of} = {count}: expected a rank below the number of "
-                "ranks. Start the processes with torchrun, or unset both."
-            )
+    rank, world_size, local_rank, local_world_size = described_ranks()
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             'train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", or see nvidia-smi.'
@@ -192,13 +183,6 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _from_environment(name: str, default: str) -> int:
-    value = os.environ.get(name, default)
-    if not value.isdecimal():
-        raise UserError(f"{name} = {value!r} in the environment: expected a number, as torchrun sets it. Unset it.")
-    return int(value)
-
-
 def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) -> range:
     """The share of a global batch that a rank computes.
 
@@ -217,7 +201,5 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int) 
             f"{world_size} ranks: start fewer processes, or set a smaller train.micro_batch (which changes what batch "
             "norm sees)."
         )
-    each, more = divmod(micro_batches, world_size)
-    start = rank * each + min(rank, more)
-    stop = start + each + (rank < more)
-    return range(start * micro_batch, stop * micro_batch)
+    share = even_share(micro_batches, rank, world_size)
+    return range(share.start * micro_batch, share.stop * micro_batch)

@@ -17,7 +17,8 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from train.config.finetuning import FinetuneConfig
-from train.distributed.activity import activity
+from train.config.pretraining import Config
+from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.pose.labels import left_for_right
 from train.steps.state import PRECISIONS, resolve_precision
@@ -49,8 +50,34 @@ class Poses:
 
 
 def upright(geometry: GeometryConfig) -> GeometryConfig:
-    """The geometry of the canonical view: no rotation, shift or scale."""
-    return dataclasses.replace(geometry, rotation_deg=(0.0, 0.0), translation_frac=0.0, scale=(1.0, 1.0))
+    """The geometry of the canonical view: no rotation, shift, scale or crop."""
+    return dataclasses.replace(
+        geometry, rotation_deg=(0.0, 0.0), translation_frac=0.0, scale=(1.0, 1.0), crop_probability=0.0
+    )
+
+
+def canonical_loader(
+    index: Index, rows: npt.NDArray[np.int64], each: int, config: Config | FinetuneConfig, world: World
+) -> Loader:
+    """Loads this rank's share of the canonical views of `rows` (N,) of an index.
+
+    Every step has `each` views for each rank; the last one's surplus is at positions from N on.
+    """
+    step_rows, first = each * world.world_size, each * world.rank
+    prepare_process(config.pipelines, world.device)
+    return Loader(
+        index,
+        Schedule(
+            EpochOrder(len(index), len(rows), seed=0, rows=rows),
+            RankSlice(step_rows, first, first + each),
+            last_step=-(-len(rows) // step_rows),
+        ),
+        config.pipelines,
+        Augmentation(upright(config.geometry), ColourConfig(jitter="none")),
+        device=world.device,
+        views=1,
+        processes_here=world.local_world_size,
+    )
 
 
 def estimate_poses(
@@ -81,28 +108,14 @@ def estimate_poses(
     count = len(index)
     # Rows of each rank in a step, including surplus rows of the last step.
     each = -(-min(config.validation.batch, count) // world.world_size)
-    step_rows, first = each * world.world_size, each * world.rank
-    steps = -(-count // step_rows)
-    rows = steps * step_rows
+    step_rows = each * world.world_size
+    rows = -(-count // step_rows) * step_rows
     samples = torch.zeros(rows, dtype=torch.int64)
     keypoints = len(network.skeleton)
     keypoints_px, joints = (torch.zeros(rows, keypoints, columns, dtype=torch.float64) for columns in (2, 3))
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
-    order = EpochOrder(count, count, seed=0, shuffle=False)
-    prepare_process(config.pipelines, world.device)
-    with (
-        torch.inference_mode(),
-        Loader(
-            index,
-            Schedule(order, RankSlice(step_rows, first, first + each), last_step=steps),
-            config.pipelines,
-            Augmentation(upright(config.geometry), ColourConfig(jitter="none")),
-            device=world.device,
-            views=1,
-            processes_here=world.local_world_size,
-        ) as loader,
-    ):
+    with torch.inference_mode(), canonical_loader(index, np.arange(count), each, config, world) as loader:
         for step, made in enumerate(loader):
             activity.moved("estimates poses")
             view = made.to(world.device).views[0]

@@ -63,7 +63,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
-    network = PoseNetwork(make_encoder(config.encoder.name), config.pose)
+    network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
     try:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.config.finetuning import PoseLossConfig
-from train.distributed.activity import activity
+from train.distributed.watchdog import activity
 from train.pose.labels import PoseTargets
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.micro_batches import MicroBatchStep

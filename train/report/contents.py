@@ -31,7 +31,7 @@ class Run:
         config: tables of the configuration, as plain values.
         config_text: the configuration as TOML.
         rows: rows of metrics.jsonl.
-        validations: rows of validation.jsonl.
+        validations: rows of validation.jsonl: validations of fine-tuning, probes of pre-training.
         evaluation: results of `evaluate`, or None.
     """
 
@@ -95,7 +95,8 @@ def read_run(root: Path) -> Run:
     if kind == "fine-tuning":
         starts = {"random": "from scratch", "imagenet": "from ImageNet"}
         name = starts.get(config["encoder"]["weights"], "pre-trained")
-    return Run(folder, kind, name, config, text, rows, folder.read_validations(), evaluation)
+    validations = folder.read_validations() if kind == "fine-tuning" else folder.read_probes()
+    return Run(folder, kind, name, config, text, rows, validations, evaluation)
 
 
 def sources_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -69,6 +69,15 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
         line_chart("loss" if loss is None else loss.title, _lines(rows, "loss"), x_label="step", level=level),
         line_chart("Mean rank of the other view", _lines(rows, "positive_rank"), x_label="step", log=True),
     ]
+    if any(run.validations for run in runs):
+        probes = [run.validations for run in runs]
+        text += (
+            " The probe reads keypoints out of the frozen features by ridge regression, on images it was not fitted to."
+        )
+        lines = _lines(probes, "epe_px_of_224", dots=True)
+        charts.append(line_chart("Probe, 2D error [px of 224]", lines, x_label="step"))
+        if any(np.isfinite(row["pa_epe_cm"]) for rows in probes for row in rows):
+            charts.append(line_chart("Probe, PA-EPE [cm]", _lines(probes, "pa_epe_cm", dots=True), x_label="step"))
     return [Curves("Pre-training", text, [run.name for run in runs], charts)]
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 _PARTS: dict[str, type] = {
     "step": int, "config": dict, "network": dict, "optimizer": dict, "scheduler": dict, "scaler": dict,
-    "bad_files": dict, "images": list, "best": dict, "norm_ranks": int,
+    "bad_files": dict, "images": list, "best": dict, "norm_ranks": int, "backend": str,
 }  # fmt: skip
 _NEEDED = ("step", "config", "network")
 _NAME = re.compile(r"step_(\d{9})\.pt")
@@ -88,6 +88,12 @@ class Checkpoints:
         for old in self.paths()[: -self._keep]:
             old.unlink()
         return path
+
+
+def not_written(what: str, error: OSError, left: str = "") -> UserError:
+    """What the disk refused to a run: what cannot be written, why, what is left, and how to go on."""
+    remedy = "Make room or set the folder's rights, then go on with --resume auto"
+    return UserError(f"{what}: {error.strerror or error}{left}. {remedy}")
 
 
 def find_checkpoint(source: Path, expected: str) -> Path:
@@ -158,11 +164,8 @@ class BackgroundWriter:
         self._written = None
         if not isinstance(error, OSError):
             raise error
-        raise UserError(
-            f"the checkpoint of step {self._step} cannot be written to {self.checkpoints.folder}: "
-            f"{error.strerror or error}; the newest one there is {self.checkpoints.latest() or 'none'}. Make room or "
-            f"set the folder's rights, then go on with --resume auto"
-        ) from error
+        what = f"the checkpoint of step {self._step} cannot be written to {self.checkpoints.folder}"
+        raise not_written(what, error, f"; the newest one there is {self.checkpoints.latest() or 'none'}") from error
 
     def _write(self, step: int, state: Mapping[str, Any], when_copied: Callable[[], None]) -> None:
         when_copied()

@@ -42,6 +42,7 @@ class RunFolder:
         self.views_picture = root / "views.png"
         self.loss_picture = root / "loss.png"
         self.predictions_picture = root / "predictions.png"
+        self.profile_file = root / "profile.txt"
 
     def lock(self, config: object, resume: Resume) -> AbstractContextManager[None]:
         """The lock that rank 0 holds from before `check` until the run has ended.
@@ -126,8 +127,12 @@ class RunFolder:
         return read_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
 
     def read_validations(self) -> list[dict[str, Any]]:
-        """The undamaged rows of validation.jsonl."""
+        """The undamaged rows of validation.jsonl that fine-tuning wrote."""
         return read_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
+
+    def read_probes(self) -> list[dict[str, Any]]:
+        """The undamaged rows of validation.jsonl that the probe of pre-training wrote."""
+        return read_rows(self.validation_file, numbers=("pa_epe_cm", "epe_px_of_224"))
 
     def _is_used(self) -> bool:
         return self.root.exists() and any(path.name != LOCK for path in self.root.iterdir())
@@ -142,7 +147,8 @@ class RunFolder:
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
             cut_rows(file, step)
         if step == 0:  # an earlier run saved no checkpoint
-            for file in (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture):
+            files = (self.quarantine_file, self.views_picture, self.loss_picture, self.predictions_picture)
+            for file in (*files, self.profile_file, *self.root.glob("tracker-*.txt")):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
             if int(path.stem.removeprefix("step_")) > step:

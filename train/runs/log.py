@@ -1,4 +1,4 @@
-"""The log of a run: progress line, metrics.jsonl and TensorBoard."""
+"""The log of a run: progress line, metrics.jsonl and trackers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
 
 from errors.terminal import OneLine
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.config.tables import to_dict
 from train.runs.folder import RunFolder
+from train.runs.trackers import Trackers
 
 console = Console(stderr=True, soft_wrap=True)
 
@@ -56,10 +59,12 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 class RunLog:
     """Log of rank 0, of a run that has taken `first_step` of `total_steps` steps."""
 
-    def __init__(self, folder: RunFolder, title: str, *, first_step: int, total_steps: int) -> None:
+    def __init__(
+        self, config: Config | FinetuneConfig, folder: RunFolder, title: str, *, first_step: int, total_steps: int
+    ) -> None:
         self._file = folder.metrics_file.open("a", buffering=1)
         self._validation_file = folder.validation_file
-        self._board = SummaryWriter(str(folder.root / "tensorboard"), purge_step=first_step + 1)
+        self._trackers = Trackers(config.run.trackers, folder, to_dict(config), first_step=first_step)
         self._total = total_steps
         self._progress = Progress(
             TextColumn(title),
@@ -77,22 +82,28 @@ class RunLog:
         self._progress.start()
 
     def close(self) -> None:
-        """End the progress line and both logs."""
+        """End the progress line, the trackers and the log."""
         self._progress.stop()
-        self._board.close()
+        self._trackers.close()
         self._file.close()
 
     def write_validation(self, row: Mapping[str, float]) -> None:
-        """Write a row of validation.jsonl; it must have step, epe_cm, pa_epe_cm and epe_px."""
+        """Write a row of validation.jsonl.
+
+        A row of fine-tuning must have step, epe_cm, pa_epe_cm and epe_px; a probe's step, pa_epe_cm and epe_px_of_224.
+        """
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        for name, value in row.items():
-            if name != "step":
-                self._board.add_scalar(f"validation/{name}", value, int(row["step"]))
-        told = f"EPE {row['epe_cm']:.2f} cm, PA-EPE {row['pa_epe_cm']:.3f} cm"
-        if math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
+        figures = {f"validation/{name}": value for name, value in row.items() if name != "step"}
+        self._trackers.scalars(figures, int(row["step"]))
+        in_3d, name = f"PA-EPE {row['pa_epe_cm']:.3f} cm", "validation"
+        if "epe_px_of_224" in row:
+            told, name = f"2D EPE {row['epe_px_of_224']:.1f} px of 224, {in_3d}", "probe"
+        elif math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
             told = f"2D EPE {row['epe_px']:.2f} px"
-        console.print(f"step {row['step']}/{self._total}  validation: {told}", highlight=False)
+        else:
+            told = f"EPE {row['epe_cm']:.2f} cm, {in_3d}"
+        console.print(f"step {row['step']}/{self._total}  {name}: {told}", highlight=False)
 
     def advance(self, step: int) -> None:
         """Move the progress line."""
@@ -102,9 +113,7 @@ class RunLog:
         """Write a row of metrics.jsonl; it must have step, epoch, loss, lr, images_per_s, wait_share and eta_s."""
         self._file.write(json.dumps(row) + "\n")
         step = int(row["step"])
-        for name, value in row.items():
-            if name != "step":
-                self._board.add_scalar(name, value, step)
+        self._trackers.scalars({name: value for name, value in row.items() if name != "step"}, step)
         status = (
             f"epoch {row['epoch']:.1f}  loss {row['loss']:.3f}  lr {row['lr']:.2e}  "
             f"{row['images_per_s']:.0f} images/s  waited {row['wait_share']:.1%}"

@@ -17,9 +17,9 @@ from pipelines.batch import Batch
 from pipelines.loader import Loader
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
-from train.distributed.activity import activity
+from train.distributed.watchdog import activity
 from train.distributed.world import World
-from train.runs.checkpoint import BackgroundWriter
+from train.runs.checkpoint import BackgroundWriter, not_written
 from train.runs.folder import RunFolder
 from train.runs.log import RunLog
 from train.steps.state import Result, TrainingState
@@ -105,7 +105,7 @@ class Meter:
         file = folder.root / f"samples-rank{world.rank}.jsonl"
         self._samples = file.open("a", buffering=1) if config.run.log_samples else None
         first, total = state.steps_done, state.total_steps
-        self._log = RunLog(folder, title, first_step=first, total_steps=total) if world.is_main else None
+        self._log = RunLog(config, folder, title, first_step=first, total_steps=total) if world.is_main else None
         self._writer, self._saved_s = writer, writer.waited_s
         self._waiting, self._steps, self._since = Stopwatch(), 0, time.perf_counter()
         self._straggler = Straggler()
@@ -126,11 +126,9 @@ class Meter:
         self._writer.check()
         error, self._error = self._error, None
         if error is not None:
-            raise UserError(
-                f"the logs of run.out = {self._folder.root} cannot be written: {error.strerror or error}; the newest "
-                f"checkpoint is {self._folder.checkpoints.latest() or 'none'}. Make room or set the folder's rights, "
-                f"then go on with --resume auto"
-            ) from error
+            newest = self._folder.checkpoints.latest() or "none"
+            what = f"the logs of run.out = {self._folder.root} cannot be written"
+            raise not_written(what, error, f"; the newest checkpoint is {newest}") from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:

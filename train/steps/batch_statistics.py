@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -34,7 +36,10 @@ def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: in
             f"train.batch = {batch} cannot be dealt evenly to {world.world_size} ranks: start a number of processes "
             f"that divides them, or set it to false"
         )
-    nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]  # in place, but for the root
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    if "timm" in sys.modules:  # whose batch norms may hold an activation, which torch's function would drop
+        convert = importlib.import_module("timm.layers").convert_sync_batchnorm
+    convert(network)  # type: ignore[no-untyped-call]  # in place, but for the root
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.losses.loss import AnchorLoss
 from pipelines.batch import Batch
-from train.distributed.activity import activity
+from train.distributed.watchdog import activity
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.micro_batches import MicroBatchStep

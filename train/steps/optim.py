@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -18,7 +18,7 @@ from train.config.pretraining import OptimConfig
 
 
 class Lars(torch.optim.Optimizer):
-    """Layer-wise adaptive rate scaling (You et al. 2017) around another optimiser, as in apex's former LARC.
+    """Layer-wise adaptive rate scaling (You et al. 2017) around any optimiser, as apex's former LARC.
 
     For each tensor w with gradient g, learning rate lr and weight decay wd of its group:
 
@@ -26,15 +26,16 @@ class Lars(torch.optim.Optimizer):
         factor = min(trust / lr, 1) if clip else trust
         g      = factor (g + wd w)
 
-    and the inner optimiser steps with this gradient and no weight decay of its own. A tensor with |w| = 0 or |g| = 0
-    keeps its gradient as it is. One pass of foreach kernels; nothing waits for the GPU.
+    and the inner optimiser steps with this gradient and no weight decay of its own, not even AdamW's. A tensor with
+    |w| = 0 or |g| = 0 keeps its gradient as it is. One pass of foreach kernels; nothing waits for the GPU.
+    docs/fidelity.md compares this with apex and lightly.
 
     Parameter groups and state are the inner optimiser's own, so schedulers, GradScaler and checkpoints see one
     optimiser, and state dicts are interchangeable with the inner one's. Gradients are changed in place; under
     GradScaler they are unscaled before, by `unscale_` or by the scaler's own `step`, which changes nothing on overflow.
 
     Args:
-        inner: the optimiser that makes the step.
+        inner: the optimiser that makes the step, such as torch.optim.SGD. Groups without a weight decay have none.
         trust_coefficient: c.
     """
 
@@ -59,17 +60,17 @@ class Lars(torch.optim.Optimizer):
         """Scales the gradients and lets the inner optimiser step."""
         for group in self.param_groups:
             self._scale_gradients(group)
-        decays = [group["weight_decay"] for group in self.param_groups]
+        decaying = [(group, group["weight_decay"]) for group in self.param_groups if "weight_decay" in group]
         try:
-            for group in self.param_groups:
+            for group, _ in decaying:
                 group["weight_decay"] = 0.0
             self.inner.step()
         finally:
-            for group, decay in zip(self.param_groups, decays, strict=True):
+            for group, decay in decaying:
                 group["weight_decay"] = decay
 
     def _scale_gradients(self, group: dict[str, Any]) -> None:
-        lr, decay = group["lr"], group["weight_decay"]
+        lr, decay = group["lr"], group.get("weight_decay", 0.0)
         alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for weight in group["params"]:
             if weight.grad is not None:
@@ -87,20 +88,38 @@ class Lars(torch.optim.Optimizer):
                 torch._foreach_add_(gradients, torch._foreach_mul(weights, (scaled.to(factor) * decay).unbind()))
             torch._foreach_mul_(gradients, factor.where(scaled, 1).unbind())
 
-    def describe(self) -> str:
-        """One line for the log: which inner optimiser works, and how."""
-        kind = type(self.inner)
-        fused = ", fused" if self.inner.defaults.get("fused") else ""
-        return f"LARS around {kind.__module__.split('.')[0]}'s {kind.__name__}{fused}"
+
+def describe(optimizer: torch.optim.Optimizer) -> str:
+    """Which optimiser works, and how, such as "LARS around torch's Adam, fused"."""
+    if isinstance(optimizer, Lars):
+        return f"LARS around {describe(optimizer.inner)}"
+    kind = type(optimizer)
+    return f"{kind.__module__.split('.')[0]}'s {kind.__name__}{', fused' if optimizer.defaults.get('fused') else ''}"
 
 
-def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, Parameter]], batch: int) -> Lars:
+def require_same(described: Sequence[str]) -> None:
+    """Ranks whose optimisers differ, as `describe` tells them by rank, are a `UserError`."""
+    other = next((rank for rank, one in enumerate(described) if one != described[0]), None)
+    if other is not None:
+        raise UserError(
+            f"the ranks have different optimisers: rank 0 {described[0]}, rank {other} {described[other]}. Install "
+            f'NVIDIA apex on every host or on none, or set optim.backend = "torch"'
+        )
+
+
+def build_optimizer(
+    config: OptimConfig,
+    named_parameters: Iterable[tuple[str, Parameter]],
+    batch: int,
+    undecayed: Collection[str] = (),
+) -> Lars:
     """Adam in LARS, with one parameter group that decays and one that does not.
 
     Args:
         config: all settings; the learning rate is set without warm-up, which is `learning_rate_factor`'s.
         named_parameters: of the network, on their device already; those that need no gradient are left out.
         batch: images per optimiser step, over all ranks and micro-batches.
+        undecayed: further parameters that do not decay.
 
     Raises:
         UserError: apex is asked for and cannot be used.
@@ -109,7 +128,7 @@ def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, P
     exempt: list[Parameter] = []
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            (exempt if _is_exempt(config, name, parameter) else decayed).append(parameter)
+            (exempt if name in undecayed or _is_exempt(config, name, parameter) else decayed).append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": parameters, "weight_decay": decay}
         for parameters, decay in ((decayed, config.weight_decay), (exempt, 0.0))
@@ -117,7 +136,9 @@ def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, P
     ]
     lr = config.lr if config.lr is not None else config.lr_per_sqrt_image * math.sqrt(batch)
     on_gpu = all(parameter.is_cuda for parameter in decayed + exempt)
-    return Lars(_build_adam(config.backend, groups, lr, on_gpu), config.trust_coefficient, config.clip, config.eps)
+    adam = _build_adam(config.backend, groups, lr, on_gpu)
+    adam.register_load_state_dict_pre_hook(_adapt_state)
+    return Lars(adam, config.trust_coefficient, config.clip, config.eps)
 
 
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:
@@ -155,3 +176,33 @@ def _build_adam(
                     'pip install --no-build-isolation .\' in it with a CUDA toolkit, or set optim.backend = "torch".'
                 ) from error
     return torch.optim.Adam(groups, lr=lr, fused=True)
+
+
+def _adapt_state(adam: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
+    """A state of torch's Adam as apex's FusedAdam has it, or the reverse; None if it has the form of `adam`.
+
+    The moments are the same tensors. torch counts steps for each tensor, apex for each group, and each has options that
+    the other lacks. An option that would change the steps is a `UserError`.
+    """
+    to_apex = "bias_correction" in adam.defaults
+    if to_apex == ("bias_correction" in saved["param_groups"][0]):
+        return None
+    state = {index: dict(entries) for index, entries in saved["state"].items()}
+    groups = []
+    for group in saved["param_groups"]:
+        for option, common in {"bias_correction": True, "amsgrad": False, "maximize": False}.items():
+            if group.get(option, common) != common:
+                raise UserError(f"{describe(adam)} cannot go on with {option} = {group[option]}")
+        kept = {key: group[key] for key in ("params", "initial_lr", *adam.defaults) if key in group}
+        entries = [state[index] for index in group["params"] if index in state]
+        if to_apex:
+            steps = sorted({int(entry.pop("step")) for entry in entries})
+            if len(steps) > 1:
+                raise UserError(f"{describe(adam)} cannot go on with tensors of different steps: {steps}")
+            if steps:
+                kept["step"] = steps[0]
+        else:
+            for entry in entries:
+                entry["step"] = torch.tensor(float(group["step"]))
+        groups.append({**adam.defaults, **kept})
+    return {"state": state, "param_groups": groups}

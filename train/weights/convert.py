@@ -121,6 +121,8 @@ def _to_published(state: State, path: Path, out: Path) -> str:
 def _pose_to_published(state: State, path: Path, out: Path) -> str:
     config = load_checkpoint(path)["config"]
     pose, side_px = config["pose"], int(config["geometry"]["side_px"])
+    if naming(state) != "ours":
+        raise UserError(f"{path}: its encoder is {config['encoder']['name']}; the authors' pose network has a ResNet")
     wanted = {"head": "linear", "refine": True, "root": "wrist"}
     for key, value in wanted.items():
         if pose[key] != value:

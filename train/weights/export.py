@@ -1,4 +1,4 @@
-"""Exports trained networks for other programs: the encoder for torchvision, the pose network as ONNX."""
+"""Exports trained networks for other programs: the encoder for torchvision or timm, the pose network as ONNX."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from errors import UserError
+from models.encoders import make_encoder
 from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from models.weights import encoder_state
@@ -50,13 +51,14 @@ def export_encoder(source: Path, out: Path) -> str:
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
-    name = saved["config"]["encoder"]["name"]
+    name, side_px = saved["config"]["encoder"]["name"], saved["config"]["geometry"]["side_px"]
     state = {
         key: tensor.contiguous().float() if tensor.is_floating_point() else tensor
         for key, tensor in encoder_state(saved["network"]).items()
     }
     save_tensors(state, out, {"encoder": name})
-    return f"{name} of {path}, torchvision's names, without fc"
+    with torch.device("meta"):
+        return f"{name} of {path}, {make_encoder(name, side_px).note_on_file(out)}"
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig
-from models.encoders import build_encoder, make_encoder
+from models.encoders import WEIGHTS_EXPECTED, build_encoder, make_encoder
 from models.pose import PoseNetwork
 from models.weights import encoder_state
 from train.runs.checkpoint import Checkpoints, load_checkpoint
 
 
-def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
+def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> PoseNetwork:
     """Build the network of a configuration with its starting weights; the head's are random.
 
     `encoder.weights` may also be a run's folder, whose newest checkpoint is used, or a checkpoint. Weights that cannot
@@ -23,14 +23,14 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig) -> PoseNetwork:
     """
     state = _state_of_run(encoder)
     if state is None:
-        return PoseNetwork(build_encoder(encoder), pose)
-    network = PoseNetwork(make_encoder(encoder.name), pose)
+        return PoseNetwork(build_encoder(encoder, side_px), pose)
+    network = PoseNetwork(make_encoder(encoder.name, side_px), pose)
     network.encoder.load_library_state(state, encoder.weights, encoder.name)
     return network
 
 
 def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
-    """The encoder of a run of ours in torchvision's names; None if `encoder.weights` is something else."""
+    """The encoder of a run of ours in its library's names; None if `encoder.weights` is something else."""
     path = Path(encoder.weights)
     if encoder.weights in ("random", "imagenet"):
         return None
@@ -43,8 +43,8 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
         path = newest
     elif not path.exists():
         raise UserError(
-            f"encoder.weights = {encoder.weights!r} does not exist: expected a run's folder, a checkpoint, the weights "
-            'of a torchvision ResNet (.pth or .safetensors), "imagenet" or "random"'
+            f"encoder.weights = {encoder.weights!r} does not exist: expected a run's folder, a checkpoint, "
+            f"{WEIGHTS_EXPECTED}"
         )
     elif not _is_checkpoint(path):
         return None

@@ -21,9 +21,8 @@ from torch.distributed import Store, TCPStore
 from errors import UserError
 from tests.train import ranks
 from train.distributed import world as distributed_world
-from train.distributed.activity import Activity, activity
 from train.distributed.rendezvous import barrier, interface_to, meet
-from train.distributed.watchdog import EXIT_CODE, Sighting, Watchdog, diagnose
+from train.distributed.watchdog import EXIT_CODE, Activity, Sighting, Watchdog, activity, diagnose
 from train.distributed.world import described_world, joined
 from train.runs.meter import RankTime, Straggler, slowest_rank
 

@@ -1,0 +1,1 @@
+"""Small programs around `make_loader`; the first line of each says the command."""

@@ -1,0 +1,77 @@
+"""Run `.venv/bin/python -m examples.loop`: a loop of plain PyTorch on views from the loader; the loss goes down.
+
+It draws pictures of coloured shapes, and trains a small network to tell which two views show the same picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipelines import ColourConfig, GeometryConfig, make_loader
+
+
+def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
+    """Pictures of a few filled polygons each."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture = np.full((side_px, side_px, 3), rng.integers(0, 256, 3), np.uint8)
+        for _ in range(5):
+            corners = rng.integers(0, side_px, (rng.integers(3, 7), 2))
+            cv2.fillPoly(picture, [corners.astype(np.int32)], rng.integers(0, 256, 3).tolist())
+        cv2.imwrite(str(folder / f"{number:04}.png"), picture)
+
+
+def small_network(dim: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
+    """(N, 3, S, S) in [0, 1] -> (N, dim)."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), norm(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, dim))
+
+
+def info_nce(one: Tensor, other: Tensor, temperature: float = 0.2) -> Tensor:
+    """Cross-entropy of finding row i of `other` from row i of `one`, both (N, D)."""
+    likeness = F.normalize(one) @ F.normalize(other).T / temperature
+    return F.cross_entropy(likeness, torch.arange(len(one), device=one.device))
+
+
+def main() -> None:
+    """Draw, train, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=8)
+    args = parser.parse_args()
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = small_network(dim=64).to(device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    geometry = GeometryConfig(side_px=48, rotation_deg=(-20, 20), scale=(0.8, 1.25))
+    colour = ColourConfig(hue=(0.9, 1), saturation=(0.7, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        draw_shapes(Path(folder), args.images)
+        with make_loader(folder, batch=args.batch, geometry=geometry, colour=colour, device=device) as loader:
+            for epoch in range(args.epochs):
+                losses = []
+                for batch in loader:
+                    one, other = (network(view.image / 255) for view in batch.views)
+                    loss = info_nce(one, other)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(loss.detach())
+                print(f"epoch {epoch}: {len(loader)} steps, loss {torch.stack(losses).mean():.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Run `.venv/bin/python -m examples.resume_lightning`: a Lightning run, stopped in mid-epoch and resumed.
+
+Lightning saves the loader's state in its checkpoints, since the loader has `state_dict` and `load_state_dict`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from examples.loop import draw_shapes, info_nce, small_network
+from pipelines import Batch, GeometryConfig, make_loader
+from pipelines.epochs import EpochLoader
+
+
+class Contrastive(LightningModule):
+    """Finds the other view of the same picture."""
+
+    def __init__(self, folder: Path, batch: int) -> None:
+        super().__init__()
+        self.folder, self.batch, self.network = folder, batch, small_network(dim=64)
+
+    def train_dataloader(self) -> EpochLoader:
+        """Called once the trainer knows its ranks, which it does not always write into the environment."""
+        return make_loader(
+            self.folder,
+            batch=self.batch,
+            geometry=GeometryConfig(side_px=64),
+            device=self.device,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+        )
+
+    def training_step(self, batch: Batch, step: int) -> Tensor:
+        """The loss of this rank's share."""
+        one, other = (self.network(view.image / 255) for view in batch.views)
+        loss = info_nce(one, other)
+        print(f"epoch {self.current_epoch}, step {step}: images {batch.samples[:4].tolist()}..., loss {loss:.3f}")
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(self.network.parameters(), lr=1e-3)
+
+
+def main() -> None:
+    """Train up to a step within the second epoch; then train on from the checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=64)
+    args = parser.parse_args()
+    epoch = args.images // args.batch
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        draw_shapes(folder / "images", args.images)
+        for last_step in (epoch + epoch // 2, 3 * epoch):  # with max_epochs, Lightning 2.6 does not load every state
+            trainer = Trainer(
+                max_steps=last_step,
+                callbacks=[ModelCheckpoint(folder / "saved", save_last=True, every_n_train_steps=1)],
+                logger=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            saved = folder / "saved" / "last.ckpt"
+            trainer.fit(Contrastive(folder / "images", args.batch), ckpt_path=saved if saved.exists() else None)
+            print(f"stopped after step {trainer.global_step}")
+
+
+if __name__ == "__main__":
+    main()

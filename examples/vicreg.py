@@ -1,0 +1,75 @@
+"""Run `.venv/bin/python -m examples.vicreg`: VICReg with the exact gradient of a large batch, in micro-batches.
+
+VICReg's variances are those of the whole batch. First the gradient of `ExactStep` is compared with that of one pass,
+and with what is often done instead, the mean over the losses of small batches. Then it trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from examples.loop import draw_shapes, small_network
+from models.losses.vicreg import VICReg
+from pipelines import Batch, ColourConfig, GeometryConfig, make_loader
+from train import ExactStep
+
+
+def gradient_of(network: nn.Module) -> Tensor:
+    """All of `.grad` as one vector."""
+    return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """As a share of the length of `other`."""
+    return float((one - other).norm() / other.norm())
+
+
+def main() -> None:
+    """Compare the gradients, then train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, number in {"images": 512, "batch": 128, "micro-batch": 16, "epochs": 8}.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    args = parser.parse_args()
+    # With batch norm, which sees a micro-batch at a time, one pass would be another function.
+    network, loss = small_network(dim=64, norm=lambda width: nn.GroupNorm(8, width)), VICReg()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def embed(batch: Batch, rows: slice) -> Tensor:
+        """Both views of some rows of a batch, in one call: (2, n, D)."""
+        images = torch.cat([view.image[rows] for view in batch.views]) / 255
+        embeddings: Tensor = network(images)
+        return embeddings.unflatten(0, (2, -1))
+
+    def exact(micro_batch: int) -> ExactStep[Batch]:
+        return ExactStep(network, embed, loss, batch=args.batch, micro_batch=micro_batch)
+
+    geometry = GeometryConfig(side_px=48, rotation_deg=(-20, 20), scale=(0.8, 1.25))
+    colour = ColourConfig(hue=(0.9, 1), saturation=(0.7, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        draw_shapes(Path(folder), args.images)
+        with make_loader(folder, batch=args.batch, geometry=geometry, colour=colour, device="cpu") as loader:
+            batch = next(iter(loader))
+            exact(args.batch)(batch)
+            one_pass = gradient_of(network)
+            exact(args.micro_batch)(batch)
+            print(f"in micro-batches, the gradient is off by {distance(gradient_of(network), one_pass):.1e}")
+            network.zero_grad()
+            for start in range(0, args.batch, args.micro_batch):
+                (loss(embed(batch, slice(start, start + args.micro_batch))) * args.micro_batch / args.batch).backward()
+            print(f"as the mean of small losses, by {distance(gradient_of(network), one_pass):.1e}")
+            step = exact(args.micro_batch)
+            for epoch in range(args.epochs):
+                losses = []
+                for batch in loader:
+                    losses.append(step(batch).loss)
+                    optimizer.step()
+                print(f"epoch {epoch}: loss {torch.stack(losses).mean():.2f}")
+
+
+if __name__ == "__main__":
+    main()

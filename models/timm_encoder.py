@@ -1,0 +1,154 @@
+"""Encoders of the package timm by its names, as in "timm/vit_small_patch16_224"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from errors import UserError
+from models.encoders import Encoder
+
+log = logging.getLogger(__name__)
+
+_RATES: Final = ("drop_prob", "drop_rate", "attn_drop_p", "dropout")
+"""What modules call the rates of dropout and of stochastic depth, besides the `p` and `prob` of those named Drop."""
+
+
+class TimmEncoder(Encoder):
+    """A model of timm up to its pooled features, for views of `side_px`; without dropout and stochastic depth.
+
+    A transformer is built for `side_px`. Published weights and those of another run have their position embeddings
+    resampled by timm where they were made for another size.
+
+    Raises:
+        UserError: timm is missing or has no such model, or the model does not fit `side_px` or the exact gradient.
+    """
+
+    library = "timm"
+
+    def __init__(self, name: str, side_px: int | None = None) -> None:
+        super().__init__()
+        self._key, self._model = f"encoder.name = {name!r}", name.removeprefix("timm/")
+        try:
+            self._timm: Any = importlib.import_module("timm")
+        except ImportError as error:
+            raise UserError(
+                f"{self._key} needs the package timm, which cannot be imported ({error}): install it with "
+                "'pip install timm', or choose one of torchvision's ResNets"
+            ) from error
+        if not self._timm.is_model(self._model):
+            close = difflib.get_close_matches(self._model, self._timm.list_models() + self._timm.list_pretrained(), 1)
+            hint = f"did you mean 'timm/{close[0]}'?" if close else "timm.list_models() names them."
+            raise UserError(f"{self._key}: timm {self._timm.__version__} has no model of this name; {hint}")
+        published = self._timm.get_pretrained_cfg(self._model)
+        native_px = published.input_size[-1] if published is not None else 224
+        self._side_px = side_px or native_px
+        self._options = {"num_classes": 0}
+        if published is not None and published.fixed_input_size:
+            self._options["img_size"] = self._side_px
+        where = f"{self._key} with geometry.side_px = {self._side_px}"
+        try:
+            self.network: nn.Module = self._timm.create_model(self._model, **self._options)
+            self._check_patches(where)
+            silenced = _without_chance(self.network)
+            first, second = _two_passes(self.network, self._side_px)
+        except UserError:
+            raise
+        except Exception as error:  # each model raises its own
+            raise UserError(
+                f"{where}: timm cannot build it ({' '.join(str(error).split())[:200]}); its weights were published for "
+                f"{native_px} pixels. Set geometry.side_px, or choose another encoder."
+            ) from error
+        if not first.is_meta:
+            if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
+                raise UserError(
+                    f"{self._key}: in training it gives another output each time, and a recomputed pass must equal "
+                    "the first. Choose another encoder."
+                )
+            if silenced:
+                log.info("%s: dropout and stochastic depth are off, since a recomputed pass must equal the first", name)
+        self.feature_dim = first.shape[1]
+
+    def _check_patches(self, where: str) -> None:
+        patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", 1)
+        patch_px = patch if isinstance(patch, int) else patch[-1]
+        if rest := self._side_px % patch_px:
+            fitting = sorted({max(patch_px, self._side_px - rest), self._side_px - rest + patch_px})
+            raise UserError(
+                f"{where}: its patches of {patch_px} pixels do not fill the view; {' or '.join(map(str, fitting))} "
+                "would do"
+            )
+
+    def undecayed(self) -> Collection[str]:
+        """What timm excepts from weight decay: position embeddings, class tokens, and the like."""
+        return getattr(self.network, "no_weight_decay", tuple)()
+
+    def note_on_file(self, file: Path) -> str:
+        """The call that reads it."""
+        options = ", ".join(f"{name}={value}" for name, value in self._options.items())
+        return f"for timm.create_model({self._model!r}, checkpoint_path={str(file)!r}, {options})"
+
+    def published_state(self) -> tuple[Mapping[str, Tensor], str]:
+        """The weights that timm publishes under the name, whatever they were trained on."""
+        published = self._timm.get_pretrained_cfg(self._model)
+        hub = logging.getLogger("huggingface_hub")
+        level = hub.level
+        try:
+            hub.setLevel(logging.ERROR)  # it tells of each attempt
+            network = self._timm.create_model(self._model, pretrained=True, **self._options)
+        except Exception as error:  # no network, no such weights, a broken cache: each has its own
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(
+                f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be had ({reason}): set '
+                'encoder.weights = "random", or to the path of a file of weights.'
+            ) from error
+        finally:
+            hub.setLevel(level)
+        constants = importlib.import_module("timm.data.constants")
+        if (published.mean, published.std) != (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD):
+            log.warning(
+                "%s: its weights were trained on pixels of mean %s and deviation %s; here pixels have ImageNet's",
+                self._model, published.mean, published.std,
+            )  # fmt: skip
+        return network.state_dict(), f"timm's weights of {self._model}"
+
+    def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
+        """As `Encoder`; what was made for another size of the views is resampled by timm's own function."""
+        wanted = self.network.state_dict()
+        if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
+            resample = getattr(sys.modules[type(self.network).__module__], "checkpoint_filter_fn", None)
+            if resample is not None:
+                state = resample(dict(state), self.network)
+        super().load_library_state(state, origin, name)
+
+
+def _without_chance(network: nn.Module) -> bool:
+    """Sets all rates of dropout and stochastic depth to 0: whether one was above."""
+    changed = False
+    for module in network.modules():
+        rates = (*_RATES, "p", "prob") if "Drop" in type(module).__name__ else _RATES
+        for rate in rates:
+            if isinstance(getattr(module, rate, None), float) and getattr(module, rate) > 0:
+                setattr(module, rate, 0.0)
+                changed = True
+    return changed
+
+
+def _two_passes(network: nn.Module, side_px: int) -> tuple[Tensor, Tensor]:
+    """The features (2, C) of two passes of the same two pictures, in training; buffers stay as they are."""
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        image = torch.rand(2, 3, side_px, side_px)
+        first, second = (functional_call(network, buffers, (image,)) for _ in range(2))
+    if not isinstance(first, Tensor) or first.ndim != 2:
+        raise ValueError("it gives no vector of features")
+    return first, second

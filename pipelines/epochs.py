@@ -1,0 +1,228 @@
+"""The loader for a training loop of one's own: `make_loader`, and what it gives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from errors import UserError
+from machine.ranks import described_ranks
+from pipelines.batch import Batch
+from pipelines.config import DataConfig, PipelinesConfig
+from pipelines.feed import Quarantine
+from pipelines.loader import Loader
+from pipelines.render.backends import prepare_process
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order, even_share, steps_per_epoch
+from pipelines.sources import load_index
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+
+log = logging.getLogger(__name__)
+
+
+def make_loader(
+    data: str | Path | Index | DataConfig | Sequence[DataConfig],
+    *,
+    batch: int,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    views: int = 2,
+    geometry: GeometryConfig = GeometryConfig(),  # noqa: B008  frozen
+    colour: ColourConfig = ColourConfig(),  # noqa: B008
+    appearance: AppearanceConfig = AppearanceConfig(),  # noqa: B008
+    config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
+    prepare: bool = False,
+) -> EpochLoader:
+    """Batches of augmented views with their matrices, for any training loop; docs/library.md shows it at work.
+
+    Args:
+        data: a folder with images at any depth; or a dataset's configuration, or several; or their index.
+        batch: images in a step, over all ranks. A rank gets an even share of consecutive rows; where the ranks do not
+            divide the batch, the first ranks get one more.
+        seed: of the order and of all draws.
+        device: where the batches are to be; None, the GPU of this local rank if torch sees one, else the CPU.
+        rank: of this process; None, what torchrun says in the environment, as for `world_size`.
+        world_size: processes that share each batch.
+        views: of each image.
+        geometry: ranges of the random affine maps, and the size of the views.
+        colour: ranges of the colour jitter.
+        appearance: further augmentations of pixels.
+        config: how the views are made. Where torchrun does not say how many processes share this machine's cores, set
+            `threads` if there are several.
+        prepare: set up this process's memory for a faster decoder on a CPU, see `PipelinesConfig.decoder_memory`.
+
+    Raises:
+        UserError: the data cannot be used, a batch needs more images or fewer ranks, or the ranks do not fit.
+    """
+    ranks = described_ranks(rank, world_size)
+    if batch < ranks.world_size:
+        raise UserError(f"batch = {batch} is fewer images than the {ranks.world_size} ranks: expected one for each")
+    if device is None:
+        device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
+    place = torch.device(device)
+    if place == torch.device("cuda"):
+        place = torch.device("cuda", torch.cuda.current_device())
+    if prepare and (prepared := prepare_process(config, place)) is not None:
+        log.info("%s", prepared)
+    if isinstance(data, str | Path):
+        data = DataConfig(source="folder", root=str(data))
+    return EpochLoader(
+        data if isinstance(data, Index) else load_index(data),
+        even_share(batch, ranks.rank, ranks.world_size),
+        batch=batch,
+        seed=seed,
+        config=config,
+        augmentation=Augmentation(geometry, colour, appearance),
+        device=place,
+        views=views,
+        processes_here=ranks.local_world_size,
+    )
+
+
+class EpochLoader:
+    """An epoch of batches for each `for`; `make_loader` makes it.
+
+    A `for` goes through the rest of the epoch that the loader stands in: a whole one, or what is left of it after
+    `load_state_dict`. If a `for` is left early, the next one begins the next epoch. The batches of following epochs
+    are made ahead of time; `close`, the end of a `with` block or of the process stops that.
+
+    Args:
+        index: the samples.
+        rows: of each batch, those of this rank.
+        batch: samples in a step, over all ranks.
+        seed: of the order and of all draws.
+        device: where the batches are to be.
+        loader: what `pipelines.loader.Loader` takes besides.
+
+    Attributes:
+        index: the samples; `batch.samples` are its rows.
+        device: where the batches are.
+        quarantine: files that cannot be used, as far as they have been met.
+
+    Raises:
+        UserError: a batch needs more samples than there are.
+    """
+
+    def __init__(
+        self, index: Index, rows: range, *, batch: int, seed: int, device: torch.device, **loader: Any
+    ) -> None:
+        self._steps = steps_per_epoch(index, batch)
+        self.index, self.quarantine, self.device = index, Quarantine(), device
+        self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
+        self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)
+        self._data: dict[str, Any] = {"batch": batch, "seed": seed, "images": index.counts}
+        self._step = 0  # of the run, the next to be handed out
+        self._pass: object | None = None  # the one that is under way
+        self._running: _Running | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on all ranks."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of this rank, to the end of the epoch. Nothing begins before the first is asked for.
+
+        Raises:
+            UserError: so many files are bad that a batch cannot be filled.
+            RuntimeError: the loader was moved meanwhile, by another `for`, `set_epoch` or `load_state_dict`.
+        """
+        if self._pass is not None:  # one before was left early
+            self._step = -(-self._step // self._steps) * self._steps
+        this = self._pass = object()
+        end = (self.epoch + 1) * self._steps
+        while self._step < end:
+            yield self._next()
+            if self._pass is not this:
+                raise RuntimeError("the loader has moved since this batch: begin another `for`")
+        self._pass = None
+
+    def _next(self) -> Batch:
+        """The batch of the step where the loader stands; it is made ahead if the step follows the one before."""
+        if self._running is None or self._running.step != self._step:
+            self.close()
+            loader = self._make(schedule=replace(self._schedule, first_step=self._step))
+            self._running = _Running(self._step, iter(loader), weakref.finalize(self, _finish, loader))
+        try:
+            batch = next(self._running.batches)
+        except BaseException:
+            self.close()
+            raise
+        self._step += 1
+        self._running.step = self._step
+        return batch.to(self.device)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._step // self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next `for` go through this epoch: from its beginning, or on from a loaded state that is in it."""
+        if self._pass is not None or epoch != self.epoch:
+            self._step, self._pass = epoch * self._steps, None
+
+    @property
+    def sampler(self) -> EpochLoader:
+        """What frameworks call `set_epoch` of, as they do of a DataLoader's DistributedSampler."""
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: the same on all ranks, whatever their number. What was made ahead does not count.
+
+        Returns:
+            Plain values. "position": images that all ranks together have received since the beginning of epoch 0.
+        """
+        return {"position": self._step * self._data["batch"], **self._data}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next `for` go on where `state` was taken, on this or another number of ranks.
+
+        Raises:
+            UserError: the state is of another batch, seed or number of images, which have another order.
+        """
+        of = {key: state.get(key) for key in self._data}
+        if of != self._data:
+            raise UserError(f"the loader's state is of {of}, expected {self._data}: make the loader as it was made")
+        step, rest = divmod(int(state["position"]), int(state["batch"]))
+        if step < 0 or rest:
+            raise UserError(f"the loader's state has position {state['position']}, expected whole batches")
+        self._step, self._pass = step, None
+
+    def close(self) -> None:
+        """Stop working ahead and free what it holds; the next `for` starts it again."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def __enter__(self) -> EpochLoader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+@dataclass
+class _Running:
+    """What makes the batches: the step of the next, and how to stop it."""
+
+    step: int
+    batches: Iterator[Batch]
+    close: Callable[[], object]
+
+
+def _finish(loader: Loader) -> None:
+    """Stop a loader, when asked to, or at the end of the process, or when its owner is collected, by any thread."""
+    if threading.current_thread() is threading.main_thread():
+        loader.close()
+    else:  # it may be one of the loader's own, which cannot wait for itself
+        loader.stop()

@@ -1,0 +1,283 @@
+"""`make_loader`: an epoch for each `for`, a state that any number of ranks loads, and no side effects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from errors import UserError
+from pipelines import ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
+from pipelines.batch import Batch
+from pipelines.epochs import EpochLoader
+from pipelines.loader import Loader
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.sources import load_index
+from pipelines.views.augmentation import Augmentation
+from tests.pipelines.harness import smooth_image
+from tests.pipelines.test_loader import assert_equal
+
+ROOT = Path(__file__).parents[2]
+SMALL = GeometryConfig(side_px=16)
+FEW_THREADS = PipelinesConfig(threads=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 pictures: an epoch of 4 batches of 6."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for number in range(26):
+        Image.fromarray(smooth_image(rng, 40, 56, 3)).save(root / f"{number:03}.jpg")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def small_loader(
+    data: Path | str | Index | DataConfig, rank: int = 0, world_size: int = 1, **changed: Any
+) -> EpochLoader:
+    settings: dict[str, Any] = {"batch": 6, "seed": 3, "geometry": SMALL, "config": FEW_THREADS, "device": "cpu"}
+    return make_loader(data, rank=rank, world_size=world_size, **settings | changed)
+
+
+def positions(batches: list[Batch]) -> list[int]:
+    return torch.cat([batch.positions for batch in batches]).tolist()
+
+
+def test_epochs_are_those_of_the_loader(folder: Path) -> None:
+    index = load_index(DataConfig(source="folder", root=str(folder)))
+    schedule = Schedule(build_order(index, batch=6, seed=3), RankSlice(6, 0, 6), last_step=8)
+    augmentation = Augmentation(SMALL, ColourConfig())
+    with Loader(index, schedule, FEW_THREADS, augmentation, device=torch.device("cpu")) as loader:
+        expected = list(loader)
+    with small_loader(str(folder)) as ours, small_loader(index) as same:
+        assert len(ours) == 4
+        made = [*ours, *ours]
+        assert ours.index.paths == index.paths
+        list(islice(same, 1))
+    assert len(made) == 8
+    for one, other in zip(expected, made, strict=True):
+        assert_equal(one, other)
+    with small_loader(DataConfig(source="folder", root=str(folder)), views=3) as three:
+        assert [len(batch.views) for batch in islice(three, 2)] == [3, 3]
+
+
+def test_a_for_that_is_left_early_ends_its_epoch(folder: Path) -> None:
+    with small_loader(folder) as loader:
+        assert iter(loader) is not iter(loader)  # which alone moves nothing
+        assert positions(list(islice(loader, 1))) == list(range(6))
+        assert loader.epoch == 0
+        assert positions(list(loader)) == list(range(24, 48))
+        assert loader.epoch == 2
+        assert positions(list(islice(loader, 4))) == list(range(48, 72))  # all of it, though its end was not seen
+        assert positions(list(islice(loader, 1))) == list(range(72, 78))
+
+
+def test_the_epoch_can_be_set(folder: Path) -> None:
+    with small_loader(folder) as loader:
+        for _ in range(2):
+            loader.set_epoch(2)
+            assert positions(list(islice(loader, 2))) == list(range(48, 60))
+        loader.sampler.set_epoch(0)
+        assert positions(list(loader)) == list(range(24))
+        loader.set_epoch(1)
+        assert positions(list(loader)) == list(range(24, 48))
+
+
+def test_what_moves_the_loader_ends_the_for_that_is_under_way(folder: Path) -> None:
+    with small_loader(folder) as loader:
+        under_way = iter(loader)
+        next(under_way)
+        loader.set_epoch(1)
+        with pytest.raises(RuntimeError, match="has moved since this batch"):
+            next(under_way)
+        first, second = iter(loader), iter(loader)
+        assert positions([next(first)])[0] == 24
+        assert positions([next(second)])[0] == 48
+        with pytest.raises(RuntimeError, match="has moved since this batch"):
+            next(first)
+
+
+def take(loader: EpochLoader, steps: int) -> list[Batch]:
+    """So many batches, over as many epochs as it takes."""
+    taken: list[Batch] = []
+    while len(taken) < steps:
+        taken += islice(loader, steps - len(taken))
+    return taken
+
+
+def join(ranks: list[list[Batch]]) -> list[dict[str, Any]]:
+    """What all ranks have received at each step, in the order of their rows."""
+    return [
+        {
+            "samples": torch.cat([batch.samples for batch in step]).tolist(),
+            "positions": positions(list(step)),
+            "pixels": torch.cat([view.image for number in range(2) for view in (b.views[number] for b in step)]),
+            "matrices": torch.cat([view.matrix for number in range(2) for view in (b.views[number] for b in step)]),
+        }
+        for step in zip(*ranks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("steps", "ranks"), [(0, 3), (1, 2), (3, 3), (4, 4), (5, 1), (8, 5)])
+def test_a_state_goes_on_on_other_ranks(folder: Path, steps: int, ranks: int) -> None:
+    with small_loader(folder) as loader:
+        whole = join([take(loader, 11)])
+    before, states = [], []
+    for rank in range(2):
+        with small_loader(folder, rank, 2) as loader:
+            before.append(take(loader, steps))
+            states.append(loader.state_dict())  # batches that were made ahead do not count
+    assert states[0] == states[1] == {"position": 6 * steps, "batch": 6, "seed": 3, "images": [26]}
+    after = []
+    for rank in range(ranks):
+        with small_loader(folder, rank, ranks) as loader:
+            loader.load_state_dict(states[0])
+            loader.set_epoch(steps // 4)  # as frameworks do before each epoch
+            after.append(take(loader, 11 - steps))
+    made = join(before) + join(after)
+    assert len(made) == len(whole) == 11
+    for one, other in zip(whole, made, strict=True):
+        assert one["samples"] == other["samples"]
+        assert one["positions"] == other["positions"]
+        assert torch.equal(one["pixels"], other["pixels"])
+        assert torch.equal(one["matrices"], other["matrices"])
+
+
+def test_a_state_moves_a_loader_back_too(folder: Path) -> None:
+    with small_loader(folder) as loader:
+        made, states = [], []
+        for batch in loader:  # the state in the body of a loop counts the batch that the loop has
+            made.append(batch)
+            states.append(loader.state_dict())
+        loader.load_state_dict(states[1])
+        again = list(loader)
+    assert len(again) == 2
+    for one, other in zip(made[2:], again, strict=True):
+        assert_equal(one, other)
+
+
+def test_rows_are_shared_evenly(folder: Path) -> None:
+    counts = []
+    for rank in range(4):
+        with small_loader(folder, rank, 4) as loader:
+            assert len(loader) == 4
+            counts.append(len(take(loader, 1)[0]))
+    assert counts == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [({"seed": 4}, "'seed': 4"), ({"batch": 5}, "'batch': 5"), ({"images": [25]}, r"'images': \[25\]"),
+     ({"position": 7}, "position 7, expected whole batches")],
+)  # fmt: skip
+def test_a_state_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], told: str) -> None:
+    with small_loader(folder) as loader:
+        with pytest.raises(UserError, match=told):
+            loader.load_state_dict(loader.state_dict() | changed)
+        assert loader.epoch == 0
+
+
+def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
+        monkeypatch.setenv(name, str(number))
+    with make_loader(folder, batch=6, geometry=SMALL, config=FEW_THREADS, device="cpu") as loader:
+        assert positions(take(loader, 1)) == [2, 3]
+    with small_loader(folder, 2, 6) as loader:  # what is given goes first
+        assert positions(take(loader, 1)) == [2]
+    monkeypatch.delenv("RANK")
+    with pytest.raises(UserError, match="WORLD_SIZE = 3 in the environment, without RANK"):
+        make_loader(folder, batch=6)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"batch": 6, "rank": 1}, "rank = 1 and world_size = None: expected both, or none"),
+        ({"batch": 6, "rank": 2, "world_size": 2}, "expected a rank below the number of ranks"),
+        ({"batch": 2, "rank": 0, "world_size": 3}, "batch = 2 is fewer images than the 3 ranks"),
+        ({"batch": 27}, "26 images, fewer than batch = 27"),
+    ],
+)
+def test_what_does_not_fit_is_told(folder: Path, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        make_loader(folder, **given)
+
+
+def test_an_error_of_the_loader_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_loader(folder) as loader:
+        take(loader, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Batch, "to", lambda self, device: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                take(loader, 1)
+        loader.load_state_dict(loader.state_dict())
+        assert len(take(loader, 1)) == 1
+
+
+def test_a_forgotten_loader_stops(folder: Path) -> None:
+    """Whichever thread collects it, one of its own included, which could not wait for itself."""
+    for collect_in_thread in (False, True):
+        loader = small_loader(folder)
+        take(loader, 1)
+        working = [thread for thread in threading.enumerate() if thread.name == "loader"]
+        assert len(working) == 1
+        held = [loader]
+        del loader
+        if collect_in_thread:
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+        else:
+            held.clear()
+        working[0].join(timeout=60)
+        assert not working[0].is_alive()
+
+
+_ALONE = """
+import os, signal, sys
+import pipelines
+import pipelines.config, pipelines.views.augmentation
+assert not {"torch", "nvidia", "numba", "cv2"} & sys.modules.keys(), "importing pipelines is not cheap"
+import cv2, numba, nvidia.dali, torch  # OpenCV changes the environment
+environment = dict(os.environ)
+threads, handlers = torch.get_num_threads(), [signal.getsignal(number) for number in (2, 15)]
+import machine.decoder_memory
+touched = []
+machine.decoder_memory.keep_freed_memory = lambda: touched.append("malloc")
+machine.decoder_memory.keep_decoded_in_cache = lambda: touched.append("new")
+for prepare in (False, True):
+    loader = pipelines.make_loader(
+        sys.argv[1], batch=6, geometry=pipelines.GeometryConfig(side_px=16), device="cpu", prepare=prepare
+    )
+    for batch in loader:
+        break
+    assert touched == (["malloc", "new"] if prepare else []), touched
+assert torch.get_num_threads() == threads
+assert [signal.getsignal(number) for number in (2, 15)] == handlers
+changed = {name for name in environment | os.environ if environment.get(name) != os.environ.get(name)}
+assert not changed, changed
+print("leaves without closing it")
+"""
+
+
+def test_a_process_is_left_as_it_was(folder: Path) -> None:
+    """Nothing of it changes unless asked, and it ends though nobody closed the loader."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaves without closing it\n", "")

@@ -1,0 +1,79 @@
+"""The examples at toy size, by the command that their first line names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.name != "__init__.py")
+
+
+def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """As `python -m` does in this process, which has imported torch already; what it prints."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
+    sys.modules.pop(name, None)
+    runpy.run_module(name, run_name="__main__")
+    return capsys.readouterr().out
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    return [float(found) for found in re.findall(pattern, text)]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_example_is_short_and_says_its_command(file: Path) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 80
+    assert lines[0].startswith(f'"""Run `.venv/bin/python -m examples.{file.stem}`: ')
+    assert importlib.import_module(f"examples.{file.stem}").main
+
+
+def test_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = run("examples.loop", "--images 64 --batch 16 --epochs 4", monkeypatch, capsys)
+    losses = numbers(r"4 steps, loss ([\d.]+)", told)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of torch that is deprecated
+def test_resume_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = run("examples.resume_lightning", "--images 32 --batch 8", monkeypatch, capsys)
+    seen = re.findall(r"epoch (\d), step (\d): images (\S+ \S+ \S+ \S+)\.\.\.|stopped after step (\d+)", told)
+    steps = [(int(epoch), int(step)) for epoch, step, _, stopped in seen if not stopped]
+    assert steps == [(epoch, step) for epoch in range(3) for step in range(4)]
+    assert [int(stopped) for *_, stopped in seen if stopped] == [6, 12]
+    images = [images for _, _, images, stopped in seen if not stopped]
+    assert len(set(images)) == 12
+
+
+def test_vicreg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = run("examples.vicreg", "--images 64 --batch 32 --micro-batch 8 --epochs 3", monkeypatch, capsys)
+    (exact,), (mean,) = numbers(r"is off by (\S+)", told), numbers(r"small losses, by (\S+)", told)
+    assert exact < 1e-4 < mean
+    losses = numbers(r"loss ([\d.]+)", told)
+    assert losses[-1] < losses[0]
+
+
+def test_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = run("examples.leaves", "--images 96 --batch 32 --epochs 6", monkeypatch, capsys)
+    losses = numbers(r"loss ([\d.]+)", told)
+    assert losses[-1] < losses[0]
+    (undone,), (not_undone,) = (numbers(rf"epoch 5.* {word} (\d+)%", told) for word in ("found", "not undone"))
+    assert undone > not_undone
+
+
+def test_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "masks.png"
+    told = run("examples.masks", f"--images 32 --out {out}", monkeypatch, capsys)
+    mean, worst = numbers(r"([\d.]+)%", told)
+    assert mean > 99.9
+    assert worst > 99.5
+    assert np.asarray(cv2.imread(str(out))).shape == (256, 1024, 3)

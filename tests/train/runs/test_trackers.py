@@ -1,0 +1,281 @@
+"""Trackers: what each gets, what a resumed run goes on with, and that none ends a run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from errors import UserError
+from tests.train.tiny_run import final_weights, settings, write_images
+from train.config.load import load_config
+from train.config.pretraining import Config, RunConfig
+from train.pretrain import pretrain
+from train.runs import trackers
+from train.runs.folder import RunFolder
+from train.runs.trackers import TRACKERS, Tracker, Trackers, require_installed
+
+SHORT = ("train.epochs=2", "run.checkpoint_every=4")
+ALL = 'run.trackers=["tensorboard", "mlflow", "wandb"]'
+
+
+class Recorder:
+    """Keeps what it is given; fails at one call, or waits there for ever."""
+
+    def __init__(self, fails_at: str = "", waits_at: str = "") -> None:
+        self.id: str | None = None
+        self.calls: list[tuple[Any, ...]] = []
+        self._fails_at, self._waits_at = fails_at, waits_at
+        self.forever = threading.Event()
+
+    def __call__(self, folder: Path, first_step: int, run_id: str | None) -> Tracker:
+        self._note("made", folder, first_step, run_id)
+        self.id = run_id or "first"
+        return self
+
+    def _note(self, *call: Any) -> None:
+        if call[0] == self._waits_at:
+            self.forever.wait()
+        if call[0] == self._fails_at:
+            raise ConnectionError(f"no server\nat {call[0]}")
+        self.calls.append(call)
+
+    def configuration(self, tables: Mapping[str, Any]) -> None:
+        self._note("configuration", tables)
+
+    def scalars(self, row: Mapping[str, float], step: int) -> None:
+        self._note("scalars", row, step)
+
+    def picture(self, path: Path, step: int) -> None:
+        self._note("picture", path.name, path.read_text(), step)
+
+    def close(self) -> None:
+        self._note("close")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path, keep=1)
+
+
+def registered(monkeypatch: pytest.MonkeyPatch, **recorders: Recorder) -> list[str]:
+    for name, recorder in recorders.items():
+        monkeypatch.setitem(TRACKERS, name, recorder)
+    return [*recorders]
+
+
+def tracked(names: list[str], folder: RunFolder, first_step: int = 0) -> None:
+    """Two rows; a picture that is there at the first, one that changes before the end."""
+    running = Trackers(names, folder, {"run": {"seed": 1}}, first_step=first_step)
+    folder.views_picture.write_text("views")
+    running.scalars({"loss": 1.0}, 2)
+    running.scalars({"loss": 0.5}, 4)
+    folder.loss_picture.write_text("curve")
+    running.close()
+
+
+def test_a_tracker_gets_everything_in_order(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    tracked(registered(monkeypatch, one=recorder), folder)
+    assert recorder.calls == [
+        ("made", folder.root, 0, None),
+        ("configuration", {"run": {"seed": 1}}),
+        ("scalars", {"loss": 1.0}, 2),
+        ("picture", "views.png", "views", 2),
+        ("scalars", {"loss": 0.5}, 4),
+        ("picture", "loss.png", "curve", 4),
+        ("close",),
+    ]
+
+
+def test_a_resumed_run_gets_the_id_that_it_had(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    names = registered(monkeypatch, one=recorder)
+    tracked(names, folder)
+    tracked(names, folder, first_step=4)
+    made = [call for call in recorder.calls if call[0] == "made"]
+    assert made == [("made", folder.root, 0, None), ("made", folder.root, 4, "first")]
+
+
+def test_a_name_that_is_given_twice_is_one_tracker(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    registered(monkeypatch, one=recorder)
+    tracked(["one", "one"], folder)
+    assert [call[0] for call in recorder.calls].count("made") == 1
+
+
+@pytest.mark.parametrize("where", ["made", "configuration", "scalars", "picture", "close"])
+def test_one_that_fails_is_left_out_with_one_warning(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    bad, good = Recorder(fails_at=where), Recorder()
+    tracked(registered(monkeypatch, bad=bad, good=good), folder)
+    assert len(good.calls) == 7
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert warning.getMessage() == (
+        f'the tracker "bad" is left out from here on, the run goes on: ConnectionError: no server at {where}'
+    )
+
+
+@pytest.mark.parametrize(("most", "said"), [(2, "2 calls wait for it"), (100, "not done within 0.01 s")])
+def test_one_that_hangs_is_left_out(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: str
+) -> None:
+    """As an unreachable server lets it: neither a step nor the end of the run waits for ever."""
+    monkeypatch.setattr(trackers, "_MOST_CALLS", most)
+    monkeypatch.setattr(trackers, "_PATIENCE_S", 0.01)
+    hanging = Recorder(waits_at="made")
+    tracked(registered(monkeypatch, hanging=hanging), folder)
+    hanging.forever.set()
+    (warning,) = caplog.records
+    assert said in warning.getMessage()
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_installed(["tensorboard", "mlflow", "wandb"])
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else found(name))
+    with pytest.raises(UserError, match=r'run.trackers has "mlflow".*--extra mlflow.*out of run.trackers') as caught:
+        require_installed(["tensorboard", "mlflow"])
+    assert "\n" not in str(caught.value)
+
+
+def test_names(tmp_path: Path) -> None:
+    assert RunConfig().trackers == ("tensorboard",)
+    with pytest.raises(UserError, match=r"run\.trackers\.0 = 'wandbb'.* did you mean wandb\?"):
+        load_config(Config, [], ['run.trackers=["wandbb"]'])
+
+
+# One run with all trackers, resumed from its first checkpoint, beside one with none.
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder, and an environment in which nothing leaves the machine."""
+    root = tmp_path_factory.mktemp("trackers")
+    write_images(root / "images")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "MLFLOW_TRACKING_URI": (root / "mlruns").as_uri(),
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "WANDB_MODE": "offline",
+            "WANDB_SILENT": "true",
+            "WANDB_ERROR_REPORTING": "false",
+            "WANDB__SERVICE_WAIT": "300",
+            "WANDB_INIT_TIMEOUT": "300",
+        }.items():
+            patch.setenv(name, value)
+        patch.setattr(trackers, "_PATIENCE_S", 300.0)
+        yield root
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path, narrow: None) -> Path:
+    def run(out: str, *overrides: str) -> None:
+        pretrain(load_config(Config, [], settings(root / "images", root / out, *SHORT, *overrides)), "auto")
+
+    run("untracked", "run.trackers=[]")
+    run("tracked", ALL, "run.profile_steps=2")
+    (root / "tracked" / "first_profile.txt").write_bytes((root / "tracked" / "profile.txt").read_bytes())
+    (root / "tracked" / "checkpoints" / "step_000000008.pt").unlink()
+    run("tracked", ALL, "run.profile_steps=2", "run.keep=4")
+    return root
+
+
+def rows_of(out: Path) -> dict[int, dict[str, float]]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {row.pop("step"): row for row in rows}
+
+
+def test_trackers_and_profiler_change_no_number(runs: Path) -> None:
+    """Nor does a run without any need one."""
+    tracked, untracked = (final_weights(runs / out, 8) for out in ("tracked", "untracked"))
+    assert all(torch.equal(tracked[name], value) for name, value in untracked.items())
+    assert not (runs / "untracked" / "tensorboard").exists()
+    assert not [*(runs / "untracked").glob("tracker-*")]
+
+
+def test_tensorboard_has_the_rows(runs: Path) -> None:
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    board = accumulator.EventAccumulator(str(runs / "tracked" / "tensorboard"))
+    board.Reload()
+    for name in ("loss", "lr", "images_per_s"):
+        shown = {event.step: event.value for event in board.Scalars(name)}
+        assert shown == pytest.approx({step: row[name] for step, row in rows_of(runs / "tracked").items()})
+
+
+def test_mlflow_has_one_run_with_rows_parameters_and_pictures(runs: Path) -> None:
+    client = importlib.import_module("mlflow").MlflowClient()
+    (run,) = client.search_runs(["0"])
+    assert run.info.run_id == (runs / "tracked" / "tracker-mlflow.txt").read_text().strip()
+    assert (run.info.run_name, run.info.status) == ("tracked", "FINISHED")
+    assert (run.data.params["train.batch"], run.data.params["run.keep"]) == ("12", "3")  # as it was begun
+    config = Path(client.download_artifacts(run.info.run_id, "config.json", str(runs)))
+    assert json.loads(config.read_text())["run"]["keep"] == 4  # as it is now
+    rows = rows_of(runs / "tracked")
+    for name in rows[2]:
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [metric.step for metric in history] == [2, 4, 6, 8, 6, 8]
+        assert {metric.step: metric.value for metric in history} == {step: row[name] for step, row in rows.items()}
+    for name in ("views.png", "loss.png"):
+        copied = Path(client.download_artifacts(run.info.run_id, name, str(runs)))
+        assert copied.read_bytes() == (runs / "tracked" / name).read_bytes()
+
+
+def test_wandb_has_the_rows_config_and_pictures_under_one_id(runs: Path) -> None:
+    """Offline, the resumed run is a second file with the same id, which `wandb sync` joins."""
+    files = sorted((runs / "tracked" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2
+    rows = rows_of(runs / "tracked")
+    for file, steps, keep in zip(files, ([2, 4, 6, 8], [6, 8]), (3, 4), strict=True):
+        (run_id,) = {record.run.run_id for record in records_of(file) if record.HasField("run")}
+        assert run_id == (runs / "tracked" / "tracker-wandb.txt").read_text().strip()
+        history: dict[int, dict[str, Any]] = {}
+        config: dict[str, Any] = {}
+        for record in records_of(file):
+            for item in record.history.item:
+                name = item.key or item.nested_key[0]
+                history.setdefault(record.history.step.num, {})[name] = json.loads(item.value_json)
+            for item in record.run.config.update:
+                config[item.key] = json.loads(item.value_json)
+            for item in record.config.update:
+                config[item.key] = json.loads(item.value_json)
+        assert sorted(history) == steps
+        assert config["run"]["keep"] == keep
+        assert history[8]["loss"] == rows[8]["loss"]
+        assert {"pictures/views", "pictures/loss"} <= {name for row in history.values() for name in row}
+        assert len([*(file.parent / "files" / "media" / "images" / "pictures").glob("*.png")]) >= 2
+
+
+def records_of(file: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format behind a header of 7 bytes."""
+    record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    data, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # a block's end is too short for a header
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record.FromString(parts)
+            parts = b""
+
+
+def test_the_profile_is_written_once(runs: Path) -> None:
+    tracked = runs / "tracked"
+    assert (tracked / "profile.txt").read_bytes() == (tracked / "first_profile.txt").read_bytes()
+    assert "aten::convolution_backward" in (tracked / "profile.txt").read_text()
+    assert not (runs / "untracked" / "profile.txt").exists()

@@ -1,0 +1,232 @@
+"""The probe of pre-training: its figures are scikit-learn's on any number of ranks, and it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge  # type: ignore[import-untyped]
+from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
+from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from models.network import ContrastiveNetwork, build_network
+from pipelines.sources import load_index
+from tests.train import ranks, tiny_hands, tiny_run
+from tests.train.narrow import narrow_resnet18
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.distributed.world import World, described_world, joined
+from train.pose.inference import canonical_loader
+from train.pose.labels import PoseLabels
+from train.pose.metrics import pose_errors
+from train.pretrain import pretrain
+from train.probe.linear_probe import Probe, build_probe, probed_rows
+from train.probe.ridge import fit_ridge
+from train.report.write import write_report
+
+POSES = 60
+ON = ("data.source=freihand", "probe.every_epochs=1", "probe.images=200", "probe.ridge=3.0", "train.epochs=12")
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "hands"
+    tiny_hands.write_hands(root, POSES)
+    return root
+
+
+def config_of(root: Path, out: Path, *overrides: str) -> Config:
+    return load_config(Config, [], tiny_run.settings(root, out, *ON, *overrides))
+
+
+def seeded_network(config: Config) -> ContrastiveNetwork:
+    torch.manual_seed(7)
+    with narrow_resnet18():
+        network = build_network(config.encoder, config.projector)
+    for module in network.encoder.modules():  # as if it had been trained: nothing is at its start
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.1, 0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
+    return network
+
+
+@pytest.mark.parametrize(("count", "features"), [(40, 7), (9, 30), (2, 5)])
+@pytest.mark.parametrize("alpha", [1e-3, 1.0, 1e4])
+def test_the_closed_form_is_scikit_learn_s(count: int, features: int, alpha: float) -> None:
+    rng = np.random.default_rng(count)
+    x = rng.normal(3.0, rng.uniform(0.1, 50.0, features), (count, features))
+    x[:, 1], x[:, 2] = 0.1, 0.0  # features that never change
+    y, others = rng.normal(2.0, 1.0, (count, 4)), rng.normal(3.0, 10.0, (11, features))
+    expected = make_pipeline(StandardScaler(), Ridge(alpha)).fit(x, y)
+    ridge = fit_ridge(torch.from_numpy(x), torch.from_numpy(y), alpha)
+    np.testing.assert_allclose(ridge(torch.from_numpy(others)).numpy(), expected.predict(others), rtol=0, atol=1e-9)
+
+
+def test_figures_are_those_of_scikit_learn_on_the_same_features(hands: Path, tmp_path: Path) -> None:
+    """The images, the split and the 3D hands are taken from the labels anew, without the probe."""
+    config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
+    index = load_index(config.data)
+    rows, fitted = probed_rows(index, config)
+    probe = build_probe(index, config, World())
+    assert probe is not None
+    network = seeded_network(config)
+    features, figures = probe._features(network, None).numpy(), probe.figures(network, None)
+
+    for place in (0, 70, len(rows) - 1):  # each image alone
+        with canonical_loader(index, rows[place : place + 1], 1, config, World()) as loader, torch.inference_mode():
+            alone = network.eval().encoder(network.normalize(next(iter(loader)).views[0].image))
+        np.testing.assert_allclose(alone[0].numpy(), features[place], rtol=0, atol=1e-5)
+
+    labels = PoseLabels.of(index)
+    box = index.box_px[rows].astype(np.float64)[:, None]
+    view = (labels.keypoints_px[rows] - box[..., :2]) / box[..., 2:] + 0.5  # a canonical view is its box, in sides
+    joints_m, scale_m = labels.joints[rows].astype(np.float64), labels.scale_m[rows, None].astype(np.float64)
+    depth = (joints_m[..., 2] - joints_m[:, :1, 2]) / scale_m
+    targets = np.concatenate([view.reshape(len(rows), -1), depth], axis=1)
+    measured = ~fitted
+    model = make_pipeline(StandardScaler(), Ridge(3.0)).fit(features[fitted], targets[fitted])
+    read = model.predict(features[measured])
+
+    read_view, true_view = read[:, :42].reshape(-1, 21, 2), view[measured]
+    assert figures["epe_px_of_224"] == pytest.approx(
+        224 * np.linalg.norm(read_view - true_view, axis=2).mean(), rel=1e-6
+    )
+    read_px = (read_view - 0.5) * box[measured, :, 2:] + box[measured, :, :2]
+    camera = labels.intrinsics[rows][measured].astype(np.float64)
+    rays = np.concatenate([read_px, np.ones_like(read_px[..., :1])], axis=2) @ np.linalg.inv(camera).transpose(0, 2, 1)
+    read_m = rays * (read[:, 42:] * scale_m[measured] + joints_m[measured, :1, 2])[..., None]
+    aligned_cm = 100 * pose_errors(read_m, joints_m[measured]).pa_error_m.mean()
+    assert figures["pa_epe_cm"] == pytest.approx(aligned_cm, rel=1e-6)
+
+
+def test_poses_are_not_split_and_the_images_are_a_sixteenth_of_what_is_trained_on(hands: Path, tmp_path: Path) -> None:
+    config = config_of(hands, tmp_path / "run", "probe.every_epochs=5")
+    index = load_index(config.data)
+    rows, fitted = probed_rows(index, config)
+    assert len(rows) == 5 * 4 * POSES / 16 + 1  # whole poses
+    probe = Probe(index, rows, fitted, config, World())
+    assert index.group is not None
+    groups = [set(index.group[rows][part.numpy()].tolist()) for part in (probe._fitted, probe._measured)]
+    assert [len(part) for part in groups] == [14, 5]
+    assert not groups[0] & groups[1]
+
+
+def weights_and_rows(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], list[dict[str, Any]]]:
+    (checkpoint,) = (out / "checkpoints").iterdir()
+    state = torch.load(checkpoint, weights_only=True)["network"]
+    tables = [out / "metrics.jsonl", out / "validation.jsonl"]
+    rows = [[json.loads(line) for line in table.read_text().splitlines()] if table.exists() else [] for table in tables]
+    return state, rows[0], rows[1]
+
+
+@pytest.fixture(scope="module")
+def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "probed"
+    with narrow_resnet18():
+        pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1"))
+    return out
+
+
+def test_a_run_is_the_same_to_the_bit_with_and_without(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plain"
+    with narrow_resnet18():
+        pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1", "probe.every_epochs=0"))
+    (ours, metrics, probes), (theirs, plain_metrics, none) = weights_and_rows(run_with_probe), weights_and_rows(out)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    for key in ("loss", "alignment", "positive_rank"):
+        assert [row[key] for row in metrics] == [row[key] for row in plain_metrics]
+    assert [row["step"] for row in probes] == [1, 4, 8]
+    assert none == []
+
+
+def test_the_curve_is_in_tensorboard_and_in_the_report(run_with_probe: Path) -> None:
+    probes = weights_and_rows(run_with_probe)[2]
+    assert all(row.keys() == {"step", "epe_px_of_224", "pa_epe_cm"} for row in probes)
+    assert all(math.isfinite(value) for row in probes for value in row.values())
+    board = EventAccumulator(str(run_with_probe / "tensorboard")).Reload()
+    shown = [event.value for event in board.Scalars("validation/epe_px_of_224")]
+    assert shown == pytest.approx([row["epe_px_of_224"] for row in probes])
+    page = run_with_probe.parent / "report.html"
+    write_report([run_with_probe], page)
+    text = page.read_text()
+    assert "Probe, 2D error [px of 224]" in text
+    assert "Probe, PA-EPE [cm]" in text
+
+
+def one_rank(root: str, out: str) -> None:
+    """Runs in a process of its own, as torchrun would start it."""
+    world, config = described_world("cpu"), config_of(Path(root), Path(out), "probe.every_epochs=100")
+    with joined(world, 60.0):
+        probe = build_probe(load_index(config.data), config, world)
+        assert probe is not None
+        figures = probe.figures(seeded_network(config), None)
+    Path(f"{out}-{world.rank}.json").write_text(json.dumps(figures))
+
+
+def test_figures_are_the_same_to_the_bit_on_two_ranks(hands: Path, tmp_path: Path) -> None:
+    """On one rank the same function is called, here: another process's thread counts may change the last bits."""
+    log = tmp_path / "log"
+    ranks.finish(ranks.start_ranks(2, one_rank, str(hands), str(tmp_path / "rank"), log=log), log)
+    one_rank(str(hands), str(tmp_path / "alone"))
+    first, second, alone = (json.loads(file.read_text()) for file in sorted(tmp_path.glob("*.json"))[::-1])
+    assert first == second
+    assert alone == pytest.approx(first, rel=1e-9)
+
+
+def test_the_network_is_left_as_it_was(hands: Path, tmp_path: Path) -> None:
+    config = config_of(hands, tmp_path / "run")
+    probe = build_probe(load_index(config.data), config, World())
+    assert probe is not None
+    network = seeded_network(config).train()
+    before, random = {name: tensor.clone() for name, tensor in network.state_dict().items()}, torch.get_rng_state()
+    probe.figures(network, torch.bfloat16)
+    assert all(module.training for module in network.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in network.parameters())
+    torch.nn.init.constant_(next(network.encoder.parameters()), math.nan)
+    assert all(math.isnan(value) for value in probe.figures(network, None).values())
+
+
+def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -> None:
+    root = tmp_path / "hands"
+    shutil.copytree(hands, root)
+    config = config_of(root, tmp_path / "run", "probe.every_epochs=100")
+    index = load_index(config.data)
+    rows, fitted = probed_rows(index, config)
+    index.path(int(rows[3])).write_bytes(b"no picture")
+    others = np.setdiff1d(np.arange(len(index)), rows)
+    index.targets["xyz_m"][others] = np.nan  # the substitute may be any image, also one whose depths are not known
+    probe = Probe(index, rows, fitted, config, World())
+    assert np.flatnonzero(~(probe._fitted | probe._measured).numpy()).tolist() == [3]
+    assert all(math.isfinite(value) for value in probe.figures(seeded_network(config), None).values())
+
+
+@pytest.mark.parametrize("known", ["2D", "nothing"])
+def test_images_without_depth_or_without_keypoints(
+    known: str, hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
+    index = load_index(config.data)
+    index.targets.clear()
+    if known == "nothing":
+        assert index.keypoints_px is not None
+        index.keypoints_px[:] = np.nan
+    with caplog.at_level("INFO"):
+        probe = build_probe(index, config, World())
+    if known == "nothing":
+        assert probe is None
+        assert "no probe: too few images of" in caplog.text
+        return
+    assert probe is not None
+    figures = probe.figures(seeded_network(config), None)
+    assert math.isfinite(figures["epe_px_of_224"])
+    assert math.isnan(figures["pa_epe_cm"])

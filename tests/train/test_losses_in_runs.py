@@ -1,0 +1,91 @@
+"""Runs with other losses than NT-Xent: of the product on two ranks, and one that a program brings along."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch.nn import functional as F
+
+from bounds import Positive
+from errors import UserError
+from models.losses import LOSSES
+from models.losses.loss import Loss
+from tests.train import ranks, tiny_run
+from tests.train.narrow import narrow_resnet18
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.pretrain import pretrain
+from train.report.contents import read_runs
+from train.report.curves import pretraining_curves
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "images"
+    tiny_run.write_images(root, count=24)
+    return root
+
+
+def rows_of(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_vicreg_trains_on_one_rank_as_on_two(images: Path, tmp_path: Path) -> None:
+    settings = ["loss.name=vicreg", "loss.covariance=2", "train.epochs=2", "train.precision=fp64", "run.log_every=1"]
+    outs = {count: tmp_path / f"ranks-{count}" for count in (1, 2)}
+    for count, out in outs.items():
+        command = tiny_run.settings(images, out, *settings)
+        log = out.with_suffix(".log")
+        ranks.finish(ranks.start_ranks(count, ranks.pretrain, command, log=log), log)
+    alone, together = rows_of(outs[1]), rows_of(outs[2])
+    assert [row["step"] for row in alone] == [1, 2, 3, 4]
+    for one, two in zip(alone, together, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-8)
+        weighted = 25 * one["invariance"] + 25 * one["variance"] + 2 * one["covariance"]
+        assert one["loss"] == pytest.approx(weighted, rel=1e-10)
+    assert (outs[2] / "loss.png").stat().st_size > 0
+    (curves,) = pretraining_curves(read_runs(list(outs.values())))
+    assert curves.charts[0].title == "VICReg loss"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Distance(Loss):
+    """Of the two views, with a power."""
+
+    name: Literal["distance"] = "distance"
+    power: Positive = 1.5
+
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        first, second = F.normalize(embeddings, dim=2)
+        distance: Tensor = (first - second).norm(dim=1)
+        return distance.pow(self.power).mean()
+
+
+def test_a_loss_of_ones_own_trains(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny_run.settings(images, tmp_path / "run", "loss.name=distance", "loss.power=2", "train.epochs=2")
+    with pytest.raises(UserError, match=r"loss\.name = 'distance': input should be 'nt_xent' or 'vicreg'"):
+        load_config(Config, [], settings)
+    monkeypatch.setitem(LOSSES, "distance", Distance)
+    config = load_config(Config, [], settings)
+    assert config.loss == Distance(power=2)
+    with pytest.raises(UserError, match=r"unknown key loss\.temperature"):
+        load_config(Config, [], [*settings, "loss.temperature=0.1"])
+    with narrow_resnet18():
+        folder = pretrain(config)
+        rows = folder.read_metrics()
+        assert [row["step"] for row in rows] == [2, 4]
+        for row in rows:
+            assert row["loss"] == pytest.approx(row["alignment"], rel=1e-5)
+        assert load_config(Config, [folder.config_file], []) == config
+        pretrain(config, "auto")  # has finished
+        with pytest.raises(UserError, match=r"loss\.power: was 2\.0, is now 1\.5"):
+            pretrain(dataclasses.replace(config, loss=Distance()), "auto")

@@ -1,0 +1,132 @@
+"""Encoders of timm, from the configuration to a prediction."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import timm
+import torch
+
+from errors import UserError
+from models.config import EncoderConfig
+from models.encoders import build_encoder, make_encoder
+from models.network import Normalize
+from tests.train import tiny_hands
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.finetune import finetune
+from train.pose.predict import predict
+from train.pose.run import load_pose_run
+from train.pretrain import pretrain
+from train.weights.convert import convert
+from train.weights.export import export_encoder
+
+STEPS = 6
+NAMES = ("timm/test_vit", "timm/test_convnext")
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "hands"
+    tiny_hands.write_hands(root, 12)
+    return root
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def settings(hands: Path, name: str, out: Path, *overrides: str) -> list[str]:
+    return tiny_hands.settings(hands, out, f"encoder.name={name}", "train.epochs=1", *overrides)
+
+
+def pretrained(hands: Path, name: str, out: Path, *overrides: str, resume: Any = "never") -> Path:
+    own = ("projector.hidden=16", "projector.dim=8", "run.checkpoint_every=3", *overrides)
+    keys = [key for key in settings(hands, name, out, *own) if not key.startswith("validation.")]
+    return pretrain(load_config(Config, [], keys), resume).root
+
+
+def checkpoint(run: Path, step: int = STEPS) -> dict[str, Any]:
+    saved: dict[str, Any] = torch.load(run / f"checkpoints/step_{step:09d}.pt", weights_only=True)
+    return saved
+
+
+@pytest.fixture(scope="module")
+def run(hands: Path, name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pre-training run that keeps the graphs of all micro-batches."""
+    return pretrained(hands, name, tmp_path_factory.mktemp("runs") / "kept", "train.recompute=never")
+
+
+def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["network"].keys() == other["network"].keys()
+    for key, tensor in one["network"].items():
+        assert torch.equal(tensor, other["network"][key]), key
+
+
+def test_recomputing_changes_no_bit(hands: Path, name: str, run: Path, tmp_path: Path) -> None:
+    again = pretrained(hands, name, tmp_path / "recomputed", "train.recompute=always")
+    assert_same_bits(checkpoint(run), checkpoint(again))
+    start = build_encoder(EncoderConfig(name, "random"), tiny_hands.SIDE_PX // 2).library_state_dict()
+    trained = checkpoint(run)["network"]
+    assert all(f"encoder.network.{key}" in trained for key in start)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(hands: Path, name: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / f"run/checkpoints/step_{STEPS:09d}.pt").unlink()
+    resumed = pretrained(hands, name, tmp_path / "run", "train.recompute=never", resume="auto")
+    assert_same_bits(checkpoint(run), checkpoint(resumed))
+
+
+def test_weights_decay_but_for_biases_norms_and_positions(name: str, run: Path) -> None:
+    decayed, exempt = (len(group["params"]) for group in checkpoint(run)["optimizer"]["param_groups"])
+    network = make_encoder(name, 32)
+    held = dict(network.network.named_parameters())  # type: ignore[union-attr]
+    special = {"timm/test_vit": {"pos_embed", "reg_token", "cls_token"} & held.keys(), "timm/test_convnext": set()}
+    few = [key for key, value in held.items() if value.ndim < 2 or key in special[name]]
+    assert (len(special[name]) > 0) == (name == "timm/test_vit")
+    assert exempt == len(few) + 3  # of the projector: a bias, and batch norm's two
+    assert decayed == len(held) - len(few) + 2
+
+
+@pytest.mark.parametrize("file", ["encoder.pth", "encoder.safetensors"])
+def test_timm_loads_what_is_exported(file: str, name: str, run: Path, tmp_path: Path) -> None:
+    note = export_encoder(run, tmp_path / file)
+    options: dict[str, Any] = {"img_size": 32} if name == "timm/test_vit" else {}
+    assert f"num_classes=0{', img_size=32' if options else ''})" in note
+    model = timm.create_model(
+        name.removeprefix("timm/"), num_classes=0, checkpoint_path=str(tmp_path / file), **options
+    )
+    encoder = build_encoder(EncoderConfig(name, str(tmp_path / file)), 32).eval()
+    encoder_of_run = build_encoder(EncoderConfig(name, str(run / f"checkpoints/step_{STEPS:09d}.pt")), 32).eval()
+    image = Normalize()(torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8))
+    with torch.no_grad():
+        features = model.eval()(image)
+        assert features.shape == (3, encoder.feature_dim)
+        assert features.std() > 0
+        torch.testing.assert_close(encoder(image), features, rtol=0, atol=0)
+        torch.testing.assert_close(encoder_of_run(image), features, rtol=0, atol=0)
+
+
+def test_fine_tuning_starts_from_the_run_and_predicts(hands: Path, name: str, run: Path, tmp_path: Path) -> None:
+    """On larger views: position embeddings are resampled."""
+    keys = settings(hands, name, tmp_path / "fine", f"encoder.weights={run}", "geometry.side_px=48", "optim.lr=1e-12")
+    fine = finetune(load_config(FinetuneConfig, [], keys)).root
+    pose = load_pose_run(fine)
+    tuned, start = pose.network.encoder.library_state_dict(), checkpoint(run)["network"]
+    alike = [key for key, value in tuned.items() if value.shape == start[f"encoder.network.{key}"].shape]
+    assert {*tuned} - {*alike} == ({"pos_embed"} if name == "timm/test_vit" else set())
+    for key in alike:
+        torch.testing.assert_close(tuned[key], start[f"encoder.network.{key}"], rtol=0, atol=1e-6)
+    picture = next((hands / "training/rgb").iterdir())
+    (found,) = predict(fine, [str(picture)], tmp_path / "out").predictions
+    assert cv2.imread(str(picture)) is not None
+    assert len(found.keypoints_px) == 21
+    with pytest.raises(UserError, match=f"its encoder is {name}; the authors' pose network has a ResNet"):
+        convert(fine, tmp_path / "theirs.pth", "published")

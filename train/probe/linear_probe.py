@@ -1,0 +1,164 @@
+"""Whether an encoder learns what keypoints need: a linear read-out of its frozen features, measured while it trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from models.config import PoseConfig
+from models.network import ContrastiveNetwork
+from models.pose import back_project, normalize_keypoints
+from pipelines.samples.index import Index
+from pipelines.sources.subsets import in_fraction
+from train.config.pretraining import Config
+from train.distributed.together import together
+from train.distributed.watchdog import activity
+from train.distributed.world import World
+from train.pose.inference import canonical_loader
+from train.pose.labels import PoseLabels
+from train.pose.metrics import in_one_place, pose_errors
+from train.probe.ridge import fit_ridge
+
+log = logging.getLogger(__name__)
+
+Rows = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_CHUNK = 64  # views that pass the encoder together, so that a feature does not depend on the number of ranks
+_FITTED = 0.75
+_SHARE = 1 / 16  # of the images that are trained on between two probes
+
+
+class Probe:
+    """Labelled images as canonical views in memory, each rank's share of them, and what is to be read out of them.
+
+    That is 2.5D: x and y of each keypoint over the view's side, and its depth relative to the root's over the reference
+    bone's length. With the root's true depth it becomes 3D.
+
+    Args:
+        index: the images.
+        rows: (N,) of the index. A file that cannot be read is left out.
+        fitted: (N,) which of them the read-out is fitted to; it is measured on the others.
+        config: how the run makes views, and its table `probe`.
+        world: this rank among all.
+
+    Raises:
+        UserError: so many files are bad that no substitute is left.
+    """
+
+    def __init__(self, index: Index, rows: Rows, fitted: Bools, config: Config, world: World) -> None:
+        self._world, self._alpha, self._side_px = world, config.probe.ridge, config.geometry.side_px
+        self._keypoints, count = len(index.skeleton), len(rows)
+        step_rows = _CHUNK * world.world_size
+        self._padded = -(-count // step_rows) * step_rows
+        self._views: list[tuple[Tensor, Tensor]] = []  # positions, pixels
+        labels, pose = PoseLabels.of(index), PoseConfig(skeleton=index.skeleton.name)
+        table = torch.zeros(self._padded, 3 * self._keypoints + 12, dtype=torch.float64)
+
+        def load() -> None:
+            with canonical_loader(index, rows, _CHUNK, config, world) as loader:
+                for batch in loader:
+                    activity.moved("loads the images of the probe")
+                    targets = labels.of_view(batch.views[0], batch.samples, pose, torch.float64)
+                    known = [
+                        targets.keypoints_px / self._side_px, targets.relative_depth, targets.intrinsics,
+                        targets.root_depth, torch.from_numpy(labels.scale_m[batch.samples.numpy()]),
+                        batch.samples == torch.from_numpy(rows)[batch.positions % count],
+                    ]  # fmt: skip
+                    columns = [part.cpu().double().reshape(len(batch), -1) for part in known]
+                    table[batch.positions] = torch.cat(columns, dim=1)
+                    self._views.append((batch.positions, batch.views[0].image.cpu()))
+
+        together(world, load)
+        table = world.sum_(table.to(world.device))[:count].cpu()  # exact: every number but one of each sum is zero
+        readable, chosen = table[:, -1] == 1, torch.from_numpy(fitted)
+        self._fitted, self._measured = readable & chosen, readable & ~chosen
+        targets, self._cameras = table[:, : 3 * self._keypoints], table[:, 3 * self._keypoints : -1]
+        self._in_3d = bool(targets[readable].isfinite().all())
+        self._targets = targets if self._in_3d else targets[:, : 2 * self._keypoints]
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are images to fit to, and others to measure."""
+        return bool(self._fitted.sum() > 1) and bool(self._measured.any())
+
+    def figures(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> dict[str, float]:
+        """How well keypoints are read out of the encoder as it is; the same on all ranks. The network stays as it was.
+
+        Returns:
+            On the images that were not fitted to: "epe_px_of_224", the mean 2D error in pixels of a canonical view of
+            224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN if a feature is no
+            number.
+        """
+        figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan)
+        features = self._features(network, autocast_dtype)
+        if features.isfinite().all():
+            ridge = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
+            read, true = ridge(features[self._measured]), self._targets[self._measured]
+            figures["epe_px_of_224"] = 224 * float((self._in_2d(read) - self._in_2d(true)).norm(dim=2).mean())
+            if self._in_3d:
+                errors = pose_errors(self._in_3d_m(read).numpy(), self._in_3d_m(true).numpy())
+                figures["pa_epe_cm"] = 100 * float(errors.pa_error_m.mean())
+        return figures
+
+    def _features(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> Tensor:
+        """(N, D) float64, on the CPU."""
+        device, training = self._world.device, network.training
+        network.eval()
+        found = []
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
+        ):
+            for _, image in self._views:
+                activity.moved("probes the encoder")
+                found.append(network.encoder(network.normalize(image.to(device))).double())
+        network.train(training)
+        everything = torch.zeros(self._padded, found[0].shape[1], dtype=torch.float64, device=device)
+        for (positions, _), features in zip(self._views, found, strict=True):
+            everything[positions.to(device)] = features
+        return self._world.sum_(everything)[: len(self._targets)].cpu()
+
+    def _in_3d_m(self, table: Tensor) -> Tensor:
+        """Hands (M, K, 3) in metres of 2.5D (M, 3 K) of the measured images."""
+        cameras = self._cameras[self._measured]
+        intrinsics, root_depth, scale_m = cameras[:, :9].reshape(-1, 3, 3), cameras[:, 9:10], cameras[:, 10]
+        depth = root_depth + table[:, 2 * self._keypoints :]
+        normalized = normalize_keypoints(self._side_px * self._in_2d(table), intrinsics)
+        return back_project(normalized, depth) * scale_m[:, None, None]
+
+    def _in_2d(self, table: Tensor) -> Tensor:
+        """Keypoints (M, K, 2), in sides of the view, of a table that begins with them."""
+        return table[:, : 2 * self._keypoints].reshape(len(table), -1, 2)
+
+
+def build_probe(index: Index, config: Config, world: World) -> Probe | None:
+    """The probe of a run; None, which is logged, where too few images have all keypoints. Errors as `Probe`."""
+    rows, fitted = probed_rows(index, config)
+    probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
+    if probe is None or not probe.usable:
+        log.info("no probe: too few images of %s (%s) have all keypoints", index.root, index.name)
+        return None
+    return probe
+
+
+def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
+    """Rows (N,) of the images to probe, and (N,) which of them to fit to; a group stays together.
+
+    All of their keypoints are known, and their depths, if there are any in the index.
+    """
+    labels = PoseLabels.of(index)
+    seen = np.isfinite(labels.keypoints_px).all(axis=(1, 2))
+    in_3d = np.asarray(np.isfinite(labels.joints).all(axis=2))
+    deep = seen & in_3d.all(axis=1) & labels.has_camera & np.isfinite(labels.scale_m) & labels.in_metres
+    deep &= ~in_one_place(labels.joints, in_3d)
+    rows = np.flatnonzero(deep if deep.any() else seen)
+    wanted = min(config.probe.images, _SHARE * config.probe.every_epochs * len(index))
+    group = np.arange(len(index)) if index.group is None else index.group
+    rows = rows[in_fraction(group[rows], min(1.0, wanted / max(1, len(rows))), seed=0)]
+    return rows, in_fraction(group[rows], _FITTED, seed=1)
