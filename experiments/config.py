@@ -21,9 +21,6 @@ C = TypeVar("C", Config, FinetuneConfig)
 
 Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 
-_ARM = re.compile(r"[\w-]+")
-"""Pattern of an arm's name, which is part of a folder's name."""
-
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Arm:
@@ -102,7 +99,7 @@ def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConf
     for phase, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
         for name, arm in arms.items():
             key = f"{file}: {phase}.arms.{name}.start"
-            if not _ARM.fullmatch(name):
+            if not re.fullmatch(r"[\w-]+", name):
                 raise UserError(f"{file}: {phase}.arms.{name!r} names a folder: expected letters, digits, - and _")
             if arm.start is not None and phase == "pretrain":
                 raise UserError(f"{key}: only arms of finetune start from another; remove it")
@@ -129,8 +126,7 @@ def folder_of(config: ExperimentConfig, seed: int, phase: str, name: str) -> Pat
 def settings_of_arm(kind: type[C], config: ExperimentConfig, name: str, seed: int) -> tuple[C, list[str]]:
     """The configuration of an arm of pre-training or fine-tuning, and the keys that it sets over its phase's files.
 
-    Raises:
-        UserError: a key does not exist, or has a wrong value.
+    Errors as in `load_config`.
     """
     phase = "pretrain" if kind is Config else "finetune"
     shared: Phase = getattr(config, phase)

@@ -78,11 +78,7 @@ def load_enough(config: Config, settings: LoaderSettings) -> Index:
 
 
 def require_sound(index: Index) -> None:
-    """Read and check every file, since other loaders stop at a bad one.
-
-    Raises:
-        UserError: a file cannot be used.
-    """
+    """Read and check every file, since other loaders stop at a bad one. A bad file is a `UserError`."""
     bad: list[tuple[Path, str]] = []
     for sample in range(len(index)):
         try:

@@ -92,11 +92,7 @@ def find_row(place: str) -> Row:
 
 
 def require_comparable(before: Row, now: Row) -> None:
-    """Check that two rows can be compared. The part that `conditions` gives is enough.
-
-    Raises:
-        UserError: they are of different machines, settings or sources.
-    """
+    """Raise a `UserError` if two rows, or their `conditions`, differ in machine, settings or sources."""
     conditions = [("machine", "cpu"), ("machine", "gpu"), ("settings", "cores"), ("settings", "batch")]
     compared = [(key, before[table][key], now[table][key]) for table, key in conditions]
     compared.append(("sources", before.get("sources", "small"), now.get("sources", "small")))

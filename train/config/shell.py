@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-_OF_THE_SHELL = re.compile(r"~|\$\w|.*\$\{")
-
 
 def is_left_to_shell(path: str) -> bool:
     """Whether a path contains a ~ or $NAME that no shell has replaced, as in quotes, after "=" or in a file.
 
     Otherwise a folder named "~" would be made.
     """
-    return _OF_THE_SHELL.match(path) is not None and not os.path.lexists(path)
+    return re.match(r"~|\$\w|.*\$\{", path) is not None and not os.path.lexists(path)

@@ -25,8 +25,6 @@ from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
 
-MakeDecoder = Callable[[GraphConfig], Decoder]
-
 
 @dataclass(frozen=True)
 class Checked:
@@ -50,7 +48,7 @@ def check_data(
     *,
     device: torch.device,
     progress: Callable[[int, int], None],
-    make_decoder: MakeDecoder = DaliDecoder,
+    make_decoder: Callable[[GraphConfig], Decoder] = DaliDecoder,
     limit_s: float = LIMIT_S,
 ) -> list[Checked]:
     """Decode every image of a configuration's sources, whole, with the decoder that a run uses.

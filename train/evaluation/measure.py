@@ -39,10 +39,6 @@ class Evaluation:
         """Tables (N, K) of all metrics that could be measured, before the means."""
         return {name: table for name, table in self.errors.tables().items() if not np.isnan(table).all()}
 
-    def groups(self) -> npt.NDArray[np.int64]:
-        """(N,) group numbers: samples that depend on each other have the same number."""
-        return np.arange(len(self.index)) if self.index.group is None else self.index.group
-
 
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
     """Configuration of the images to measure on: those that the run held out, unless files and overrides change it.
@@ -100,7 +96,7 @@ def measure(
 
 def intervals(evaluation: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
     """The metrics with their bootstrap intervals over samples."""
-    return confidence_intervals(evaluation.tables(), groups=evaluation.groups(), resamples=resamples)
+    return confidence_intervals(evaluation.tables(), groups=evaluation.index.group, resamples=resamples)
 
 
 def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
@@ -109,7 +105,7 @@ def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> 
     return paired_difference(
         {name: ours[name] for name in ours if name in theirs},
         {name: theirs[name] for name in ours if name in theirs},
-        groups=one.groups(),
+        groups=one.index.group,
         resamples=resamples,
     )
 

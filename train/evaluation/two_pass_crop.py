@@ -44,10 +44,8 @@ def estimate_in_two_passes(
     the image. The authors' code counts pixels from the first pixel's centre. This function does so for their networks
     (`pose.first_keypoint = "palm"`), and counts from the corner for ours, as in training.
 
-    Arguments and result as in `estimate_poses`; files that cannot be read have -1 in `samples`.
-
-    Raises:
-        UserError: none of the files can be read.
+    Arguments and result as in `estimate_poses`; files that cannot be read have -1 in `samples`, and if all have, it is
+    a `UserError`.
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
@@ -141,8 +139,7 @@ def _read(index: Index, row: int) -> Image | None:
 def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Path, Path]:
     """Write pred.json for FreiHAND's evaluation, with joints in metres, and pred.zip for the leaderboard.
 
-    Raises:
-        UserError: a hand is missing; the leaderboard needs every image.
+    A missing hand is a `UserError`, since the leaderboard needs every image.
     """
     joints_m = poses.joints * labels.scale_m[:, None, None].astype(np.float64)
     missing = np.flatnonzero(~np.isfinite(joints_m).all(axis=(1, 2)))

@@ -117,8 +117,7 @@ def predict(
 def find_images(words: Sequence[str]) -> list[Path]:
     """Find files: each word is a file, a folder of pictures, or a pattern. Each file is listed once, in order.
 
-    Raises:
-        UserError: a word matches no file.
+    A word that matches no file is a `UserError`.
     """
     found: dict[Path, None] = {}
     for word in words:

@@ -54,11 +54,7 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
 
 
 def predictions(folder: Path | None) -> list[Gallery]:
-    """Predictions in a folder of `predict`.
-
-    Raises:
-        UserError: there are no predictions, or a picture is missing.
-    """
+    """Predictions in a folder of `predict`. A folder without any, or a missing picture, is a `UserError`."""
     if folder is None:
         return []
     files = sorted(folder.glob("*.json"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -46,7 +45,11 @@ def write_report(
         "curves": [*error_curves, *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
         "galleries": [*galleries.views(read), *galleries.predictions(predictions), *worst],
         "runs": [(run, _summary(run)) for run in read],
-        "rendered": any(_rendered(run.config) for run in read),
+        "rendered": any(  # data of `make-data`
+            table["source"] == "freihand" and (Path(table["root"]) / "dataset.json").exists()
+            for run in read
+            for table in sources_of(run.config)
+        ),
         "series": SERIES,
     }
     here = Path(__file__).parent
@@ -76,9 +79,3 @@ def _summary(run: Run) -> dict[str, str]:
         "speed": f"{images_per_s:.0f} images/s, {waited:.1%} of the time waiting for data",
         "loss": f"{rows[0]['loss']:.3f} to {rows[-1]['loss']:.3f}",
     }
-
-
-def _rendered(config: Mapping[str, Any]) -> bool:
-    """Whether a run was trained on data of `make-data`."""
-    sources = (table for table in sources_of(config) if table["source"] == "freihand")
-    return any((Path(table["root"]) / "dataset.json").exists() for table in sources)

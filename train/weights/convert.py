@@ -30,8 +30,6 @@ from writing import refuse_inputs
 
 Target = Literal["ours", "published", "lightning"]
 
-PUBLISHED_BOX_MARGIN = 1 / 0.7
-"""The authors crop so that the rectangle around the keypoints has 0.7 of the view's side."""
 PUBLISHED_POSE = PoseConfig(first_keypoint="palm")
 
 _EXPECTED = "published weights, a checkpoint of the authors' pre-training, or a run of ours"
@@ -105,7 +103,7 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
         "encoder": {"name": encoder, "weights": "random"},
         "pose": TypeAdapter(PoseConfig).dump_python(PUBLISHED_POSE, mode="json"),
         "geometry": {"side_px": PUBLISHED_SIDE_PX},
-        "data": {"box": "joints", "box_margin": PUBLISHED_BOX_MARGIN},
+        "data": {"box": "joints", "box_margin": 1 / 0.7},  # the keypoints' rectangle has 0.7 of the view's side
     }
     return pose_from_published(state), config
 
