@@ -131,6 +131,7 @@ def test_the_files_are_dropped_from_the_page_cache_first(config: Config, monkeyp
         return load_index(data)
 
     monkeypatch.setattr("bench.loaders.first_batch.drop_from_page_cache", drop)
-    monkeypatch.setattr("bench.loaders.first_batch.load_index", load)
+    for module in ("first_batch", "ours"):
+        monkeypatch.setattr(f"bench.loaders.{module}.load_index", load)
     first_batch(config, LoaderSettings(cores=1, batch=64))
     assert happened == ["loaded", f"dropped {50 + 2}", "loaded"]  # each of the 50 files once, and the labels

@@ -26,13 +26,18 @@ _PRELOAD = [
 ]  # fmt: skip
 
 
+def free_port() -> int:
+    """A port of this host that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def start_ranks(world_size: int, target: Callable[..., None], *arguments: Any, log: Path) -> list[BaseProcess]:
     """Call `target(*arguments)` in `world_size` processes, with torchrun's environment; `log` gets what they print."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes: list[BaseProcess] = [
         context.Process(target=_one_rank, args=(rank, world_size, port, str(log), target, arguments))
         for rank in range(world_size)

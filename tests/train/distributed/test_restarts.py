@@ -11,6 +11,7 @@ import pytest
 
 from errors import RanksLost, UserError
 from tests.command_line import run_cli
+from tests.train.ranks import free_port
 from train.commands import training
 from train.distributed import restarts
 
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[3]
 
 def launch(*arguments: str, restarts: int) -> list[str]:
     """What the ranks that torchrun starts print."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}",
+                f"--master-port={free_port()}"]  # fmt: skip
     done = subprocess.run(
         [*torchrun, "cli.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
