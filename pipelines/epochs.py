@@ -96,7 +96,7 @@ def make_loader(
 
 
 def _require(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> None:
-    if not isinstance(number, Integral) or not least <= number <= largest:
+    if not isinstance(number, Integral) or not least <= int(number) <= largest:
         raise UserError(f"{name} = {number!r}: expected a whole number from {least} to {largest}")
 
 

@@ -102,7 +102,7 @@ def find_checkpoint(source: Path, expected: str) -> Path:
     No such path, or a folder without a checkpoint, is a `UserError` with the text `expected`.
     """
     if not source.exists():
-        raise UserError(f"{source}: does not exist; expected {expected}")
+        raise UserError(f"{source} is no file and no folder; expected {expected}")
     if not source.is_dir():
         return source
     path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
