@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, even_share, steps_per_epoch
 from pipelines.sources import load_index
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-
-log = logging.getLogger(__name__)
 
 
 def make_loader(
@@ -72,8 +69,8 @@ def make_loader(
     place = torch.device(device)
     if place == torch.device("cuda"):
         place = torch.device("cuda", torch.cuda.current_device())
-    if prepare and (prepared := prepare_process(config, place)) is not None:
-        log.info("%s", prepared)
+    if prepare:
+        prepare_process(config, place)
     if isinstance(data, str | Path):
         data = DataConfig(source="folder", root=str(data))
     return EpochLoader(
