@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from bench.documentation import COMPARISON_HEADS, comparison_cells
@@ -211,7 +212,7 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Row:
     if count == 1:
         low, high = float("-inf"), float("inf")  # one seed gives no interval
     else:
-        hands_error = (over_hands.high - over_hands.low) / (2 * 1.96)
+        hands_error = (over_hands.high - over_hands.low) / (2 * norm.ppf(0.975))
         error = float(np.sqrt(np.var(differences, ddof=1) / count + hands_error**2))
         reach = float(student.ppf(0.975, count - 1)) * error
         low, high = mean - reach, mean + reach

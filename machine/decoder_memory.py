@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import mmap
+import os
 import platform
 import struct
 from importlib.util import find_spec
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import llvmlite.binding as llvm
+
+log = logging.getLogger(__name__)
 
 LEAST_BYTES: Final = 16384
 """Bytes from which an array counts as an image; smaller arrays are left to malloc."""
@@ -89,15 +93,13 @@ found:
 
 
 @functools.cache
-def prepare_decoder_memory() -> str:
-    """Set up the memory of this process for decoding on its CPU. A second call changes nothing.
-
-    Returns:
-        What was set up, for the log.
-    """
+def prepare_decoder_memory() -> None:
+    """Set up the memory of this process for decoding on its CPU, and log it on rank 0. A second call does nothing."""
     kept, in_cache = keep_freed_memory(), keep_decoded_in_cache()
     done = [words for words, works in (("malloc reuses memory", kept), ("cached JPEG rows", in_cache)) if works]
-    return f'CPU decoder set up (pipelines.decoder_memory = "auto"): {", ".join(done) or "not possible here"}'
+    if os.environ.get("RANK", "0") == "0":
+        told = 'CPU decoder set up (pipelines.decoder_memory = "auto"): %s'
+        log.info(told, ", ".join(done) or "not possible here")
 
 
 def keep_freed_memory() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +25,6 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, even_share, steps_per_epoch
 from pipelines.sources import load_index
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-
-log = logging.getLogger(__name__)
 
 
 def make_loader(
@@ -76,8 +73,8 @@ def make_loader(
     if device is None:
         device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
     place = _usable(device)
-    if prepare and (prepared := prepare_process(config, place)) is not None:
-        log.info("%s", prepared)
+    if prepare:
+        prepare_process(config, place)
     if isinstance(data, str | Path):
         data = DataConfig(source="folder", root=str(data))
     elif not isinstance(data, Index | DataConfig) and not data:

@@ -104,7 +104,6 @@ class Trainer:
         config, world, folder = self.config, self.world, self.folder
         together(world, lambda: require_installed(config.run.trackers) if world.is_main else None)
         set_threads(config.train.threads, world)
-        prepared = prepare_process(config.pipelines, world.device)
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
@@ -124,14 +123,13 @@ class Trainer:
         # Not before: a run that could not start must leave no files.
         together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
 
+        prepare_process(config.pipelines, world.device)
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
         make_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
         loader = together(world, partial(make_loader, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
-            if prepared is not None:
-                log.info("%s", prepared)
         self._take_steps(task, index, loader)
 
     def _restore(self, task: Task[Any, Any], path: Path, images: list[int]) -> None:

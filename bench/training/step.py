@@ -277,11 +277,12 @@ class StepBench:
 
     def _peak_mib(self) -> float:
         """Peak memory of two cached steps, in MiB."""
+        # On a CPU from /proc: psutil lacks the largest resident set on Linux, and cannot reset it.
         device = self.world.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # resets the largest resident set, VmHWM
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         for batch in self.batches:
             self.state.step(batch)
         if device.type == "cuda":

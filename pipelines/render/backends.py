@@ -51,15 +51,10 @@ def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.de
     return backend
 
 
-def prepare_process(config: PipelinesConfig, device: torch.device) -> str | None:
-    """Set up the memory of a command's process for a decoder on the CPU, if configured and needed.
-
-    Returns:
-        What was set up, for the log; None if nothing was to be done.
-    """
-    if config.decoder_memory == "off" or _decodes_on_gpu(config, device):
-        return None
-    return prepare_decoder_memory()
+def prepare_process(config: PipelinesConfig, device: torch.device) -> None:
+    """Set up the memory of a command's process for a decoder on the CPU, if configured and needed, and log it."""
+    if config.decoder_memory == "auto" and not _decodes_on_gpu(config, device):
+        prepare_decoder_memory()
 
 
 def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
@@ -107,7 +102,13 @@ class DaliViews:
         return view_pipeline(self._graph, self._augmentation, source)
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
-        """Copy one DALI batch into its rows of the training batch."""
+        """Copy one DALI batch into its rows of the training batch.
+
+        `FastViews` compares the decoded sizes with the headers, since its kernel reads memory by them. DALI's nodes
+        know their images' sizes and read nothing beyond them, so the graph does not give the sizes: on a GPU that
+        would be one more output for the CPU in every batch. tests/pipelines/test_exif.py compares the sizes for every
+        kind of file.
+        """
         for number, (view, planned) in enumerate(zip(views, plan.views, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))

@@ -132,7 +132,9 @@ class DecoderProcess:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=_work, args=(other_end, self._make_decoder), daemon=True)
+        self._process = context.Process(
+            target=_work, args=(other_end, self._make_decoder, self._deaths == 0), daemon=True
+        )
         self._process.start()
         other_end.close()
         try:
@@ -170,8 +172,10 @@ class _DiedError(Exception):
     """The decoder's process ended or hung. The message completes "the image ..."."""
 
 
-def _work(connection: Connection[Any, Any], make_decoder: Callable[[], Decoder]) -> None:
-    """Answer requests until the parent closes the connection."""
+def _work(connection: Connection[Any, Any], make_decoder: Callable[[], Decoder], is_first: bool) -> None:
+    """Answer requests until the parent closes the connection. Only the first process logs how it is set up."""
+    if is_first:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:

@@ -1,4 +1,8 @@
-"""The views in plain float64 NumPy: slow, short, and the oracle that the tests hold both backends against."""
+"""The views in plain float64 NumPy: slow, short, and the oracle that the tests hold both backends against.
+
+From the product it takes only the description of its input: the names of the columns of the table of draws, and the
+classes of the configuration. tests/test_structure.py checks this.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.arrays import FloatArray
 from pipelines.views.appearance import Column
 from pipelines.views.augmentation import AppearanceConfig, ColourConfig, GeometryConfig
 from pipelines.views.draws import Draw
 
 Array = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float32]
 Image = npt.NDArray[np.uint8]
 
 

@@ -48,7 +48,9 @@ def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: i
     config = pretraining_config(files, overrides)
     from pipelines.config import refuse_among_images
     from train.data.preview import preview
+    from train.runs.log import configure_logging
 
+    configure_logging()
     if not out.exists():  # for a file that exists, `preview` checks whether it is an image of the data
         refuse_among_images(out, config.data)
     preview(config, out, samples=samples)

@@ -108,8 +108,9 @@ def predict(
     read are left out and listed at the end. The exit code is 2 only if no picture can be read.
     """
     from train.pose.predict import predict as run_prediction
-    from train.runs.log import progress_bar
+    from train.runs.log import configure_logging, progress_bar
 
+    configure_logging()
     box_px = None if box is None else _box_px(box)
     with progress_bar("predicting") as progress:
         done = run_prediction(
