@@ -80,8 +80,8 @@ def evaluate(
     if reasons := evaluation.errors.reasons:
         title += f", left out: {reasons}"
     tables = [report.table_of(title, measured)]
-    rows = measure.worst_hands(evaluation, worst)
-    content["worst"] = report.of_hands(evaluation, rows.tolist())
+    rows = measure.worst_poses(evaluation, worst)
+    content["worst"] = report.of_poses(evaluation, rows.tolist())
     shown = {_name(run): content}
     if other_run is not None:
         same_images = measure.for_other_run(config, other_run)
@@ -91,13 +91,13 @@ def evaluate(
         theirs = report.results(other, measure.intervals(other), proper_rotation=proper_rotation, crop=crop)
         minus = {"minus": theirs["checkpoint"], "difference": report.intervals_for_json(differences)}
         content["comparison"] = {**minus, "other": theirs}
-        tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
+        tables.append(report.table_of(f"minus {other.run.path}, on the same images", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = theirs
     few = dataclasses.replace(evaluation.index, sources=()).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
-    report.save_hands(folder / "hands.csv", evaluation)
+    report.save_poses(folder / "hands.csv", evaluation)
     report.save_pck(folder / "pck.png", shown)
     report.save_worst(folder / "worst.png", evaluation, rows, closer)
     return Evaluated(
