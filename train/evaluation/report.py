@@ -18,7 +18,7 @@ from rich.table import Table
 
 from errors.terminal import printable
 from pipelines.config import each_source
-from train.evaluation.measure import Evaluation
+from train.evaluation.network_errors import Evaluation
 from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
 from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve

@@ -22,7 +22,7 @@ from train.config.load import load_config
 from train.config.tables import to_dict
 from train.distributed.world import World
 from train.evaluation.evaluate import Evaluated, evaluate
-from train.evaluation.measure import (
+from train.evaluation.network_errors import (
     difference,
     evaluation_config,
     for_other_run,
