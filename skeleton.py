@@ -1,7 +1,8 @@
 """Skeletons, of a hand and of a body: names of the keypoints, bones, and colours for drawing.
 
-Each skeleton is a value; no other file contains a number or a name of keypoints. This file imports neither torch nor
-DALI, since the configuration uses it.
+Each skeleton is a value. Code that works for any skeleton has no number and no name of keypoints; FreiHAND's layout,
+`PoseConfig`, the authors' weights and the renderer of hands have them. This file imports neither torch nor DALI, since
+the configuration uses it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _clock(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def measure_arm(run: PoseRun, data: Path) -> dict[str, Floats]:
-    """Errors (N, 21) of a network on the evaluation part, per metric, before the mean."""
+    """Errors (N, K) of a network on the evaluation part, per metric, before the mean."""
     sources = run.config.data if isinstance(run.config.data, tuple) else (run.config.data,)
     source = dataclasses.replace(sources[0], root=str(data), part="evaluation", split="all", label_fraction=1.0)
     index = load_index(source)
@@ -163,7 +163,7 @@ def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
     "rigid_hand" is the mean of the hands after alignment to each other; the metric aligns it to each hand.
 
     Args:
-        known_m: (N, 21, 3) hands whose mean is taken, in metres. Labels that are a single point, or not finite, are
+        known_m: (N, K, 3) hands whose mean is taken, in metres. Labels that are a single point, or not finite, are
             left out.
         held_out_m: (M, 21, 3) hands to measure on, in metres, with the same exception.
 

@@ -65,14 +65,13 @@ class TimmEncoder(Encoder):
             raise
         except Exception as error:  # each model raises its own
             raise UserError(
-                f"{where}: timm cannot build it ({' '.join(str(error).split())[:200]}); its weights were published for "
-                f"{native_px} pixels. Set geometry.side_px, or choose another encoder."
+                f"{where}: timm cannot build it ({' '.join(str(error).split())[:200]}); its pretrained weights "
+                f"expect {native_px}-pixel views. Set geometry.side_px, or choose another encoder."
             ) from error
         if not first.is_meta:
             if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
                 raise UserError(
-                    f"{self._key}: in training it gives another output each time, and a recomputed pass must equal "
-                    "the first. Choose another encoder."
+                    f"{self._key} is random in training mode, so recomputing differs: choose one without dropout"
                 )
             if silenced:
                 log.info("%s: dropout and stochastic depth are off, since a recomputed pass must equal the first", name)

@@ -1,6 +1,6 @@
 """Images on disk to batches of augmented views with their matrices; `make_loader` is the way in, see docs/library.md.
 
-A name is imported when it is asked for: the configuration needs neither torch nor DALI.
+Names are imported lazily: the configuration needs neither torch nor DALI.
 """
 
 from importlib import import_module

@@ -112,7 +112,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScalingTimes:
     """Measurements on the ranks of this run.
 
     Attributes:
@@ -205,7 +205,7 @@ def work_of(config: Config) -> Work:
     return Work(config.train.batch, config.train.micro_batch, config.projector.dim, count)
 
 
-def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, World]:
+def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[ScalingTimes, World]:
     """Time sums over the ranks of this run, and steps on noise. Under torchrun, every rank calls this.
 
     Raises:
@@ -225,7 +225,7 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[Measured, Worl
             for count in (1, 2)
         )
         slowest = world.max_(torch.tensor([two_s - one_s, 2 * one_s - two_s, step_s], dtype=torch.float64)).tolist()
-    return Measured(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2], load), world
+    return ScalingTimes(world.world_size, sums, max(slowest[0], 1e-9), max(slowest[1], 0.0), slowest[2], load), world
 
 
 def summary(row: Mapping[str, Any]) -> str:
@@ -254,7 +254,7 @@ def as_table(row: Mapping[str, Any]) -> Table:
     return table
 
 
-def as_json(measured: Measured, work: Work, described: Cluster | None, nodes: Sequence[int]) -> dict[str, Any]:
+def as_json(measured: ScalingTimes, work: Work, described: Cluster | None, nodes: Sequence[int]) -> dict[str, Any]:
     """A row of bench/results/ with projections to `nodes` nodes of a cluster, or of nodes like this machine."""
     here = this_machine(measured)
     cluster = described or here
@@ -274,7 +274,7 @@ def as_json(measured: Measured, work: Work, described: Cluster | None, nodes: Se
     }
 
 
-def this_machine(measured: Measured) -> Cluster:
+def this_machine(measured: ScalingTimes) -> Cluster:
     """A cluster whose node is this machine, from the measurements."""
     link = fit_link(measured.sums, measured.ranks) if measured.ranks > 1 else Link()
     return Cluster(

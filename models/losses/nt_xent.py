@@ -26,8 +26,8 @@ class NTXent(AnchorLoss):
 
     Each of the 2N embeddings is an anchor: its pair is the positive, the other 2N - 2 are negatives. Similarity is the
     cosine, so lengths do not matter. Computed in log space in float32, also under autocast; float64 stays float64. The
-    similarity matrix is never in memory as a whole, only `TILE_ELEMENTS` of it; the gradient has no gradient of its
-    own.
+    similarity matrix is never in memory as a whole, only `TILE_ELEMENTS` of it. Second derivatives are not
+    supported.
 
     Attributes:
         name: "nt_xent".

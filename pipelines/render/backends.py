@@ -20,8 +20,8 @@ from pipelines.render.fast_cpu import start_views
 from pipelines.render.graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.request import Request
 from pipelines.render.runner import Outputs
+from pipelines.samples.image_sizes import largest_pixels, samples_at_once
 from pipelines.samples.index import Index
-from pipelines.samples.probe import largest_pixels, samples_at_once
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import Plan
 from pipelines.views.regions import LEAST_PIXELS

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
+from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index
-from pipelines.samples.probe import read_upright_size_px
 
 _LOOKED_AT: Final = 64
 """Number of images whose size is read."""

@@ -16,8 +16,8 @@ from pydantic_core import from_json
 from errors import UserError
 from parsing import as_numbers, regular
 from pipelines.config import DataConfig
+from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index, read_file
-from pipelines.samples.probe import read_upright_size_px
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.subsets import rows_of_split

@@ -22,10 +22,10 @@ from errors import UserError
 from parsing import as_numbers, parse_json, regular
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
+from pipelines.sources.annotations.cache import Tables, remembered
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
-from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.annotations.stored_images import first_stored
 from pipelines.sources.boxes import read_boxes, squares_around
 from skeleton import HAND

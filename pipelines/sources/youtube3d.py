@@ -18,11 +18,11 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import as_numbers
 from pipelines.config import DataConfig
+from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index, read_file
-from pipelines.samples.probe import read_upright_size_px
+from pipelines.sources.annotations.cache import Tables, remembered
 from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
-from pipelines.sources.annotations.remembered import Tables, remembered
 from pipelines.sources.annotations.stored_images import first_stored
 from pipelines.sources.boxes import refuse_boxes, squares_around
 

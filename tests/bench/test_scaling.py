@@ -15,7 +15,7 @@ from bench.documentation import write_tables
 from bench.training.scaling import (
     Cluster,
     Link,
-    Measured,
+    ScalingTimes,
     Work,
     fit_link,
     project,
@@ -85,7 +85,7 @@ def test_more_ranks_than_micro_batches_have_no_work() -> None:
 def test_the_model_gives_back_what_it_was_measured_on() -> None:
     link = Link(5e-5, 2e9)
     sums = [(4**power, sum_s(4**power, 2, link)) for power in range(2, 13)]
-    here = this_machine(Measured(2, sums, micro_batch_s=0.2, fixed_s=0.03, step_s=math.nan))
+    here = this_machine(ScalingTimes(2, sums, micro_batch_s=0.2, fixed_s=0.03, step_s=math.nan))
     step = project(WORK, here, 1)
     assert step.ranks == 2
     assert step.step_s == pytest.approx(

@@ -49,7 +49,7 @@ def test_a_network_that_stays_random_is_refused() -> None:
     with (
         patch.object(timm, "create_model", _by_chance),
         patch.object(timm_encoder, "_without_chance"),
-        pytest.raises(UserError, match=r"'timm/test_vit': in training it gives another output each time"),
+        pytest.raises(UserError, match=r"'timm/test_vit' is random in training mode, so recomputing differs"),
     ):
         make_encoder("timm/test_vit", 32)
 
@@ -61,7 +61,7 @@ def test_a_network_that_stays_random_is_refused() -> None:
         ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) names them"),
         ("test_vit", 40, r"side_px = 40: its patches of 16 pixels do not fill the view; 32 or 48 would do"),
         ("test_vit", 8, r"side_px = 8: its patches of 16 pixels do not fill the view; 16 would do"),
-        ("vgg11", 8, r"side_px = 8: timm cannot build it .*published for 224 pixels. Set geometry.side_px"),
+        ("vgg11", 8, r"side_px = 8: timm cannot build it .*expect 224-pixel views. Set geometry.side_px"),
     ],
 )
 def test_what_does_not_fit_is_one_line(name: str, side_px: int, message: str) -> None:

@@ -30,7 +30,7 @@ from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_option
     "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
 )
 @click.option("--proper-rotation", is_flag=True, help="Align by rotations only; FreiHAND's script allows reflections.")
-@click.option("--worst", default=24, show_default=True, type=COUNT, help="Poses in worst.png.")
+@click.option("--worst", default=24, show_default=True, type=COUNT, help="Number of poses in worst.png.")
 def evaluate(
     run: Path,
     files: Sequence[Path],

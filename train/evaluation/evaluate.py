@@ -16,7 +16,7 @@ from errors import UserError
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World, described_world
-from train.evaluation import measure, report
+from train.evaluation import network_errors, report
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels
@@ -63,7 +63,7 @@ def evaluate(
     """
     run = load_pose_run(source)
     other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it cannot be made
-    config = measure.evaluation_config(run, files, overrides)
+    config = network_errors.evaluation_config(run, files, overrides)
     world = World(device=described_world(config.train.device).device)
     folder = _folder(out, run, source)
     evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
@@ -71,33 +71,33 @@ def evaluate(
     if evaluation is None:
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], list(written))
-    if measure.trained_on(run, config):
+    if network_errors.trained_on(run, config):
         log.warning("the run was trained on these images, or on some of them")
-    measured = measure.intervals(evaluation)
+    measured = network_errors.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
     measured_on = len(evaluation.index) - sum(evaluation.errors.left_out.values())
     title = f"{run.path}, {measured_on} {evaluation.labels.skeleton.plural}"
     if reasons := evaluation.errors.reasons:
         title += f", left out: {reasons}"
     tables = [report.table_of(title, measured)]
-    rows = measure.worst_hands(evaluation, worst)
-    content["worst"] = report.of_hands(evaluation, rows.tolist())
+    rows = network_errors.worst_poses(evaluation, worst)
+    content["worst"] = report.of_poses(evaluation, rows.tolist())
     shown = {_name(run): content}
     if other_run is not None:
-        same_images = measure.for_other_run(config, other_run)
+        same_images = network_errors.for_other_run(config, other_run)
         other, _, _ = _measured(other_run, same_images, crop, world, proper_rotation, progress)
         assert other is not None  # the same labels
-        differences = measure.difference(evaluation, other)
-        theirs = report.results(other, measure.intervals(other), proper_rotation=proper_rotation, crop=crop)
+        differences = network_errors.difference(evaluation, other)
+        theirs = report.results(other, network_errors.intervals(other), proper_rotation=proper_rotation, crop=crop)
         minus = {"minus": theirs["checkpoint"], "difference": report.intervals_for_json(differences)}
         content["comparison"] = {**minus, "other": theirs}
-        tables.append(report.table_of(f"minus {other.run.path}, on the same hands", differences, signed=True))
+        tables.append(report.table_of(f"minus {other.run.path}, on the same images", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = theirs
     few = dataclasses.replace(evaluation.index, sources=()).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
-    report.save_hands(folder / "hands.csv", evaluation)
+    report.save_poses(folder / "hands.csv", evaluation)
     report.save_pck(folder / "pck.png", shown)
     report.save_worst(folder / "worst.png", evaluation, rows, closer)
     return Evaluated(
@@ -114,7 +114,7 @@ def _measured(
     progress: Progress | None,
     *,
     labelled: bool = True,
-) -> tuple[measure.Evaluation | None, Poses, PoseLabels]:
+) -> tuple[network_errors.Evaluation | None, Poses, PoseLabels]:
     """Evaluate a run; None if there are no labels and `labelled` is False."""
     index = load_index(config.data)
     labels = PoseLabels.of(index)
@@ -136,7 +136,7 @@ def _measured(
     poses = _ESTIMATES[crop](run.network, index, labels.intrinsics, config, world, progress=progress)
     if not labels.labelled:
         return None, poses, labels
-    return measure.measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
+    return network_errors.measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
 
 
 def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from errors.terminal import printable
 from pipelines.config import each_source
-from train.evaluation.measure import Evaluation
+from train.evaluation.network_errors import Evaluation
 from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
 from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
@@ -99,24 +99,24 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     return table
 
 
-def of_hands(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
+def of_poses(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
     """For each row its file and the mean of each metric over the keypoints; None if not measured."""
-    tables, hands = evaluation.tables(), []
+    tables, poses = evaluation.tables(), []
     for row in rows:
-        hand: dict[str, Any] = {"file": evaluation.index.paths[row]}
+        pose: dict[str, Any] = {"file": evaluation.index.paths[row]}
         for name, table in tables.items():
-            (hand[name],) = _for_json(mean_over_hands(table[row][:, None]))
-        hands.append(hand)
-    return hands
+            (pose[name],) = _for_json(mean_over_hands(table[row][:, None]))
+        poses.append(pose)
+    return poses
 
 
-def save_hands(path: Path, evaluation: Evaluation) -> None:
-    """Write `of_hands` of all images as CSV; a value that was not measured is empty."""
+def save_poses(path: Path, evaluation: Evaluation) -> None:
+    """Write `of_poses` of all images as CSV; a value that was not measured is empty."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, ["file", *evaluation.tables()])
     table.writeheader()
-    for hand in of_hands(evaluation, range(len(evaluation.index))):
-        table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in hand.items()})
+    for pose in of_poses(evaluation, range(len(evaluation.index))):
+        table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in pose.items()})
     write_text(path, text.getvalue())
 
 

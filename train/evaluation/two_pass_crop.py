@@ -121,7 +121,7 @@ def _to_source(points_px: Floats, crops: Floats) -> Floats:
 
 
 def _view(image: Image, crop: Floats, side_px: int, origin_px: float) -> Image:
-    """The crop of an image. `origin_px` are the crop's coordinates of the first pixel's centre; OpenCV's are 0."""
+    """The crop of an image. `origin_px`: the crop's coordinate for the centre of the first pixel (OpenCV: 0)."""
     matrix = crop.copy()
     matrix[:, 2] += crop[:, :2].sum(axis=1) * origin_px - origin_px
     view = cv2.warpAffine(image, matrix, (side_px, side_px), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT)

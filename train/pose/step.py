@@ -35,8 +35,7 @@ class PoseLosses(NamedTuple):
 def pose_losses(output: PoseOutput, targets: PoseTargets, *, refined: bool) -> PoseLosses:
     """The L1 losses (paper, eq. 5; the root's as in Spurr et al. 2020).
 
-    A target that is not known (NaN) adds nothing, and still counts in the mean: so means over micro-batches and ranks
-    of equal size average to the mean over all.
+    An unknown target (NaN) adds 0 but counts in the divisor, so equal micro-batches average exactly.
 
     Without refinement (`refined` is False) the root's loss is 0.
     """

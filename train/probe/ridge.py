@@ -24,7 +24,7 @@ class Ridge(NamedTuple):
     intercept: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(M, D) -> (M, T)."""
+        """Predicts T targets from D features: (M, D) -> (M, T)."""
         return (features - self.mean) / self.deviation @ self.coefficients + self.intercept
 
 

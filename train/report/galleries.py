@@ -67,9 +67,11 @@ def predictions(folder: Path | None) -> list[Gallery]:
             name = Path(said["image"]).name
             warning = {"likely": ": needs a box"}.get(str(said["box_needed"]), "")
         except (LookupError, TypeError) as error:
-            raise UserError(f"{file} is no prediction ({error}); expected what predict writes. Make it anew") from error
+            raise UserError(f"{file} is not a file written by 'predict' ({error}): run predict again") from error
         if picture is None:
-            raise UserError(f"{file} has no picture beside it; expected the .png that predict writes. Make it anew")
+            raise UserError(
+                f"{file} has no picture beside it; expected the .png that predict writes. Run predict again."
+            )
         tiles.append(_tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", f"{name}{warning}"))
     text = "The picture, the view of the network with its prediction, and the prediction in 3D."
     if any("needs a box" in tile.caption for tile in tiles):

@@ -67,7 +67,7 @@ def table(found: Measured) -> list[Row]:
 def verdict(found: Measured) -> str:
     """The result of the comparison in words."""
     if found.difference is None:
-        return "No two of these runs were compared on the same hands: evaluate RUN --compare RUN2 does that."
+        return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
     cells = {name: _cell(found.difference[name], metric, signed=True) for name, metric in METRICS.items()
              if name in found.difference}  # fmt: skip
     first, *others = cells

@@ -42,7 +42,7 @@ class Tracker(Protocol):
         """Take figures after `step` optimiser steps."""
 
     def picture(self, path: Path, step: int) -> None:
-        """Take a picture, which replaces the one of the same name."""
+        """Logs a picture; replaces the one of the same name."""
 
     def close(self) -> None:
         """The run has ended."""
@@ -229,7 +229,7 @@ class _Worker:
             self._leave_out(f"{_MOST_CALLS} calls wait for it")
 
     def wait(self) -> None:
-        """Until the calls are done, or it has been left out, or its time is over."""
+        """Waits until all calls are done, the tracker is dropped, or the time limit passes."""
         if not self._left_out:
             self._thread.join(_PATIENCE_S)
         if self._thread.is_alive():

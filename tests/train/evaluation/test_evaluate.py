@@ -22,14 +22,14 @@ from train.config.load import load_config
 from train.config.tables import to_dict
 from train.distributed.world import World
 from train.evaluation.evaluate import Evaluated, evaluate
-from train.evaluation.measure import (
+from train.evaluation.network_errors import (
     difference,
     evaluation_config,
     for_other_run,
     intervals,
     measure,
     trained_on,
-    worst_hands,
+    worst_poses,
 )
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
 from train.pose.inference import estimate_poses
@@ -116,7 +116,7 @@ def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> 
         assert values[name] == pytest.approx(expected[name])
     assert values["epe_px"] == pytest.approx(pixel_metrics(found.poses.keypoints_px, truth.keypoints_px)["epe_px"])
     means = found.errors.in_3d.pa_error_m.mean(axis=1)
-    assert worst_hands(found, 4).tolist() == np.argsort(-means)[:4].tolist()
+    assert worst_poses(found, 4).tolist() == np.argsort(-means)[:4].tolist()
     assert all(interval.value == 0 for interval in difference(found, found, resamples=10).values())
 
 

@@ -245,7 +245,7 @@ def test_wrong_input_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
     for runs, options, message in (
         ([tmp_path], {}, "is no run's folder: config.toml cannot be read"),
         ([folder / "pre"], {"predictions": tmp_path}, "holds no predictions"),
-        ([folder / "pre"], {"predictions": folder / "tuned" / "evaluation"}, "is no prediction"),
+        ([folder / "pre"], {"predictions": folder / "tuned" / "evaluation"}, "is not a file written by 'predict'"),
         ([folder / "pre"], {"out": tmp_path / "page.pdf"}, "expected .html"),
         ([folder / "pre"], {"out": folder / "report.html" / "page.html"}, "cannot be written"),
     ):

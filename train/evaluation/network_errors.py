@@ -132,7 +132,7 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     )
 
 
-def worst_hands(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
+def worst_poses(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
     """Rows of the samples with the largest errors after alignment, the worst first."""
     errors = evaluation.errors
     table = errors.in_3d.pa_error_m if "pa_epe_cm" in evaluation.tables() else errors.in_px

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipelines.samples.image_sizes import largest_pixels, samples_at_once
 from pipelines.samples.index import Index
-from pipelines.samples.probe import largest_pixels, samples_at_once
 
 
 def test_the_largest_of_a_few_images_from_all_over_is_found(tmp_path: Path) -> None:
