@@ -1,4 +1,4 @@
-"""Run `.venv/bin/python -m examples.masks`: the matrices of the views carry segmentation masks; writes masks.png.
+"""Run `.venv/bin/python -m examples.masks`: the matrices of the views carry segmentation masks; draws them.
 
 It draws pictures of shapes with their masks. A second loader with the same seed makes the views of the mask files. The
 masks that OpenCV warps with `source_to_view_px` are compared with them, pixel by pixel.
@@ -49,7 +49,7 @@ def main() -> None:
     """Draw, compare, write a picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("masks.png"))
+    parser.add_argument("--out", type=Path, default=Path("runs/masks.png"))
     args = parser.parse_args()
     geometry, as_they_are = GeometryConfig(side_px=128, antialias=False), ColourConfig(jitter="none")
     agree: list[float] = []
@@ -69,6 +69,7 @@ def main() -> None:
                         picture = np.ascontiguousarray(view.image[row].permute(1, 2, 0).numpy()[..., ::-1])
                         edges, _ = cv2.findContours(carried, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
                         outlined.append(np.asarray(cv2.drawContours(picture, edges, -1, (0, 255, 0), 1), np.uint8))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(args.out), np.vstack([np.hstack(outlined[start : start + 8]) for start in (0, 16)]))
     print(f"{len(agree)} masks carried: of their pixels {np.mean(agree):.2%} agree, {min(agree):.2%} in the worst view")
     print(f"{args.out} shows the first views of two rows of pictures, with the carried masks outlined")

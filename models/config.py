@@ -5,12 +5,14 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from bounds import Width, one_of
+from errors import UserError
 from skeleton import SKELETONS
 
 Variant = Literal["paper", "upstream", "direct", "none"]
@@ -21,6 +23,10 @@ ENCODERS: Final = {
     "timm/": "models.timm_encoder:TimmEncoder",
 }
 """For each encoder, or each family up to its slash, its class: an `Encoder`. It is imported when it is built."""
+
+WEIGHTS_EXPECTED: Final = (
+    'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet" or "random"'
+)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -45,6 +51,17 @@ class EncoderConfig:
             known = ", ".join(repr(name) for name in ENCODERS if not name.endswith("/"))
             raise ValueError(f"input should be {known} or a model of timm such as 'timm/vit_small_patch16_224'")
         return value
+
+
+def require_weights(weights: str) -> None:
+    """Check that `EncoderConfig.weights` of a fine-tuning run names weights or a path that exists.
+
+    Raises:
+        UserError: the path does not exist.
+    """
+    if weights not in ("imagenet", "random") and not Path(weights).exists():
+        expected = f"a run's folder, a checkpoint, {WEIGHTS_EXPECTED}"
+        raise UserError(f"encoder.weights = {weights!r} does not exist: expected {expected}")
 
 
 def encoder_class(name: str) -> str | None:

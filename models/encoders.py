@@ -1,22 +1,18 @@
-"""Encoders: networks without their classifier, under the parameter names of the library that they are from."""
+"""Encoders: networks without their classifier, with the library's own parameter names."""
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torchvision
 from torch import Tensor, nn
 
 from errors import UserError
-from models.config import EncoderConfig, encoder_class
+from models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
 from models.weights import check_state, encoder_state, read_weights
-
-WEIGHTS_EXPECTED: Final = (
-    'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet" or "random"'
-)
 
 
 class Encoder(nn.Module):

@@ -43,7 +43,7 @@ class TimmEncoder(Encoder):
         except ImportError as error:
             raise UserError(
                 f"{self._key} needs the package timm, which cannot be imported ({error}): install it with "
-                "'pip install timm', or choose one of torchvision's ResNets"
+                "'.venv/bin/uv pip install -r pyproject.toml --extra timm', or choose one of torchvision's ResNets"
             ) from error
         if not self._timm.is_model(self._model):
             close = difflib.get_close_matches(self._model, self._timm.list_models() + self._timm.list_pretrained(), 1)
@@ -100,10 +100,10 @@ class TimmEncoder(Encoder):
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """The weights that timm publishes under the name, whatever they were trained on."""
         published = self._timm.get_pretrained_cfg(self._model)
-        hub = logging.getLogger("huggingface_hub")
-        level = hub.level
+        talkers = {logger: logger.level for logger in map(logging.getLogger, ("huggingface_hub", "timm"))}
         try:
-            hub.setLevel(logging.ERROR)  # it tells of each attempt
+            for logger in talkers:  # they tell of each attempt, and of weights that are not there
+                logger.setLevel(logging.ERROR)
             network = self._timm.create_model(self._model, pretrained=True, **self._options)
         except Exception as error:  # no network, no such weights, a broken cache: each has its own
             reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -112,7 +112,8 @@ class TimmEncoder(Encoder):
                 'encoder.weights = "random", or to the path of a file of weights.'
             ) from error
         finally:
-            hub.setLevel(level)
+            for logger, level in talkers.items():
+                logger.setLevel(level)
         constants = importlib.import_module("timm.data.constants")
         if (published.mean, published.std) != (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD):
             log.warning(

@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bounds import LARGEST_COUNT, LARGEST_SEED
 from errors import UserError
 from machine.ranks import described_ranks
 from pipelines.batch import Batch
@@ -59,20 +61,24 @@ def make_loader(
         prepare: set up this process's memory for a faster decoder on a CPU, see `PipelinesConfig.decoder_memory`.
 
     Raises:
-        UserError: the data cannot be used, a batch needs more images or fewer ranks, or the ranks do not fit.
+        UserError: the data cannot be used, a batch needs more images or fewer ranks, the ranks do not fit, a number is
+            out of bounds, or torch cannot use the device.
     """
+    _require("batch", batch, 1)
+    _require("views", views, 1)
+    _require("seed", seed, 0, LARGEST_SEED)
     ranks = described_ranks(rank, world_size)
     if batch < ranks.world_size:
         raise UserError(f"batch = {batch} is fewer images than the {ranks.world_size} ranks: expected one for each")
     if device is None:
         device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
-    if place == torch.device("cuda"):
-        place = torch.device("cuda", torch.cuda.current_device())
+    place = _usable(device)
     if prepare:
         prepare_process(config, place)
     if isinstance(data, str | Path):
         data = DataConfig(source="folder", root=str(data))
+    elif not isinstance(data, Index | DataConfig) and not data:
+        raise UserError(f"data = {data!r}: expected a folder, or at least one dataset's configuration")
     return EpochLoader(
         data if isinstance(data, Index) else load_index(data),
         even_share(batch, ranks.rank, ranks.world_size),
@@ -84,6 +90,23 @@ def make_loader(
         views=views,
         processes_here=ranks.local_world_size,
     )
+
+
+def _require(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> None:
+    if not isinstance(number, Integral) or not least <= int(number) <= largest:
+        raise UserError(f"{name} = {number!r}: expected a whole number from {least} to {largest}")
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """The device, a GPU with its number. One that torch does not know or see is a `UserError`."""
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number") from None
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count()
+        raise UserError(f"device = {str(device)!r}: torch sees {seen} GPUs. Name another device, such as 'cpu'.")
+    return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 
 class EpochLoader:
@@ -164,7 +187,12 @@ class EpochLoader:
         return self._step // self._steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `for` go through this epoch: from its beginning, or on from a loaded state that is in it."""
+        """Have the next `for` go through this epoch: from its beginning, or on from a loaded state that is in it.
+
+        Raises:
+            UserError: the epoch is negative, or not a whole number.
+        """
+        _require("epoch", epoch, 0)
         if self._pass is not None or epoch != self.epoch:
             self._step, self._pass = epoch * self._steps, None
 
@@ -190,9 +218,10 @@ class EpochLoader:
         of = {key: state.get(key) for key in self._data}
         if of != self._data:
             raise UserError(f"the loader's state is of {of}, expected {self._data}: make the loader as it was made")
-        step, rest = divmod(int(state["position"]), int(state["batch"]))
+        position = state.get("position")
+        step, rest = divmod(position, self._data["batch"]) if isinstance(position, Integral) else (-1, 0)
         if step < 0 or rest:
-            raise UserError(f"the loader's state has position {state['position']}, expected whole batches")
+            raise UserError(f"the loader's state has position {position!r}, expected whole batches")
         self._step, self._pass = step, None
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -26,15 +27,53 @@ KEYS = {key for kind in KINDS for key, _ in flatten(to_dict(kind()))}
 KEYS |= {f"loss.{field.name}" for loss in LOSSES.values() for field in dataclasses.fields(cast(Any, loss))}
 UNSET = {"optim.lr", "data.regressor", "data.annotations", "data.bad_list", "data.shuffle_shards", "pipelines.batch",
          "pipelines.threads", "train.threads"}  # fmt: skip
+PLACEHOLDERS = {("key", "value"), ("data.source", "yours")}  # the reader puts something else there
 FILES = (".py", ".jsonl", ".json", ".md", ".txt", ".toml")
+SUFFIXES = {".pth", ".safetensors", ".venv", ".csv", ".jpeg", ".jpg", ".json", ".npy", ".npz", ".png", ".webp"}
 QUOTED = re.compile(r"`([^`\n]+)`")
-KEY = re.compile(r"([a-z]+)\.(?:\d+\.)?([a-z_]+)(?:\s*=\s*(.+))?")
+SET = re.compile(r"--set[ =](?:'([^'\n]+)'|([^\s`|]+))")
+KEY = re.compile(r"([a-z]*)\.(?:\d+\.)?([a-z_]+)(?:\s*=\s*(.+))?")
 
 
 def named_keys(text: str) -> list[tuple[str, str | None]]:
-    """Keys of a configuration in quotes, and their values, if they have any."""
-    found = (KEY.fullmatch(quoted) for quoted in QUOTED.findall(text))
-    return [(f"{match[1]}.{match[2]}", match[3]) for match in found if match and match[1] in TABLES]
+    """Keys of a configuration in quotes, and their values, if they have any.
+
+    `.name` is of the table of the key before it. A table whose name is near that of one is taken for it, misspelt.
+    """
+    found, table = [], ""
+    for quoted in QUOTED.findall(text):
+        match = KEY.fullmatch(quoted)
+        if match is None or quoted in SUFFIXES or match[2] in ("py", "json", "jsonl", "md", "txt", "toml"):
+            continue
+        named = match[1] or table
+        if named in TABLES or (named != "decoders" and difflib.get_close_matches(named, TABLES, cutoff=0.75)):
+            found.append((f"{named}.{match[2]}", match[3]))
+            table = named
+    return found
+
+
+def named_settings(text: str) -> list[tuple[str, str]]:
+    """Keys and values after `--set`."""
+    found = ((quoted or bare).partition("=") for quoted, bare in SET.findall(text))
+    return [(key, value) for key, equals, value in found if equals and (key, value) not in PLACEHOLDERS]
+
+
+def our_files() -> dict[str, str]:
+    """Paths from the root, with the text of Python files; no hidden folder, no tests' text."""
+    found = {}
+    for kind in ("*.py", "*.jsonl", "*.md", "*.toml"):
+        for file in ROOT.rglob(kind):
+            path = file.relative_to(ROOT)
+            if not path.parts[0].startswith(".") and path.parts[0] != "runs":
+                is_code = kind == "*.py" and path.parts[0] != "tests"
+                found[path.as_posix()] = file.read_text(encoding="utf-8") if is_code else ""
+    return found
+
+
+OUR_FILES = our_files()
+OTHERS = {"src/models/utils.py", "utils.py", "bad.0.jsonl", "bad.1.jsonl", "mine.jsonl", "pipelines/sources/yours.py",
+          "tests/pipelines/sources/test_yours.py"}  # fmt: skip
+"""The authors' files, and those that a reader names."""
 
 
 def is_accepted(key: str, value: str) -> bool:
@@ -50,26 +89,35 @@ def is_accepted(key: str, value: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_key_exists_and_takes_the_value(page: Path) -> None:
     named = named_keys(page.read_text(encoding="utf-8"))
-    unknown = {key for key, _ in named if key not in KEYS | UNSET and Path(key).suffix not in FILES}
-    assert unknown == set()
+    assert {key for key, _ in named if key not in KEYS | UNSET} == set()
+    settings = named_settings(page.read_text(encoding="utf-8"))
+    assert {key for key, _ in settings if re.sub(r"\.\d+", "", key) not in KEYS | UNSET} == set()
+    assert {(key, value) for key, value in settings if ".1." not in key and not is_accepted(key, value)} == set()
     refused = {(key, value) for key, value in named if value is not None and not is_accepted(key, value)}
     assert refused == set()
 
 
 def test_fidelity_names_its_keys() -> None:
     assert len(named_keys((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8"))) > 60
+    assert named_keys("`colour.hue`, `.value_shfit`, `.csv`") == [("colour.hue", None), ("colour.value_shfit", None)]
+    assert named_keys("`geometyr.fill`, `nvidia.dali`") == [("geometyr.fill", None)]
+    assert named_settings("x --set 'a.b=[1, 2]' --set c.d=e`") == [("a.b", "[1, 2]"), ("c.d", "e")]
     assert named_keys('`data.bxo = 1` and `geometry.fill = "edge"`') == [("data.bxo", "1"), ("geometry.fill", '"edge"')]
     assert not is_accepted("data.bxo", "1")
+
+
+def is_file(name: str) -> bool:
+    """Whether a path, of which the beginning may be left out, is a file of ours, or a file's name that our code has."""
+    written = "/" not in name and any(f'"{name}"' in text for text in OUR_FILES.values())
+    return written or any(f"/{file}".endswith(f"/{name}") for file in OUR_FILES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_and_link_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    ours = {file.name for file in ROOT.rglob("*.py") if ".venv" not in file.parts}
-    files = {Path(quoted).name for quoted in QUOTED.findall(text) if re.fullmatch(r"[\w/]+\.py", quoted)}
-    if page.name in ("fidelity.md", "datasets.md"):  # the authors' files, and one that the reader is to write
-        files = {name for name in files if name not in ("utils.py", "yours.py", "test_yours.py")}
-    assert files - ours == set()
+    words = {word for quoted in QUOTED.findall(text) for word in quoted.split()}
+    named = {word for word in words if re.fullmatch(r"[\w/.-]+\.(py|jsonl|md|toml)", word)}
+    assert {name for name in named - OTHERS if not is_file(name)} == set()
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 

@@ -7,10 +7,14 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import cv2
 import numpy as np
 import pytest
+
+from models.losses import LOSSES
+from tests.train.narrow import narrow_resnet18
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.name != "__init__.py")
@@ -20,7 +24,7 @@ def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     """As `python -m` does in this process, which has imported torch already; what it prints."""
     monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
     sys.modules.pop(name, None)
-    runpy.run_module(name, run_name="__main__")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
     return capsys.readouterr().out
 
 
@@ -60,6 +64,20 @@ def test_vicreg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert exact < 1e-4 < mean
     losses = numbers(r"loss ([\d.]+)", told)
     assert losses[-1] < losses[0]
+
+
+def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"--images 24 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {tmp_path / 'run'}"
+    with narrow_resnet18(), patch.dict(LOSSES):
+        told = run("examples.own_loss", arguments, monkeypatch, capsys)
+        again = run("examples.own_loss", arguments, monkeypatch, capsys)  # has finished
+    rows = r"step (\d): loss (\S+) = (\S+) \+ 0.5 \* (\S+)"
+    found = [[float(number) for number in row] for row in re.findall(rows, told)]
+    assert [step for step, *_ in found] == [1, 2, 3, 4]
+    for _, loss, aligned, uniform in found:
+        assert loss == pytest.approx(aligned + 0.5 * uniform, abs=2e-3)
+        assert uniform < 0 < aligned
+    assert re.findall(rows, again) == re.findall(rows, told)
 
 
 def test_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

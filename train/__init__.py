@@ -1,4 +1,4 @@
-"""Trains pose encoders; for a loop of one's own: `ExactStep` and `Lars`."""
+"""Trains pose encoders; for a loop of one's own: `ExactStep`, `Lars`, and ranks (`World`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train.distributed.world import World as World
+    from train.distributed.world import described_world as described_world
+    from train.distributed.world import joined as joined
     from train.steps.exact import ExactStep as ExactStep
     from train.steps.optim import Lars as Lars
 
-_PUBLIC = {"ExactStep": "train.steps.exact", "Lars": "train.steps.optim"}
+_PUBLIC = {
+    "ExactStep": "train.steps.exact", "Lars": "train.steps.optim",
+    **dict.fromkeys(("World", "described_world", "joined"), "train.distributed.world"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -28,16 +28,10 @@ class ImageFile(NamedTuple):
     """(bytes,) of the file; of a PNG or WebP, without metadata."""
 
     size_px: tuple[int, int]
-    """Height and width as stored. The decoder does not apply the orientation."""
+    """Height and width as stored; `exif.upright_size_px` gives those of the upright image."""
 
     orientation: int = 1
     """Exif's orientation: 1 is upright, 2 to 8 are rotated or mirrored."""
-
-    @property
-    def displayed_size_px(self) -> tuple[int, int]:
-        """Width and height of the upright image."""
-        height, width = self.size_px
-        return (height, width) if self.orientation > 4 else (width, height)
 
     @property
     def is_jpeg(self) -> bool:

@@ -15,13 +15,13 @@ from machine.cores import available_cores
 from machine.decoder_memory import prepare_decoder_memory
 from pipelines.batch import View
 from pipelines.config import PipelinesConfig
+from pipelines.render.changes import change_appearance
 from pipelines.render.fast_cpu import start_views
 from pipelines.render.graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.request import Request
 from pipelines.render.runner import Outputs
 from pipelines.samples.index import Index
 from pipelines.samples.probe import largest_pixels, samples_at_once
-from pipelines.views.appearance import change_appearance
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import Plan
 from pipelines.views.regions import LEAST_PIXELS

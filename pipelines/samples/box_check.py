@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.samples.index import Index
-from pipelines.samples.probe import displayed_size_px
+from pipelines.samples.probe import read_upright_size_px
 
 _LOOKED_AT: Final = 64
 """Number of images whose size is read."""
@@ -47,7 +47,7 @@ def check_boxes(index: Index) -> None:
         broken = ~sound  # also true for NaN
         row = int(broken.argmax())
         raise UserError(
-            f"{index.root}: {broken.sum()} of {len(index)} boxes are no boxes, that of {index.paths[row]} the first: "
+            f"{index.root}: {broken.sum()} of {len(index)} boxes are not valid, first that of {index.paths[row]}: "
             f"centre {box_px[row, 0]:g}, {box_px[row, 1]:g} and side {box_px[row, 2]:g}; expected finite pixels and a "
             "side of 0 or more. Mend the boxes, or the labels that they are made from."
         )
@@ -58,7 +58,8 @@ def check_boxes(index: Index) -> None:
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]
-    size_px = np.array([displayed_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()], np.float64)
+    sizes_px = [read_upright_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()]
+    size_px = np.array(sizes_px, np.float64)[:, ::-1]  # width, height
     known = size_px[:, 0] > 0
     rows, size_px = rows[known], size_px[known]
     start_px = box_px[rows, :2] - box_px[rows, 2:] / 2

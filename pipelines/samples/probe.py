@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from pipelines.files.check import check_image
+from pipelines.files.exif import upright_size_px
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
 
@@ -21,19 +22,21 @@ _MOST: Final = 256
 """Largest number of samples in a DALI batch; more are not faster."""
 
 
-def displayed_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
-    """Width and height of an image, EXIF orientation applied; None if it cannot be read or is not an image."""
+def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
+    """Height and width of an image, EXIF orientation applied; None if it cannot be read or is not an image."""
     try:
-        return check_image(read()).displayed_size_px
+        file = check_image(read())
     except (OSError, BadImage):
         return None
+    height, width = upright_size_px(np.array([file.size_px]), np.array([file.orientation]))[0].tolist()
+    return height, width
 
 
 def largest_pixels(index: Index) -> int:
     """Number of pixels of the largest image in a sample of the index; 0 if none can be read."""
     looked_at = np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist()
-    sizes_px = (displayed_size_px(partial(index.read, sample)) or (0, 0) for sample in looked_at)
-    return max((width * height for width, height in sizes_px), default=0)
+    sizes_px = (read_upright_size_px(partial(index.read, sample)) or (0, 0) for sample in looked_at)
+    return max((height * width for height, width in sizes_px), default=0)
 
 
 def samples_at_once(pixels: int) -> int:

@@ -17,7 +17,7 @@ from errors import UserError
 from parsing import as_numbers, regular
 from pipelines.config import DataConfig
 from pipelines.samples.index import Index, read_file
-from pipelines.samples.probe import displayed_size_px
+from pipelines.samples.probe import read_upright_size_px
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.boxes import read_boxes, squares_around
 from pipelines.sources.subsets import rows_of_split
@@ -53,7 +53,9 @@ def load_freihand(config: DataConfig) -> Index:
     """
     root, part, split, versions, box = Path(config.root), config.part, config.split, config.versions, config.box
     if part == "evaluation" and split != "all":
-        raise UserError(f"split {split!r} of FreiHAND's evaluation part: only training is split. Use split 'all'.")
+        raise UserError(
+            f"split {split!r} of FreiHAND's evaluation part: only its training part can be split. Use split 'all'."
+        )
     if not versions or len(set(versions)) < len(versions):
         raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
     count = _count_images(root, part)
@@ -180,10 +182,10 @@ def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) ->
 
 
 def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.float32]:
-    size_px = displayed_size_px(lambda: read_file(str(first_image)))
+    size_px = read_upright_size_px(lambda: read_file(str(first_image)))
     if size_px is None:
         raise UserError(
             f"{first_image}: not a readable image, and box 'center' takes the size of all images from it. Replace it."
         )
-    width_px, height_px = size_px
+    height_px, width_px = size_px
     return np.array([width_px / 2, height_px / 2, center_frac * min(width_px, height_px)], np.float32)

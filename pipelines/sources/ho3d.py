@@ -70,7 +70,9 @@ def load_ho3d(config: DataConfig) -> Index:
     """
     root, part, split, boxes = Path(config.root), config.part, config.split, box_file(config)
     if part == "evaluation" and split != "all":
-        raise UserError(f"split {split!r} of HO-3D's evaluation part: only training is split. Use split 'all'.")
+        raise UserError(
+            f"split {split!r} of HO-3D's evaluation part: only its training part can be split. Use split 'all'."
+        )
     folder = "train" if part == "training" else "evaluation"
     frames = _listed_frames(root, folder)
     listed = len(frames)

@@ -19,7 +19,7 @@ from errors import UserError
 from parsing import as_numbers
 from pipelines.config import DataConfig
 from pipelines.samples.index import Index, read_file
-from pipelines.samples.probe import displayed_size_px
+from pipelines.samples.probe import read_upright_size_px
 from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from pipelines.sources.annotations.remembered import Tables, remembered
@@ -238,10 +238,10 @@ def _scales(
             continue
         video = (path.rpartition("/")[0], *size_px[row].tolist())
         if video not in of_video:
-            stored_px = displayed_size_px(partial(read_file, str(root / path)))
+            stored_px = read_upright_size_px(partial(read_file, str(root / path)))
             if stored_px is None:  # the loader reports it later
                 continue
-            scale = np.array(stored_px) / size_px[row]
+            scale = np.array(stored_px[::-1]) / size_px[row]
             of_video[video] = scale if abs(scale[0] / scale[1] - 1) <= _SAME_SHAPE else np.full(2, np.nan)
         scales[row] = of_video[video]
     return scales

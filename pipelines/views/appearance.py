@@ -1,88 +1,131 @@
-"""The further augmentations: finished views in, finished views out, on any device.
+"""The further augmentations of finished views: keys, draws and arithmetic (paper, Fig. 5 and 6).
 
-`pipelines.views.augmentation.AppearanceConfig` says what they are and in which order they come (paper, Fig. 5 and 6).
-On a CPU, Numba compiles the loops over a view's pixels; on a GPU, torch computes with tensors of many views. The
+Since the keys are a part of the configuration, this file imports neither torch nor Numba. `pipelines.render.changes`
+does: on a CPU, Numba compiles the loops over a view's pixels; on a GPU, torch computes with tensors of many views. The
 arithmetic of a pixel is written once for both, and so are the tables that it needs. A view has the same bits in any
 batch: nothing is summed over views. Greys and noise are whole-number arithmetic, the same on every device.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from enum import IntEnum
 from statistics import NormalDist
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
-import torch
-from numba.extending import register_jitable
-from torch import Tensor
-from torch.nn import functional
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
 
-from machine.compiled import cached
-from pipelines.arrays import FloatArray, IntArray
-from pipelines.views.augmentation import AppearanceConfig
-from pipelines.views.draws import Draw
+from pipelines.arrays import DoubleArray, FloatArray, IntArray
+from pipelines.views.ranges import Probability, Range
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Views = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
-Tables = tuple[Tensor, ...]
-Function = TypeVar("Function", bound=Callable[..., object])
+Arrays = tuple[npt.NDArray[Any], ...]
+
+MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
+"""Smallest sigma of a blur; such a blur is invisible, with a weight of 2e-22 for the neighbours."""
 
 QUANTILE_BITS: Final = 12
 """4096 quantiles: they end at 3.7 standard deviations, and 25 levels of deviation are rounded coarser than that."""
 
-_AT_ONCE: Final = 64
-"""Views that are changed together."""
-
-_IN_LOOPS = frozenset({"cpu"})
-"""Devices whose views are changed in loops. Tests empty it, and hold the arithmetic of a GPU to the oracle."""
-
 F, I32 = np.float32, np.int32
-_pixelwise: Callable[[Function], Function] = register_jitable  # for numbers in loops, or for tensors
-_loops: Callable[[Function], Function] = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
 
 
-def change_appearance(
-    views: Tensor, draws: FloatArray, appearance: AppearanceConfig, share: slice = slice(None)
-) -> None:
-    """Augment those of N views, in place, that the draws name.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class AppearanceConfig:
+    """Further augmentations of a view's pixels, off by default. The paper studied and rejected them (Fig. 5 and 6).
 
-    Args:
-        views: (N, S, S, 3) uint8, contiguous.
-        draws: (N, len(Draw)) table of draws.
-        appearance: which augmentations.
-        share: which of the views to look at.
+    Each takes an 8-bit view and gives an 8-bit view. They follow the warp and the colour jitter, in the order of the
+    attributes, which is the authors'. Each is applied independently with its own probability (the authors': 0.5).
+
+    Attributes:
+        sobel_probability: probability of replacing a view by the length of the 3 x 3 Sobel gradient of its grey
+            picture.
+        cut_out_probability: probability of filling a square with one grey.
+        cut_out_side_frac: range of the square's side, as a fraction of the view's side. The square lies inside.
+        blur_probability: probability of a Gaussian blur.
+        blur_sigma_px: range of the Gaussian's standard deviation, in pixels of the view. It is cut off at three sigma.
+        noise_probability: probability of Gaussian noise, independent for each pixel and channel.
+        noise_std: standard deviation of the noise, in units of 8-bit pixels.
+        colour_drop_probability: probability of turning a view grey.
     """
-    if not appearance.active:
-        return
-    looked_at = np.arange(len(views))[share]
-    for column, (tables_of, change, change_tensors) in _CHANGES.items():
-        drawn = looked_at[draws[looked_at, column] > 0]
-        for start in range(0, len(drawn), _AT_ONCE):
-            rows = drawn[start : start + _AT_ONCE]
-            tables = tables_of(draws[rows], views.shape[1], appearance.noise_std, views.device)
-            if views.device.type in _IN_LOOPS:
-                change(views.numpy(), rows, *(table.numpy() for table in tables))
-            else:
-                at = torch.from_numpy(rows).to(views.device)
-                views[at] = change_tensors(views[at], *tables)
+
+    sobel_probability: Probability = 0.0
+    cut_out_probability: Probability = 0.0
+    cut_out_side_frac: Range = (0.0, 0.16)
+    blur_probability: Probability = 0.0
+    blur_sigma_px: Range = (0.1, 2.0)
+    noise_probability: Probability = 0.0
+    noise_std: Annotated[float, Field(ge=0, le=255)] = 25.0
+    colour_drop_probability: Probability = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether any of them is switched on."""
+        return any(value for name, value in vars(self).items() if name.endswith("_probability"))
+
+    @field_validator("cut_out_side_frac")
+    @classmethod
+    def _inside(cls, value: Range) -> Range:
+        if value[0] < 0 or value[1] > 1:
+            raise ValueError(f"the side of a cut-out lies in [0, 1], found {list(value)}")
+        return value
+
+    @field_validator("blur_sigma_px")
+    @classmethod
+    def _within_reach(cls, value: Range) -> Range:
+        if value[0] < MIN_BLUR_SIGMA_PX or value[1] > MAX_BLUR_SIGMA_PX:
+            raise ValueError(
+                f"a blur has a standard deviation of {MIN_BLUR_SIGMA_PX} to {MAX_BLUR_SIGMA_PX} pixels, "
+                f"found {list(value)}"
+            )
+        return value
 
 
-def _to_8_bits(values: Tensor) -> Tensor:
-    """Rounds numbers of at least 0, in place, and clips them."""
-    return values.add_(0.5).clamp_(max=255).to(torch.uint8)
+class Column(IntEnum):
+    """Columns of the table of draws. A column whose name is that of an augmentation is 1 if it is applied, else 0."""
+
+    COLOUR_DROP = 8
+    SOBEL = 9
+    CUT_OUT = 10
+    CUT_OUT_SIDE_PX = 11  # whole pixels of the view, so that every backend cuts out the same pixels
+    CUT_OUT_LEFT_PX = 12
+    CUT_OUT_TOP_PX = 13
+    CUT_OUT_GREY = 14
+    BLUR = 15
+    BLUR_SIGMA_PX = 16
+    NOISE = 17
+    NOISE_KEY_HIGH = 18  # 16 bits each: float32 holds them exactly
+    NOISE_KEY_LOW = 19
 
 
-@_pixelwise
+def draw_appearance(appearance: AppearanceConfig, side_px: int, uniform: DoubleArray, table: DoubleArray) -> None:
+    """Fill the columns of `Column` from the uniform numbers in [0, 1) of the same columns."""
+    for column in CHANGES:
+        table[:, column] = uniform[:, column] < getattr(appearance, f"{column.name.lower()}_probability")
+    low, high = appearance.cut_out_side_frac
+    side = np.rint(side_px * (low + (high - low) * uniform[:, Column.CUT_OUT_SIDE_PX]))
+    table[:, Column.CUT_OUT_SIDE_PX] = side
+    for corner in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX):
+        table[:, corner] = np.floor((side_px - side + 1) * uniform[:, corner])
+    low, high = appearance.blur_sigma_px
+    table[:, Column.BLUR_SIGMA_PX] = low + (high - low) * uniform[:, Column.BLUR_SIGMA_PX]
+    table[:, Column.CUT_OUT_GREY] = np.floor(256 * uniform[:, Column.CUT_OUT_GREY])
+    for half in (Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW):
+        table[:, half] = np.floor(2**16 * uniform[:, half])
+
+
 def _grey(red: Any, green: Any, blue: Any) -> Any:
     """In thousandths of a level: whole numbers, which float32 holds. Weights of ITU-R BT.601, as OpenCV's."""
     return red * F(299) + green * F(587) + blue * F(114)
 
 
-@_loops
 def _drop_colour(views: Views, rows: IntArray) -> None:
     for n in rows:
         pixels = views[n].reshape(-1, 3)
@@ -92,17 +135,16 @@ def _drop_colour(views: Views, rows: IntArray) -> None:
 
 
 def _drop_colour_of_tensors(views: Tensor) -> Tensor:
-    return _to_8_bits(_grey(*views.unbind(3)) / 1000)[..., None]
+    grey: Tensor = _grey(*views.unbind(3)) / 1000
+    return grey[..., None]
 
 
-@_pixelwise
 def _squared_slope(a: Any, b: Any, c: Any, d: Any, f: Any, g: Any, h: Any, i: Any) -> Any:
     """Of greys a b c above a pixel, d and f beside it and g h i below: squared length of the 3 x 3 Sobel gradient."""
     across, down = c - a + i - g + (f - d) * F(2), g - a + i - c + (h - b) * F(2)
     return across * across + down * down
 
 
-@_loops
 def _sobel(views: Views, rows: IntArray) -> None:
     side = views.shape[1]
     grey = np.empty((side + 2, side + 2), F)  # mirrored at the border
@@ -122,19 +164,20 @@ def _sobel(views: Views, rows: IntArray) -> None:
 
 
 def _sobel_of_tensors(views: Tensor) -> Tensor:
+    from torch.nn.functional import pad
+
     side = views.shape[1]
-    grey = functional.pad(_grey(*views.unbind(3)), (1, 1, 1, 1), mode="reflect")
+    grey = pad(_grey(*views.unbind(3)), (1, 1, 1, 1), mode="reflect")
     around = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)]
-    squared = _squared_slope(*(grey[:, y : y + side, x : x + side] for y, x in around))
-    return _to_8_bits(squared.sqrt_().div_(1000))[..., None]
+    squared: Tensor = _squared_slope(*(grey[:, y : y + side, x : x + side] for y, x in around))
+    return squared.sqrt_().div_(1000)[..., None]
 
 
-def _hole_tables(draws: FloatArray, _: int, __: float, device: torch.device) -> Tables:
-    columns = [Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.CUT_OUT_SIDE_PX, Draw.CUT_OUT_GREY]
-    return (torch.from_numpy(draws[:, columns].astype(np.int32)).to(device),)
+def _hole_tables(draws: FloatArray, _: int) -> Arrays:
+    columns = [Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX, Column.CUT_OUT_SIDE_PX, Column.CUT_OUT_GREY]
+    return (draws[:, columns].astype(np.int32),)
 
 
-@_loops
 def _cut_out(views: Views, rows: IntArray, holes: Int32Array) -> None:
     for m in range(len(rows)):
         left, top, side, grey = holes[m, 0], holes[m, 1], holes[m, 2], holes[m, 3]
@@ -142,30 +185,30 @@ def _cut_out(views: Views, rows: IntArray, holes: Int32Array) -> None:
 
 
 def _cut_out_of_tensors(views: Tensor, holes: Tensor) -> Tensor:
+    import torch
+
     left, top, side, grey = holes[:, :, None, None, None].unbind(1)
     at = torch.arange(views.shape[1], device=views.device)
     x, y = at[:, None] - left, at[:, None, None] - top
-    return torch.where((x >= 0) & (x < side) & (y >= 0) & (y < side), grey, views).to(torch.uint8)
+    return torch.where((x >= 0) & (x < side) & (y >= 0) & (y < side), grey, views)
 
 
-def _blur_tables(draws: FloatArray, side_px: int, _: float, device: torch.device) -> Tables:
+def _blur_tables(draws: FloatArray, side_px: int) -> Arrays:
     """Gaussians that end at ceil(3 sigma), and rows that are mirrored at both ends.
 
     Returns:
         (N, 2 R + 1) weights, R being the farthest end; and (S + 2 R,) which pixel stands where in a row.
     """
-    sigma_px = draws[:, [Draw.BLUR_SIGMA_PX]].astype(np.float64)
+    sigma_px = draws[:, [Column.BLUR_SIGMA_PX]].astype(np.float64)
     reach_px = np.ceil(3 * sigma_px)
     longest_px = int(reach_px.max())
     taps_px = np.arange(-longest_px, longest_px + 1)
     weights = np.exp(-((taps_px / sigma_px) ** 2) / 2) * (np.abs(taps_px) <= reach_px)
     weights /= weights.sum(axis=1, keepdims=True)
     mirrored = np.abs(np.arange(-longest_px, side_px + longest_px)) % (2 * side_px - 2)
-    mirrored = np.minimum(mirrored, 2 * side_px - 2 - mirrored)
-    return torch.from_numpy(weights.astype(np.float32)).to(device), torch.from_numpy(mirrored).to(device)
+    return weights.astype(np.float32), np.minimum(mirrored, 2 * side_px - 2 - mirrored)
 
 
-@_loops
 def _blur(views: Views, rows: IntArray, weights: FloatArray, mirrored: IntArray) -> None:
     """First along the rows, then down the columns."""
     side, long, reach = views.shape[1], len(mirrored), weights.shape[1] // 2
@@ -187,7 +230,6 @@ def _blur(views: Views, rows: IntArray, weights: FloatArray, mirrored: IntArray)
                 row[x] = np.uint8(min(total[x] + F(0.5), F(255)))
 
 
-@_loops
 def _weigh(values: FloatArray, step: int, weights: FloatArray, total: FloatArray) -> None:
     """Sum up neighbours, which lie `step` apart, of as many values as the total has."""
     total[:] = F(0)
@@ -202,24 +244,24 @@ def _blur_of_tensors(views: Tensor, weights: Tensor, mirrored: Tensor) -> Tensor
     blurred = views.float()
     for axis in (2, 1):
         wide = blurred.index_select(axis, mirrored)
-        blurred = torch.zeros_like(blurred)
+        blurred = blurred.new_zeros(blurred.shape)
         for tap in range(weights.shape[1]):
             blurred.addcmul_(wide.narrow(axis, tap, views.shape[1]), weights[:, tap, None, None, None])
-    return _to_8_bits(blurred)
+    return blurred
 
 
-def _noise_tables(draws: FloatArray, side_px: int, std: float, device: torch.device) -> Tables:
-    """(N,) keys of the views, (S, S, 3) hashes of the pixels, and the quantiles."""
-    halves = draws[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]].astype(np.uint32)
-    keys = (halves[:, 0] << 16 | halves[:, 1]).view(np.int32)
-    return (
-        torch.from_numpy(keys).to(device),
-        _pixel_hashes(side_px, device),
-        torch.from_numpy(noise_levels(std)).to(device),
-    )
+def _noise_tables(draws: FloatArray, _: int) -> Arrays:
+    """(n,) keys of the views."""
+    halves = draws[:, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]].astype(np.uint32)
+    return ((halves[:, 0] << 16 | halves[:, 1]).view(np.int32),)
 
 
-@_pixelwise
+def _noise_constants(appearance: AppearanceConfig, side_px: int) -> Arrays:
+    """(S, S, 3) hashes of pixels, without which neighbouring keys would give the same noise, shifted; and levels."""
+    hashes = _mix(np.arange(3 * side_px**2, dtype=np.int32)).reshape(side_px, side_px, 3)
+    return hashes, noise_levels(appearance.noise_std)
+
+
 def _mix(number: Any) -> Any:
     """Wellons' "lowbias32", a bijection of 32-bit numbers with little bias between bits of argument and result.
 
@@ -230,28 +272,18 @@ def _mix(number: Any) -> Any:
     return number ^ number >> 16 & 0xFFFF
 
 
-@functools.cache
-def _pixel_hashes(side_px: int, device: torch.device) -> Tensor:
-    """(S, S, 3). Without them, views whose keys are near each other would have the same noise, shifted."""
-    hashes: Tensor = _mix(torch.arange(3 * side_px**2, dtype=torch.int32, device=device))
-    return hashes.view(side_px, side_px, 3)
-
-
-@functools.cache
-def noise_levels(std: float) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
+def noise_levels(std: float) -> npt.NDArray[np.int16]:
     """The (2 ** QUANTILE_BITS,) quantiles of a normal distribution, in whole 8-bit levels."""
     count = 2**QUANTILE_BITS
     standard = NormalDist()
     return np.array([round(std * standard.inv_cdf((number + 0.5) / count)) for number in range(count)], np.int16)
 
 
-@_pixelwise
 def _quantile(pixel_hash: Any, key: Any) -> Any:
     """Number of the quantile that a pixel and channel gets in the view of that key."""
     return _mix(pixel_hash ^ key) >> 32 - QUANTILE_BITS & 2**QUANTILE_BITS - 1
 
 
-@_loops
 def _add_noise(
     views: Views, rows: IntArray, keys: Int32Array, hashes: Int32Array, levels: npt.NDArray[np.int16]
 ) -> None:
@@ -265,14 +297,34 @@ def _add_noise(
 
 def _add_noise_to_tensors(views: Tensor, keys: Tensor, hashes: Tensor, levels: Tensor) -> Tensor:
     quantiles = _quantile(hashes, keys[:, None, None, None])
-    return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255).to(torch.uint8)
+    return levels.index_select(0, quantiles.view(-1)).view(views.shape).add_(views).clamp_(0, 255)
 
 
-_CHANGES: Final[dict[Draw, tuple[Callable[..., Tables], Callable[..., None], Callable[..., Tensor]]]] = {
-    Draw.SOBEL: (lambda *_: (), _sobel, _sobel_of_tensors),
-    Draw.CUT_OUT: (_hole_tables, _cut_out, _cut_out_of_tensors),
-    Draw.BLUR: (_blur_tables, _blur, _blur_of_tensors),
-    Draw.NOISE: (_noise_tables, _add_noise, _add_noise_to_tensors),
-    Draw.COLOUR_DROP: (lambda *_: (), _drop_colour, _drop_colour_of_tensors),
+class Change(NamedTuple):
+    """The arithmetic of an augmentation.
+
+    Attributes:
+        loop: change the views of some rows, in place, on a CPU: (N, S, S, 3) uint8 views, their (n,) rows, tables,
+            constants.
+        of_tensors: n changed views, on any device, of (n, S, S, 3) uint8, tables, constants. One channel stands for
+            all three. Floating numbers of at least 0 are rounded and clipped afterwards.
+        helpers: functions that the loop calls. Numba compiles them too.
+        tables: arrays that depend on the draws of n views: (n, COLUMNS) draws, S.
+        constants: arrays that depend on `AppearanceConfig` and S only. They are kept on the device.
+    """
+
+    loop: Callable[..., None]
+    of_tensors: Callable[..., Tensor]
+    helpers: tuple[Callable[..., Any], ...] = ()
+    tables: Callable[..., Arrays] = lambda *_: ()
+    constants: Callable[..., Arrays] = lambda *_: ()
+
+
+CHANGES: Final[dict[Column, Change]] = {
+    Column.SOBEL: Change(_sobel, _sobel_of_tensors, (_grey, _squared_slope)),
+    Column.CUT_OUT: Change(_cut_out, _cut_out_of_tensors, tables=_hole_tables),
+    Column.BLUR: Change(_blur, _blur_of_tensors, (_weigh,), _blur_tables),
+    Column.NOISE: Change(_add_noise, _add_noise_to_tensors, (_mix, _quantile), _noise_tables, _noise_constants),
+    Column.COLOUR_DROP: Change(_drop_colour, _drop_colour_of_tensors, (_grey,)),
 }
-"""In the order of their composition: tables of the drawn views, the change in loops, and that of tensors."""
+"""In the order of their composition. The name of a column is the start of the augmentation's keys."""

@@ -32,7 +32,7 @@ class ViewPlan:
     """The plan of one view of each of N samples.
 
     Attributes:
-        draws: (N, len(Draw)) float32, the table of draws.
+        draws: (N, COLUMNS) float32, the table of draws.
         matrix: (N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
         halvings: (N,) int64, number of halvings of the decoded image before the warp samples it.
@@ -83,7 +83,7 @@ def plan_views(
         orientation: (N,) Exif orientation, 1 to 8.
         box_px: (N, 3) centre x, centre y and side of the canonical box in the upright source; side 0 means the whole
             image.
-        draws: per view, the (N, len(Draw)) table of draws.
+        draws: per view, the (N, COLUMNS) table of draws.
         geometry: side of the output, and whether to halve.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.

@@ -73,7 +73,9 @@ def test_what_does_not_fit_is_one_line(name: str, side_px: int, message: str) ->
 def test_timm_is_optional() -> None:
     with (
         patch.dict("sys.modules", timm=None),
-        pytest.raises(UserError, match=r"'timm/test_vit' needs the package timm.*pip install timm"),
+        pytest.raises(
+            UserError, match=r"'timm/test_vit' needs the package timm.*uv pip install -r pyproject.toml --extra timm"
+        ),
     ):
         make_encoder("timm/test_vit", 32)
 
@@ -97,9 +99,11 @@ def test_building_takes_no_random_number_and_leaves_batch_norm_as_it_is() -> Non
         assert not key.endswith(("running_mean", "running_var", "tracked")) or torch.equal(value, fresh[key])
 
 
-def test_published_weights_that_cannot_be_had_are_one_line() -> None:
+def test_published_weights_that_cannot_be_had_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def offline(name: str, pretrained: bool = False, **options: Any) -> torch.nn.Module:
         if pretrained:
+            for talker in ("huggingface_hub.file_download", "timm.models._builder"):
+                logging.getLogger(talker).warning("cannot load")
             raise FileNotFoundError("no route\nto host")
         model: torch.nn.Module = _create(name, **options)
         return model

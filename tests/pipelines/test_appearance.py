@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -15,12 +15,13 @@ from scipy import stats
 from pipelines.arrays import FloatArray
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
+from pipelines.render import changes
+from pipelines.render.changes import change_appearance
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
-from pipelines.views import appearance as arithmetic
-from pipelines.views.appearance import change_appearance, noise_levels
-from pipelines.views.augmentation import MAX_BLUR_SIGMA_PX, AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column, noise_levels
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import Draw, draw_view
 from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, Image, make_views, smooth_image
@@ -28,20 +29,16 @@ from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, PLAIN_DRAW, far_fr
 
 Backend = Literal["dali", "opencv"]
 
-ALWAYS = {
-    "sobel": AppearanceConfig(sobel_probability=1),
-    "cut_out": AppearanceConfig(cut_out_probability=1),
-    "blur": AppearanceConfig(blur_probability=1),
-    "noise": AppearanceConfig(noise_probability=1),
-    "colour_drop": AppearanceConfig(colour_drop_probability=1),
-}
-ALL = AppearanceConfig(
-    sobel_probability=0.5,
-    cut_out_probability=0.5,
-    blur_probability=0.5,
-    noise_probability=0.5,
-    colour_drop_probability=0.5,
-)
+OPTIONS = [column.name.lower() for column in CHANGES]
+
+
+def switched_on(probability: float, *options: str) -> AppearanceConfig:
+    keys: dict[str, Any] = {f"{option}_probability": probability for option in options}
+    return AppearanceConfig(**keys)
+
+
+ALWAYS = {option: switched_on(1, option) for option in OPTIONS}
+ALL = switched_on(0.5, *OPTIONS)
 CROPPED = GeometryConfig(crop_probability=0.5)
 
 
@@ -85,7 +82,7 @@ def test_pixels_agree_with_the_oracle(backend: Backend, option: str) -> None:
         np.testing.assert_allclose(view.source_to_view_px[row], to_view_px, atol=2e-4)
         expected = reference.make_view(image, boxes[row], draws[row], geometry, colour, appearance)
         checked = far_from_fill(view.source_to_view_px[row].numpy(), (224, 224), geometry.side_px)
-        if draws[row, Draw.SOBEL] or draws[row, Draw.BLUR]:  # which carry the border's jump inside
+        if draws[row, Column.SOBEL] or draws[row, Column.BLUR]:  # which carry the border's jump inside
             checked = cv2.erode(checked.astype(np.uint8), np.ones((15, 15))) > 0
         found.append(np.abs(expected.astype(int) - view.image[row].permute(1, 2, 0).numpy())[checked])
     differences = np.concatenate(found)
@@ -102,9 +99,10 @@ def test_who_is_not_drawn_keeps_every_bit(backend: Backend, option: str) -> None
     images = [smooth_image(rng, 48, 48) for _ in range(12)]
     appearance = ALWAYS[option]
     draws = draws_of(appearance, GeometryConfig(side_px=48), 12)
-    column = Draw[option.upper()]
+    column = Column[option.upper()]
     draws[::2, column] = 0
-    draws[:, [Draw.CUT_OUT_SIDE_PX, Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX, Draw.BLUR_SIGMA_PX]] = 5, 10, 20, 1.5
+    draws[:, [Column.CUT_OUT_SIDE_PX, Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX]] = 5, 10, 20
+    draws[:, Column.BLUR_SIGMA_PX] = 1.5
     for row, (image, made) in enumerate(zip(images, views_of(backend, images, draws, appearance), strict=True)):
         assert (made == image).all() == (row % 2 == 0)
 
@@ -114,23 +112,23 @@ def test_the_order_is_sobel_cut_out_blur_noise_colour_drop(backend: Backend) -> 
     """Seen where two of them meet: another order would show another picture."""
     image = smooth_image(np.random.default_rng(0), 64, 64)
     draws = still(draws_of(ALL, GeometryConfig(), 1))
-    draws[:, [Draw[option.upper()] for option in ALWAYS]] = 0
-    draws[0, [Draw.CUT_OUT_SIDE_PX, Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX]] = 20
-    draws[0, [Draw.CUT_OUT_GREY, Draw.BLUR_SIGMA_PX]] = 200, 1.5
+    draws[:, [Column[option.upper()] for option in ALWAYS]] = 0
+    draws[0, [Column.CUT_OUT_SIDE_PX, Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX]] = 20
+    draws[0, [Column.CUT_OUT_GREY, Column.BLUR_SIGMA_PX]] = 200, 1.5
 
-    def made(*columns: Draw) -> Image:
+    def made(*columns: Column) -> Image:
         both = draws.copy()
         both[:, list(columns)] = 1
         return views_of(backend, [image], both, ALL)[0].astype(int)
 
-    hole = made(Draw.SOBEL, Draw.CUT_OUT)[20:40, 20:40]
+    hole = made(Column.SOBEL, Column.CUT_OUT)[20:40, 20:40]
     assert (hole == 200).all()  # the edges were found before
-    assert (made(Draw.SOBEL, Draw.CUT_OUT)[:20] == made(Draw.SOBEL)[:20]).all()
-    assert (made(Draw.CUT_OUT, Draw.BLUR)[30, 20] != 200).any()  # the edge of the hole is soft
-    assert (made(Draw.CUT_OUT, Draw.BLUR)[30, 30] == 200).all()
-    rough = made(Draw.BLUR, Draw.NOISE) - made(Draw.BLUR)
-    assert np.abs(rough - (made(Draw.NOISE) - image)).mean() < 1  # the noise itself is not blurred
-    grey = made(Draw.NOISE, Draw.COLOUR_DROP)
+    assert (made(Column.SOBEL, Column.CUT_OUT)[:20] == made(Column.SOBEL)[:20]).all()
+    assert (made(Column.CUT_OUT, Column.BLUR)[30, 20] != 200).any()  # the edge of the hole is soft
+    assert (made(Column.CUT_OUT, Column.BLUR)[30, 30] == 200).all()
+    rough = made(Column.BLUR, Column.NOISE) - made(Column.BLUR)
+    assert np.abs(rough - (made(Column.NOISE) - image)).mean() < 1  # the noise itself is not blurred
+    grey = made(Column.NOISE, Column.COLOUR_DROP)
     assert (grey == grey[..., :1]).all()
 
 
@@ -156,7 +154,7 @@ def test_the_widest_blur_mirrors_the_smallest_view(backend: Backend, side_px: in
     sigmas_px = [0.1, 0.34, 1.0, 1.5, 7.3, MAX_BLUR_SIGMA_PX]
     images = [rng.integers(0, 256, (side_px, side_px, 3), dtype=np.uint8) for _ in sigmas_px]
     draws = draws_of(appearance, GeometryConfig(side_px=side_px), len(sigmas_px))
-    draws[:, Draw.BLUR_SIGMA_PX] = sigmas_px
+    draws[:, Column.BLUR_SIGMA_PX] = sigmas_px
     for image, draw, made in zip(images, draws, views_of(backend, images, draws, appearance), strict=True):
         expected = reference.change_appearance(image, appearance, draw).astype(int)
         assert np.abs(expected - made).max() <= 1
@@ -180,10 +178,10 @@ def test_tensors_of_many_views_become_what_loops_make_of_each(option: str, monke
     rng = np.random.default_rng(0)
     images = np.stack([smooth_image(rng, 20, 20, 2) for _ in range(140)])
     draws = draws_of(ALWAYS[option], GeometryConfig(side_px=20), len(images))
-    draws[3::7, Draw[option.upper()]] = 0
+    draws[3::7, Column[option.upper()]] = 0
     made = []
     for devices in (frozenset({"cpu"}), frozenset[str]()):
-        monkeypatch.setattr(arithmetic, "_IN_LOOPS", devices)
+        monkeypatch.setattr(changes, "_IN_LOOPS", devices)
         views = torch.from_numpy(images.copy())
         change_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
         made.append(views.numpy().astype(int))
@@ -206,8 +204,8 @@ def noise_of(draws: FloatArray, side_px: int = 64) -> np.ndarray:
 
 def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view() -> None:
     draws = draws_of(ALWAYS["noise"], GeometryConfig(), 40)
-    draws[1, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]] = draws[0, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]]
-    draws[1, Draw.NOISE_KEY_LOW] += 1  # neighbouring keys
+    draws[1, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]] = draws[0, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]]
+    draws[1, Column.NOISE_KEY_LOW] += 1  # neighbouring keys
     noise = noise_of(draws)
     assert abs(noise.mean()) < 0.2  # half a million numbers: five standard errors
     assert abs(noise.std() - 25) < 0.15

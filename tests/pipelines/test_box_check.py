@@ -50,7 +50,7 @@ GOOD = [20.0, 10, 60, 50]
         ([10, 9_000, 50, 9_900], "64 of 64 boxes that were compared"),
         ([10, 65, 40, 85], "64 of 64 boxes that were compared"),  # below an image that is wider than high
         ([-5000, -5000, 5000, 5000], "64 of 64 boxes that were compared"),
-        ([0, 0, 1e9, 1e9], "100 of 100 boxes are no boxes"),
+        ([0, 0, 1e9, 1e9], "100 of 100 boxes are not valid"),
     ],
 )
 def test_boxes_that_show_nothing_are_refused(root: Path, tmp_path: Path, edges: list[float], message: str) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pipelines.views.augmentation import ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw
+from pipelines.views.draws import COLUMNS, Draw
 from tests.conftest import RESULTS, Record
 from tests.pipelines.harness import Image, make_views
 
@@ -47,7 +47,7 @@ def errors_of_dots_px(
         rng: of everything that is drawn.
     """
     geometry = GeometryConfig(side_px=side_px)
-    draws = np.zeros((images, len(Draw)), np.float32)
+    draws = np.zeros((images, COLUMNS), np.float32)
     draws[:, [Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1
     draws[:, Draw.ANGLE_DEG] = rng.uniform(-45, 45, images)
     draws[:, [Draw.SHIFT_X_FRAC, Draw.SHIFT_Y_FRAC]] = rng.uniform(-0.1, 0.1, (images, 2))

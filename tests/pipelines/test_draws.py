@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipelines.arrays import FloatArray
+from pipelines.views.appearance import CHANGES, Column
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw, draw_view
+from pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
 
 GEOMETRY, COLOUR = GeometryConfig(), ColourConfig()
 CROPPED = GeometryConfig(crop_probability=0.25)
@@ -88,10 +91,22 @@ def test_the_first_columns_never_change() -> None:
         assert np.ascontiguousarray(table[:, :8]).view(np.uint32).tolist() == golden
 
 
+def test_no_two_draws_share_a_column() -> None:
+    """An enumeration takes a second name of a number for the same member."""
+    columns = [*Draw.__members__.values(), *Column.__members__.values()]
+    assert sorted(columns) == list(range(COLUMNS))
+    assert COLUMNS <= UNIFORMS_PER_VIEW
+
+
+def test_augmentations_follow_each_other_in_the_order_of_their_keys() -> None:
+    keys = [field.name for field in dataclasses.fields(AppearanceConfig) if field.name.endswith("_probability")]
+    assert [f"{column.name.lower()}_probability" for column in CHANGES] == keys
+
+
 def test_the_studied_augmentations_come_as_often_as_asked_and_independently() -> None:
     table = draw_all(list(range(20_000)))
     gates = {
-        Draw.SOBEL: 0.5, Draw.CUT_OUT: 0.4, Draw.BLUR: 0.3, Draw.NOISE: 0.2, Draw.COLOUR_DROP: 0.1,
+        Column.SOBEL: 0.5, Column.CUT_OUT: 0.4, Column.BLUR: 0.3, Column.NOISE: 0.2, Column.COLOUR_DROP: 0.1,
         Draw.CROP: CROPPED.crop_probability,
     }  # fmt: skip
     for column, probability in gates.items():
@@ -99,22 +114,22 @@ def test_the_studied_augmentations_come_as_often_as_asked_and_independently() ->
         assert abs(table[:, column].mean() - probability) < 0.02  # five standard deviations
     correlation = np.corrcoef(table[:, list(gates)].T) - np.eye(len(gates))
     assert np.abs(correlation).max() < 0.04
-    assert len(np.unique(table[:, [Draw.NOISE_KEY_HIGH, Draw.NOISE_KEY_LOW]], axis=0)) > 19_990
+    assert len(np.unique(table[:, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]], axis=0)) > 19_990
 
 
 def test_what_is_drawn_for_the_study_stays_within_its_bounds() -> None:
     geometry = GeometryConfig(side_px=50, crop_probability=1, crop_side_frac=(0.3, 0.9))
     table = draw_all(list(range(20_000)), geometry)
-    cut_px = table[:, Draw.CUT_OUT_SIDE_PX]
+    cut_px = table[:, Column.CUT_OUT_SIDE_PX]
     assert set(cut_px) == set(range(9))  # up to 0.16 of 50
-    for corner in (Draw.CUT_OUT_LEFT_PX, Draw.CUT_OUT_TOP_PX):
+    for corner in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX):
         for cut in range(9):
             assert set(table[cut_px == cut, corner]) == set(range(50 - cut + 1))
-    for column, count in {Draw.CUT_OUT_GREY: 256, Draw.NOISE_KEY_HIGH: 2**16, Draw.NOISE_KEY_LOW: 2**16}.items():
+    for column, count in {Column.CUT_OUT_GREY: 256, Column.NOISE_KEY_HIGH: 2**16, Column.NOISE_KEY_LOW: 2**16}.items():
         assert (table[:, column] == np.floor(table[:, column])).all()
         assert table[:, column].min() < 0.01 * count
         assert 0.99 * count < table[:, column].max() < count
-    sigma_px = table[:, Draw.BLUR_SIGMA_PX]
+    sigma_px = table[:, Column.BLUR_SIGMA_PX]
     assert 0.1 <= sigma_px.min() < 0.12
     assert 1.98 < sigma_px.max() <= 2
     side = table[:, Draw.CROP_SIDE_FRAC]

@@ -183,7 +183,8 @@ def test_rows_are_shared_evenly(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [({"seed": 4}, "'seed': 4"), ({"batch": 5}, "'batch': 5"), ({"images": [25]}, r"'images': \[25\]"),
-     ({"position": 7}, "position 7, expected whole batches")],
+     ({"position": 7}, "position 7, expected whole batches"), ({"position": "x"}, "position 'x', expected whole"),
+     ({"position": None}, "position None, expected whole"), ({"position": -6}, "position -6, expected whole")],
 )  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], told: str) -> None:
     with small_loader(folder) as loader:
@@ -211,11 +212,33 @@ def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.Monke
         ({"batch": 6, "rank": 2, "world_size": 2}, "expected a rank below the number of ranks"),
         ({"batch": 2, "rank": 0, "world_size": 3}, "batch = 2 is fewer images than the 3 ranks"),
         ({"batch": 27}, "26 images, fewer than batch = 27"),
+        ({"batch": 0}, "batch = 0: expected a whole number from 1 to"),
+        ({"batch": 2.5}, r"batch = 2\.5: expected a whole number from 1 to"),
+        ({"batch": 6, "views": 0}, "views = 0: expected a whole number from 1 to"),
+        ({"batch": 6, "seed": -1}, "seed = -1: expected a whole number from 0 to"),
+        ({"batch": 6, "seed": 2**63}, f"seed = {2**63}: expected a whole number from 0 to"),
+        ({"batch": 6, "device": "gpu0"}, "device = 'gpu0': expected 'cpu', 'cuda'"),
+        ({"batch": 6, "device": "cuda:77"}, r"device = 'cuda:77': torch sees \d+ GPUs"),
     ],
 )
 def test_what_does_not_fit_is_told(folder: Path, given: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         make_loader(folder, **given)
+
+
+def test_no_data_and_no_gpu_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"data = \[\]: expected a folder, or at least one"):
+        make_loader([], batch=6)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="device = 'cuda': torch sees 0 GPUs"):
+        make_loader(folder, batch=6, device="cuda")
+
+
+def test_an_epoch_before_the_first_is_refused(folder: Path) -> None:
+    with small_loader(folder) as loader:
+        with pytest.raises(UserError, match="epoch = -1: expected a whole number from 0 to"):
+            loader.set_epoch(-1)
+        assert loader.epoch == 0
 
 
 def test_an_error_of_the_loader_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

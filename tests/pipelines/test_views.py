@@ -13,15 +13,16 @@ import torch
 from errors import UserError
 from pipelines.arrays import FloatArray
 from pipelines.render.fast_cpu import view_to_source
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
-from pipelines.views.draws import Draw, draw_view
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import COLUMNS, Draw, draw_view
 from pipelines.views.plan import count_halvings
+from pipelines.views.ranges import Range
 from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
 Backend = Literal["dali", "opencv"]
 NO_COLOUR = ColourConfig(jitter="none")
-PLAIN_DRAW = np.zeros(len(Draw), np.float32)
+PLAIN_DRAW = np.zeros(COLUMNS, np.float32)
 PLAIN_DRAW[[Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1
 CENTER_BOX = np.array([112, 112, 168], np.float32)
 

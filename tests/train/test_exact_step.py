@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
+from errors import UserError
 from models.losses.nt_xent import NTXent
 from models.losses.vicreg import VICReg
 from tests.train.tiny_step import (
@@ -31,6 +32,7 @@ from tests.train.tiny_step import (
     to_double,
     to_float,
 )
+from train.distributed.world import World
 
 
 @pytest.mark.parametrize("loss_of", [NTXent(), VICReg()], ids=lambda loss: loss.name)
@@ -72,12 +74,27 @@ def test_recomputing_gives_the_same_bits() -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_network_that_is_not_a_function_of_its_input_shows() -> None:
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_a_network_that_is_not_a_function_of_its_input_shows(rate: float, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    noisy = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIDE_PX**2, 4).double())
-    difference = run(noisy, 4, 2, "always").recompute_difference
-    assert difference is not None
-    assert difference.item() > 1e-3
+    noisy = nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(3 * SIDE_PX**2, 4).double())
+    step = exact_step(noisy, batch=4, micro_batch=2, recompute="always")
+    for _ in range(2):
+        difference = step(images(4)).recompute_difference
+        assert difference is not None
+        assert difference.item() > 1e-3
+    (warning,) = caplog.records
+    assert "recomputed embeddings differ" in warning.getMessage()
+
+
+@pytest.mark.parametrize(("size", "warns"), [(2**-8, False), (0.3, True)])
+def test_what_16_bits_round_is_no_warning(size: float, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call is off by up to a bfloat16's rounding of its values."""
+    torch.manual_seed(0)
+    model = network()
+    model.register_forward_hook(lambda _, __, output: output * (1 + size * (2 * torch.rand_like(output) - 1)))
+    run(model, 12, 4, "always")
+    assert bool(caplog.records) is warns
 
 
 def test_embeddings_are_the_inverted_projections_in_order() -> None:
@@ -182,6 +199,13 @@ assert threading.active_count() == 1
 assert os.environ == before
 """
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_sizes_that_do_not_fit_are_named_as_the_arguments_are() -> None:
+    with pytest.raises(UserError, match=r"^batch = 8 is not a multiple of micro_batch = 3: "):
+        exact_step(network(), batch=8, micro_batch=3)
+    with pytest.raises(UserError, match=r"^batch = 8 holds 1 micro-batches of 8 images.* a smaller micro_batch "):
+        exact_step(network(), batch=8, micro_batch=8, world=World(0, 2))
 
 
 def test_wrong_batch_size_is_named() -> None:

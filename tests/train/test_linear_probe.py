@@ -224,7 +224,11 @@ def test_images_without_depth_or_without_keypoints(
         probe = build_probe(index, config, World())
     if known == "nothing":
         assert probe is None
-        assert "no probe: too few images of" in caplog.text
+        assert (
+            f"no probe: too few images of {index.root} ({index.name}): {len(index)}, 0 with all keypoints"
+            in caplog.text
+        )
+        assert "the probe needs about 8, 8 with all keypoints, as probe.every_epochs = 100" in caplog.text
         return
     assert probe is not None
     figures = probe.figures(seeded_network(config), None)

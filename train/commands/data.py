@@ -11,13 +11,16 @@ from typing import Any
 import click
 
 from errors import UserError
+from errors.refused import as_size
 from train.commands import options
 from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_options, pretraining_config, say
 
 
 @click.command("make-data")
 @click.argument("out", type=PATH)
-@click.option("--poses", default=800, show_default=True, type=COUNT, help="Poses; each gives four images.")
+@click.option(
+    "--poses", default=800, show_default=True, type=COUNT, help="Number of poses; each is rendered four times."
+)
 @click.option("--seed", default=0, show_default=True, type=SEED, help="Equal seeds give equal files.")
 @click.option(
     "--scenes", default=40, show_default=True, type=COUNT, help="Backgrounds with their light, shared by the poses."
@@ -117,5 +120,6 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
         packed = run(index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress)
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
+    shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
     done = "is packed already" if packed.already_there else "written and read back"
-    say(f"{out}: {packed.samples} images in {packed.shards} shards of {packed.bytes / 2**20:.0f} MiB, {done}")
+    say(f"{out}: {packed.samples} images in {shards} of {as_size(packed.bytes)}, {done}")

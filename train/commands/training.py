@@ -72,7 +72,7 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
     """
     from train.config.finetuning import FinetuneConfig
 
-    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, **options)
+    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
     from train.finetune import finetune as run
     from train.pose.validation import best_of
     from train.runs.log import configure_logging
@@ -98,8 +98,14 @@ def _resolve(
     files: Sequence[Path],
     overrides: Sequence[str],
     print_config: bool,
+    *,
+    fresh: bool = False,
 ) -> C:
-    """The configuration of a run. `short`: keys that have an option of their own. --print-config prints it and ends."""
+    """The configuration of a run. `short`: keys that have an option of their own. --print-config prints it and ends.
+
+    `fresh`: fine-tuning that reads its starting weights.
+    """
+    from models.config import require_weights
     from pipelines.config import refuse_among_images, require_roots
     from train.config.load import load_config
     from train.config.pretraining import require_whole_micro_batches
@@ -112,6 +118,8 @@ def _resolve(
         if print_config:
             click.echo(to_toml(config), nl=False)
             click.get_current_context().exit()
+        if fresh:
+            require_weights(config.encoder.weights)
         require_whole_micro_batches(config.train.batch, config.train.micro_batch)
         processes = os.environ.get("WORLD_SIZE", "1")  # of the run, on all hosts
         if os.environ.get("LOCAL_WORLD_SIZE", "1") == processes:

@@ -10,7 +10,8 @@ from pydantic.dataclasses import dataclass
 from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
 from models.config import EncoderConfig, PoseConfig
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig, Range
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.ranges import Range
 from train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 

@@ -168,10 +168,10 @@ class Config:
         return Augmentation(self.geometry, self.colour, self.appearance)
 
 
-def require_whole_micro_batches(batch: int, micro_batch: int) -> None:
-    """Raise a `UserError` if a batch is not a multiple of the micro-batch."""
+def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
+    """Raise a `UserError` if a batch is not a multiple of the micro-batch; their names begin with `table`."""
     if batch % micro_batch:
         raise UserError(
-            f"train.batch = {batch} is not a multiple of train.micro_batch = {micro_batch}: batch norm sees whole "
+            f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "
             "micro-batches, so change one of the two."
         )

@@ -31,6 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 _CHUNK = 64  # views that pass the encoder together, so that a feature does not depend on the number of ranks
 _FITTED = 0.75
+_NEEDED = 8  # images, of which some are almost surely fitted to, and some measured
 _SHARE = 1 / 16  # of the images that are trained on between two probes
 
 
@@ -138,11 +139,18 @@ class Probe:
 
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:
-    """The probe of a run; None, which is logged, where too few images have all keypoints. Errors as `Probe`."""
+    """The probe of a run; None, which is logged, for too few images. Errors as `Probe`."""
     rows, fitted = probed_rows(index, config)
     probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
     if probe is None or not probe.usable:
-        log.info("no probe: too few images of %s (%s) have all keypoints", index.root, index.name)
+        complete = int(np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2)).sum())
+        every = config.probe.every_epochs
+        log.info(
+            "no probe: too few images of %s (%s): %d, %d with all keypoints; the probe needs about %d, %d with all "
+            "keypoints, as probe.every_epochs = %g",
+            *(index.root, index.name, len(index), complete),
+            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED, every),
+        )
         return None
     return probe
 

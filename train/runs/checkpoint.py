@@ -99,8 +99,10 @@ def not_written(what: str, error: OSError, left: str = "") -> UserError:
 def find_checkpoint(source: Path, expected: str) -> Path:
     """The checkpoint of a source: the file itself, or a run's best on validation, or its newest if never validated.
 
-    A folder without a checkpoint is a `UserError` with the text `expected`.
+    No such path, or a folder without a checkpoint, is a `UserError` with the text `expected`.
     """
+    if not source.exists():
+        raise UserError(f"{source} is no file and no folder; expected {expected}")
     if not source.is_dir():
         return source
     path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()

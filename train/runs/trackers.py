@@ -107,6 +107,10 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path, _: int, run_id: str | None) -> None:
         self._wandb = importlib.import_module("wandb")
+        settings = self._wandb.setup().settings
+        sends = settings.mode in ("online", "shared", "run")
+        if sends and not self._wandb.login(host=settings.base_url, prompt=False, verify=False):
+            raise UserError("no login: run 'wandb login' before, set WANDB_API_KEY, or set WANDB_MODE=offline")
         self._run = self._wandb.init(
             id=run_id,
             resume="allow",
@@ -145,8 +149,8 @@ def require_installed(names: Sequence[str]) -> None:
     for name in names:
         if getattr(importlib.util.find_spec(name), "origin", None) is None:  # a folder of that name is no package
             raise UserError(
-                f'run.trackers has "{name}", and its package is not installed: install the extra by \'uv pip install '
-                f"-r pyproject.toml --extra {name}', or take it out of run.trackers"
+                f'run.trackers has "{name}", and its package is not installed: install the extra by '
+                f"'.venv/bin/uv pip install -r pyproject.toml --extra {name}', or take it out of run.trackers"
             )
 
 
@@ -214,7 +218,7 @@ class _Worker:
             while (call := self._calls.get()) is not None:
                 call(tracker)
             tracker.close()
-        except Exception as error:  # whatever it is, the run does not depend on it
+        except BaseException as error:  # even SystemExit, which would end the thread without a word
             self._leave_out(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
     def put(self, call: Callable[[Tracker], None] | None) -> None:

@@ -29,6 +29,8 @@ B = TypeVar("B", bound=Sized)
 
 # The rest is for the temporary tensors of the backward pass and for whatever else lives on the device.
 _SHARE_OF_FREE_MEMORY = 0.8
+# Of the largest embedding. Autocast with bfloat16 rounds to 0.4 %, in another order perhaps; dropout changes half.
+_RECOMPUTE_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
     """Loss and gradient of one global batch, for any module and any loss on its embeddings.
 
     `recompute` does not change the gradient. The network must be a function of its input, parameters and batch
-    statistics; dropout would draw other masks when recomputing. Other attributes as `MicroBatchStep`.
+    statistics; dropout would draw other masks when recomputing, of which the first call warns. Other attributes as
+    `MicroBatchStep`.
 
     Attributes:
         embed: a batch and the rows of one micro-batch to embeddings of V views with graph, (V, n, D). It calls the
@@ -73,6 +76,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
     embed: Callable[[B, slice], Tensor]
     loss: Callable[[Tensor], Tensor]
     recompute: Recompute = field(default="auto", kw_only=True)
+    _is_compared: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +113,21 @@ class ExactStep(MicroBatchStep, Generic[B]):
             self.sum_gradients()
             if difference is not None:
                 difference = self.world.max_(difference)
+                self._compare_once(difference, embeddings)
         return StepResult(loss, embeddings, difference)
+
+    def _compare_once(self, difference: Tensor, embeddings: Tensor) -> None:
+        """Warn in the first step only: reading a number waits for the GPU."""
+        if self._is_compared:
+            return
+        self._is_compared = True
+        share = (difference / embeddings.abs().amax()).item()
+        if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
+            log.warning(
+                "recomputed embeddings differ from the first ones by %.0f %% of the largest: the gradient is wrong. "
+                "Take dropout out of the network, or set recompute = 'never'",
+                100 * share,
+            )
 
     def _embed(self, batch: B, rows: slice) -> Tensor:
         activity.moved()

@@ -43,7 +43,8 @@ class MicroBatchStep:
     own_work: Stopwatch = field(init=False, default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
-        self.share = micro_batch_share(self.batch, self.micro_batch, self.world.rank, self.world.world_size)
+        world = self.world
+        self.share = micro_batch_share(self.batch, self.micro_batch, world.rank, world.world_size, table="")
 
     def begin(self, batch: Sized) -> list[slice]:
         """Drop the gradients that are there; the rows of each micro-batch of this rank's share.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from errors import UserError
-from models.config import EncoderConfig, PoseConfig
-from models.encoders import WEIGHTS_EXPECTED, build_encoder, make_encoder
+from models.config import EncoderConfig, PoseConfig, require_weights
+from models.encoders import build_encoder, make_encoder
 from models.pose import PoseNetwork
 from models.weights import encoder_state
 from train.runs.checkpoint import Checkpoints, load_checkpoint
@@ -31,9 +31,10 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
 
 def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
     """The encoder of a run of ours in its library's names; None if `encoder.weights` is something else."""
-    path = Path(encoder.weights)
     if encoder.weights in ("random", "imagenet"):
         return None
+    require_weights(encoder.weights)
+    path = Path(encoder.weights)
     if path.is_dir():
         newest = Checkpoints(path / "checkpoints", keep=1).latest()
         if newest is None:
@@ -41,11 +42,6 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
                 f"encoder.weights = {encoder.weights!r} is a folder without checkpoints; expected the folder of a run"
             )
         path = newest
-    elif not path.exists():
-        raise UserError(
-            f"encoder.weights = {encoder.weights!r} does not exist: expected a run's folder, a checkpoint, "
-            f"{WEIGHTS_EXPECTED}"
-        )
     elif not _is_checkpoint(path):
         return None
     saved = load_checkpoint(path)

@@ -167,7 +167,7 @@ def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "evaluation", "split": "val"}, "only training is split"),
+        ({"part": "evaluation", "split": "val"}, "only its training part can be split"),
         ({"versions": ("gs", "green")}, str(VERSIONS[0])),
         ({"versions": ("gs", "gs")}, "each once"),
         ({"versions": ()}, "expected some of"),

@@ -146,7 +146,7 @@ def test_by_configuration(root: Path) -> None:
     half = load_index(DataConfig(source="ho3d", root=str(root), label_fraction=0.5))
     assert half.group is not None
     assert len(set(half.group.tolist())) == 4
-    with pytest.raises(UserError, match="only training is split"):
+    with pytest.raises(UserError, match="only its training part can be split"):
         load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"))
 
 

@@ -406,7 +406,9 @@ def test_a_packed_box_that_is_no_box_is_refused(copy: Path, value: float) -> Non
     table[30, 2] = value
     np.save(copy / "index/box_px.npy", table)
     change_index(copy, lambda content: content.pop("crc32", None))
-    with pytest.raises(UserError, match=r"copy: 1 of 50 boxes are no boxes, that of shard-000004\.tar/000000030\.jpg"):
+    with pytest.raises(
+        UserError, match=r"copy: 1 of 50 boxes are not valid, first that of shard-000004\.tar/000000030\.jpg"
+    ):
         load_index(DataConfig(source="shards", root=str(copy)))
 
 

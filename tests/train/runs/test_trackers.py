@@ -6,9 +6,14 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
+import pty
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +36,9 @@ ALL = 'run.trackers=["tensorboard", "mlflow", "wandb"]'
 class Recorder:
     """Keeps what it is given; fails at one call, or waits there for ever."""
 
-    def __init__(self, fails_at: str = "", waits_at: str = "") -> None:
+    def __init__(self, fails_at: str = "", waits_at: str = "", error: type[BaseException] = ConnectionError) -> None:
         self.id: str | None = None
+        self._error = error
         self.calls: list[tuple[Any, ...]] = []
         self._fails_at, self._waits_at = fails_at, waits_at
         self.forever = threading.Event()
@@ -46,7 +52,7 @@ class Recorder:
         if call[0] == self._waits_at:
             self.forever.wait()
         if call[0] == self._fails_at:
-            raise ConnectionError(f"no server\nat {call[0]}")
+            raise self._error(f"no server\nat {call[0]}")
         self.calls.append(call)
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
@@ -113,17 +119,22 @@ def test_a_name_that_is_given_twice_is_one_tracker(folder: RunFolder, monkeypatc
     assert [call[0] for call in recorder.calls].count("made") == 1
 
 
+@pytest.mark.parametrize("error", [ConnectionError, SystemExit])
 @pytest.mark.parametrize("where", ["made", "configuration", "scalars", "picture", "close"])
 def test_one_that_fails_is_left_out_with_one_warning(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    error: type[BaseException],
 ) -> None:
-    bad, good = Recorder(fails_at=where), Recorder()
+    bad, good = Recorder(fails_at=where, error=error), Recorder()
     tracked(registered(monkeypatch, bad=bad, good=good), folder)
     assert len(good.calls) == 7
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     assert warning.getMessage() == (
-        f'the tracker "bad" is left out from here on, the run goes on: ConnectionError: no server at {where}'
+        f'the tracker "bad" is left out from here on, the run goes on: {error.__name__}: no server at {where}'
     )
 
 
@@ -139,6 +150,37 @@ def test_one_that_hangs_is_left_out(
     hanging.forever.set()
     (warning,) = caplog.records
     assert said in warning.getMessage()
+
+
+def test_wandb_without_a_login_asks_nothing_at_a_terminal(tmp_path: Path) -> None:
+    """W&B prompts where stdin and stderr are a terminal; the answer that never comes would end the run with SIGABRT."""
+    program = """
+import logging, sys
+from pathlib import Path
+from train.runs.folder import RunFolder
+from train.runs.trackers import Trackers
+logging.basicConfig()
+running = Trackers(["wandb"], RunFolder(Path(sys.argv[1]), keep=1), {}, first_step=0)
+running.scalars({"loss": 1.0}, 1)
+running.close()
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_ERROR_REPORTING": "false"}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=Path(__file__).parents[3], env=environment, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # Linux's end of a terminal
+        while read := os.read(ours, 4096):
+            said += read
+    os.close(ours)
+    assert process.wait() == 0, said
+    (line,) = said.decode().splitlines()
+    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is left out')
+    assert "no login: run 'wandb login'" in line
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

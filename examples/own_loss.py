@@ -1,0 +1,76 @@
+"""Run `.venv/bin/python -m examples.own_loss`: pre-training with a loss of its own; run it again, and it goes on.
+
+The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242). Its fields are keys of the table [loss].
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, PositiveFloat
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn import functional as F
+
+from examples.loop import draw_shapes
+from models.losses import LOSSES
+from models.losses.loss import Loss, require_pairs
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.pretrain import pretrain
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class AlignUniform(Loss):
+    """Both views of a sample shall lie together on the sphere, and all samples far apart."""
+
+    name: Literal["align_uniform"] = "align_uniform"
+    uniformity: PositiveFloat = 1.0
+    sharpness: PositiveFloat = 2.0
+
+    title: ClassVar[str] = "Alignment and uniformity"
+
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        """Both views (2, N, D) of all samples to a scalar."""
+        parts = self.parts(embeddings)
+        return parts["aligned"] + self.uniformity * parts["uniform"]
+
+    def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
+        """They stand in metrics.jsonl, beside the loss."""
+        require_pairs(embeddings, least=2)
+        views = F.normalize(embeddings.double(), dim=2)
+        different = ~torch.eye(views.shape[1], dtype=torch.bool, device=views.device)
+        likeness = (views @ views.mT)[:, different]
+        return {
+            "aligned": (views[0] - views[1]).square().sum(dim=1).mean(),
+            "uniform": (-2 * self.sharpness * (1 - likeness)).exp().mean(dim=1).log().mean(),  # |a - b|^2 = 2 - 2 a b
+        }
+
+
+LOSSES["align_uniform"] = AlignUniform
+
+
+def main() -> None:
+    """Draw, train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, number in {"images": 256, "batch": 64, "epochs": 4}.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--data", type=Path, default=Path(".data/own_loss"))
+    parser.add_argument("--out", type=Path, default=Path("runs/own_loss"))
+    args = parser.parse_args()
+    draw_shapes(args.data, args.images)
+    settings = [
+        "loss.name=align_uniform", "loss.uniformity=0.5", "data.source=folder", f"data.root={args.data}",
+        "geometry.side_px=32", "encoder.name=resnet18", "encoder.weights=random", "optim.lr=1e-3",
+        "optim.warmup_epochs=1", f"train.batch={args.batch}", f"train.micro_batch={args.batch // 2}",
+        f"train.epochs={args.epochs}", "run.log_every=1", f"run.out={args.out}",
+    ]  # fmt: skip
+    for row in pretrain(load_config(Config, [], settings), "auto").read_metrics():
+        print(f"step {row['step']}: loss {row['loss']:.3f} = {row['aligned']:.3f} + 0.5 * {row['uniform']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

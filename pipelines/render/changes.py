@@ -1,0 +1,64 @@
+"""Applies the further augmentations of `views.appearance`: loops that Numba compiles on a CPU, tensors on a GPU."""
+
+from __future__ import annotations
+
+import functools
+
+import numba
+import numpy as np
+import torch
+from numba.extending import register_jitable
+from torch import Tensor
+
+from machine.compiled import cached
+from pipelines.arrays import FloatArray
+from pipelines.views.appearance import CHANGES, AppearanceConfig, Arrays, Column
+
+_AT_ONCE = 64
+"""Views that are changed together."""
+
+_IN_LOOPS = frozenset({"cpu"})
+"""Devices whose views are changed in loops. Tests empty it, and hold the arithmetic of a GPU to the oracle."""
+
+for _helper in {helper for change in CHANGES.values() for helper in change.helpers}:
+    register_jitable(_helper)
+_compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="numpy")
+_LOOPS = {column: _compiled(change.loop) for column, change in CHANGES.items()}
+
+
+def change_appearance(
+    views: Tensor, draws: FloatArray, appearance: AppearanceConfig, share: slice = slice(None)
+) -> None:
+    """Augment those of N views, in place, that the draws name.
+
+    Args:
+        views: (N, S, S, 3) uint8, contiguous.
+        draws: (N, COLUMNS) table of draws.
+        appearance: which augmentations.
+        share: which of the views to look at.
+    """
+    if not appearance.active:
+        return
+    looked_at, side_px, device = np.arange(len(views))[share], views.shape[1], views.device
+    for column, change in CHANGES.items():
+        drawn = looked_at[draws[looked_at, column] > 0]
+        for start in range(0, len(drawn), _AT_ONCE):
+            rows = drawn[start : start + _AT_ONCE]
+            tables = _on(device, change.tables(draws[rows], side_px)) + _constants(column, appearance, side_px, device)
+            if device.type in _IN_LOOPS:
+                _LOOPS[column](views.numpy(), rows, *(table.numpy() for table in tables))
+            else:
+                at = torch.from_numpy(rows).to(device)
+                changed = change.of_tensors(views[at], *tables)
+                if changed.is_floating_point():
+                    changed = changed.add_(0.5).clamp_(max=255)
+                views[at] = changed.to(torch.uint8)
+
+
+@functools.cache
+def _constants(column: Column, appearance: AppearanceConfig, side_px: int, device: torch.device) -> tuple[Tensor, ...]:
+    return _on(device, CHANGES[column].constants(appearance, side_px))
+
+
+def _on(device: torch.device, arrays: Arrays) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
