@@ -32,7 +32,7 @@ MAY_IMPORT = {
 }
 """Of the project's own top-level packages, besides itself. Nobody may import `tests`."""
 
-ORACLE_MAY_IMPORT = {"Draw", "AppearanceConfig", "ColourConfig", "GeometryConfig"}
+ORACLE_MAY_IMPORT = {"Draw", "Column", "AppearanceConfig", "ColourConfig", "GeometryConfig"}
 """From the product, what describes the oracle's input: the names of the table's columns, and the configuration."""
 
 CONFINED = {"nvidia.dali": {"pipelines", "bench"}, "torch.distributed": {"train"}}
