@@ -163,15 +163,13 @@ def _dressed(rng: Rng) -> Made:
     orientation = int(rng.integers(1, 9)) if rng.random() < 0.75 else 0
     exif = exif_block(_entries(rng, orientation), big=rng.random() < 0.5) if orientation else b""
     profile = PROFILE if rng.random() < 0.1 else b""
-    _dress(kind, parts, exif, profile, (width, height), behind=rng.random() < 0.2)
+    dress(kind, parts, exif, profile, (width, height), behind=rng.random() < 0.2)
     turned = f", orientation {orientation}" if orientation else ""
     shown_px = (height, width) if orientation >= 5 else (width, height)
     return Made(put_together(kind, parts, rest), kind, f"{kind} {option} {width} x {height}{turned}", shown_px)
 
 
-def _dress(
-    kind: str, parts: list[Part], exif: bytes, profile: bytes, size_px: tuple[int, int], *, behind: bool
-) -> None:
+def dress(kind: str, parts: list[Part], exif: bytes, profile: bytes, size_px: tuple[int, int], *, behind: bool) -> None:
     """Add Exif data and a profile as writers do; `behind` puts a PNG's Exif data after its pixels."""
     if kind == "jpeg":
         if profile:

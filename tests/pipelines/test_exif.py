@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import zlib
@@ -21,7 +22,12 @@ from pipelines.render.graph import GraphConfig, decode_pipeline
 from pipelines.render.runner import Runner
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import draw_view
+from pipelines.views.regions import LEAST_PIXELS
+from tests.pipelines.decoder_fuzz import good_files, smooth_picture
 from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
+from tests.pipelines.image_parts import EXIF_START, PNG_START, put_together, take_apart
+from tests.pipelines.mutations import dress
+from tests.pipelines.second_opinion import opinion_of
 
 Backend = Literal["dali", "opencv"]
 Kind = Literal["JPEG", "PNG", "WEBP"]
@@ -236,6 +242,56 @@ def test_the_header_says_what_is_decoded(kind: Kind, regions: bool) -> None:
         difference = np.abs(decoded.at(row).astype(int) - pixels[top : top + height, left : left + width])
         assert difference.max() <= (2 if kind == "JPEG" else 0)  # Pillow has another version of the same library
     assert partial == (3 * 9 if regions and kind == "JPEG" else 0)
+
+
+ODD_PX, LARGE_PX = (57, 39), (613, 457)
+"""Width and height; the second is one of which regions are decoded."""
+
+
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    """A file with Exif data before all others that it has."""
+    block = exif_of(turning(orientation))
+    if data.startswith(b"\xff\xd8"):
+        return data[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 8) + EXIF_START + block + data[2:]
+    if data.startswith(PNG_START):
+        chunk = b"eXIf" + block
+        return data[:33] + struct.pack(">I", len(block)) + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
+    end = 8 + struct.unpack_from("<I", data, 4)[0]
+    parts = [part for part in take_apart(data[:end])[0] if part.name != b"EXIF"]
+    height, width = check_image(data).size_px
+    dress("webp", parts, block, b"", (width, height), behind=False)
+    return put_together("webp", parts) + data[end:]
+
+
+@functools.cache
+def files_of_every_kind(size_px: tuple[int, int]) -> dict[str, bytes]:
+    return good_files(smooth_picture(*size_px))
+
+
+@pytest.mark.parametrize("name", good_files())
+def test_the_header_says_what_is_decoded_of_every_kind(name: str) -> None:
+    """Whole images and regions, in all eight orientations, against Pillow."""
+    sizes = (ODD_PX, LARGE_PX) if name.startswith("jpeg") else (ODD_PX,)
+    plain = [files_of_every_kind(size_px)[name] for size_px in sizes]
+    files = [np.frombuffer(with_orientation(data, turn), np.uint8) for data in plain for turn in range(1, 9)]
+    expected = [image for data in plain for image in [opinion_of(data).images[0].astype(np.int16)] * 8]
+    for image, file, turn in zip(expected, files, [*range(1, 9)] * len(sizes), strict=True):
+        header = check_image(file)
+        assert (header.size_px, header.orientation) == (image.shape[:2], turn)
+    geometry = GeometryConfig(side_px=16)
+    draws = [draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(len(files)))]
+    box_px = np.tile(np.array([[200, 200, 60]], np.float32), (len(files), 1))
+    for regions in (False, True):
+        request = plan_request(files, box_px, draws, geometry, regions=regions)
+        plan = request.plan
+        graph = GraphConfig("cpu", None, batch=len(files), threads=1, prefetch=1, views=1, regions=regions)
+        (decoded,) = next(Runner(functools.partial(decode_pipeline, graph), iter([request]).__next__))
+        for row, image in enumerate(expected):
+            (top, left), (height, width) = plan.start_px[row], plan.shape_px[row]
+            large = name.startswith("jpeg") and image.shape[0] * image.shape[1] >= LEAST_PIXELS
+            assert ((height, width) != image.shape[:2]) == (regions and large)
+            difference = np.abs(decoded.at(row) - image[top : top + height, left : left + width])
+            assert difference.max() <= 2
 
 
 def png(image: Pixels, before: Sequence[bytes], after: Sequence[bytes] = ()) -> Pixels:
