@@ -339,7 +339,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["export", "{root}/without_checkpoint", "{root}/e.pth"],
         ["{root}/without_checkpoint holds no checkpoint", "expected the folder of a run"],
     ),
-    "export of nothing": (["export", "{root}/nowhere", "{root}/e.pth"], ["{root}/nowhere: No such file", "expected a"]),
+    "export of nothing": (
+        ["export", "{root}/nowhere", "{root}/e.pth"],
+        ["{root}/nowhere is no file and no folder", "expected the"],
+    ),
     "export of a torn checkpoint": (
         ["export", "{root}/torn", "{root}/e.pth"],
         ["{root}/torn/" + STEP, "torn one"],

@@ -39,11 +39,15 @@ def leaving_with_launcher() -> Iterator[None]:
 
 
 def _watch(launcher: int, left: threading.Event) -> None:
+    leaving = False
     while os.getppid() == launcher:
-        if left.wait(1.0):
+        if leaving:
             return
+        leaving = left.wait(1.0)
     if os.environ.get("RANK") == "0":
         log.warning("torchrun (process %d), which started this run, has ended: saving and stopping", launcher)
+    if leaving:  # another rank saw it first
+        return
     os.kill(os.getpid(), signal.SIGTERM)
     if not left.wait(_GRACE_S):
         with suppress(OSError):  # torchrun may have been the reader of this pipe
