@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.train.plain_loops import SHAPES, step_together, tensors
 from train import Lars
 
-SHAPES = [(4, 3), (5,), (2, 3, 3)]
 LR, TRUST, EPS = 0.05, 0.02, 1e-8
 Scale = Callable[[list[float], list[float], float], list[float]]
 
@@ -70,24 +70,13 @@ class Sgd:
             self.weights[k] = [wi - LR * gi for wi, gi in zip(w, g, strict=True)]
 
 
-def tensors(seed: int, scale: float = 1.0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
-
-
 def difference(oracle: Sgd, decay: float, clip: bool, zero: str = "none", **sgd: Any) -> float:
     """Largest difference of a weight after four steps of ours and of the oracle."""
     starts = zip(oracle.weights, SHAPES, strict=True)
     parameters = [nn.Parameter(torch.tensor(w, dtype=torch.float64).view(shape)) for w, shape in starts]
     lars = Lars(torch.optim.SGD(parameters, lr=LR, weight_decay=decay, **sgd), TRUST, clip, EPS)
-    for step in range(4):
-        gradients = tensors(10 + step, scale=0.05 if step == 1 else 2.0)  # the clip acts at the second step
-        if zero == "gradient":
-            gradients[2].zero_()
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        lars.step()
-        oracle.step(gradients)
+    scales = (2.0, 0.05, 2.0, 2.0)  # the clip acts at the second step
+    step_together(lars, oracle, parameters, scales, zero)
     ends = zip(parameters, oracle.weights, strict=True)
     return max(float((p.detach().flatten() - torch.tensor(w, dtype=torch.float64)).abs().max()) for p, w in ends)
 

@@ -15,15 +15,9 @@ from errors import UserError
 from models.config import EncoderConfig, ProjectorConfig
 from models.encoders import build_encoder
 from models.network import build_projector
+from tests.train.plain_loops import step_together, tensors
 from train.config.pretraining import OptimConfig
 from train.steps.optim import Lars, build_optimizer, describe, learning_rate_factor
-
-SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]
-
-
-def tensors(seed: int, scale: float = 1.0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
 
 
 def with_gradients(weights: list[Tensor], gradients: list[Tensor]) -> list[nn.Parameter]:
@@ -73,14 +67,7 @@ def test_equals_plain_loops(fused: bool, clip: bool, decay: float, zero: str, lr
     inner = torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=fused)
     lars = Lars(inner, trust_coefficient=0.02, clip=clip, eps=1e-8)
     oracle = PlainLarsAdam(weights, lr, decay, 0.02, clip, 1e-8)
-    for step in range(3):
-        gradients = tensors(10 + step, scale=0.1 if step == 1 else 3.0)
-        if zero == "gradient":
-            gradients[2].zero_()
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        lars.step()
-        oracle.step(gradients)
+    step_together(lars, oracle, parameters, (3.0, 0.1, 3.0), zero)
     for parameter, expected in zip(parameters, oracle.weights, strict=True):
         torch.testing.assert_close(
             parameter.detach().flatten(), torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-12

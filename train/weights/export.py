@@ -109,7 +109,7 @@ def export_onnx(source: Path, out: Path) -> str:
         except ImportError as error:
             raise UserError(
                 f"--onnx needs the package {package}, which cannot be imported ({error}): "
-                "install it with 'pip install onnx onnxscript onnxruntime', or run make setup"
+                "install the extra by '.venv/bin/uv pip install -r pyproject.toml --extra onnx', or run make setup"
             ) from error
     run = load_pose_run(source)
     side_px = run.config.geometry.side_px
