@@ -11,7 +11,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[1]
 _LACKS_MEMORY = re.compile(
     r"(can't|cannot|unable to|failed to) allocate|out of memory|insufficient memory|bad_?alloc|alloc_failed"
-    r"|failed to map segment|can't start new thread",
+    r"|failed to map segment|can't start new thread|resource temporarily unavailable",
     re.IGNORECASE,
 )
 _ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)

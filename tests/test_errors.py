@@ -49,6 +49,7 @@ def raised(error: Exception) -> Callable[[], None]:
         (raised(RuntimeError("CUDA error: out of memory")), "asked for more memory"),
         (raised(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")), "asked for more memory"),
         (raised(RuntimeError("can't start new thread")), "asked for more memory"),
+        (raised(RuntimeError("Resource temporarily unavailable")), "asked for more memory"),  # DALI, starting threads
         (raised(ImportError("libtorch_cpu.so: failed to map segment from shared object")), "asked for more memory"),
         (raised(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))), "asked for more memory"),
         (raised(MemoryError()), "asked for more memory"),
