@@ -141,7 +141,7 @@ def test_inputs_are_known_under_every_name(tmp_path: Path) -> None:
 
 WRITE_THEMSELVES = {
     "writing.py",
-    "pipelines/sources/pack.py",  # a shard is read back before it is renamed
+    "pipelines/sources/shards/pack.py",  # a shard is read back before it is renamed
     "pipelines/sources/annotations/cache.py",  # a cache
     "bench/loaders/frames.py",  # into a folder that is renamed when it is whole
     "bench/training/step.py",  # /proc

@@ -15,7 +15,7 @@ from pipelines.config import SOURCES, DataConfig, each_source
 from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
 from pipelines.samples.index import Index, join
-from pipelines.sources.shards import load_shards
+from pipelines.sources.shards.load import load_shards
 from pipelines.sources.subsets import in_fraction
 
 

@@ -16,7 +16,7 @@ from bench.loaders.ours import CPU, LoaderSettings, require_sound
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
-from pipelines.sources.pack import pack
+from pipelines.sources.shards.pack import pack
 from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config

@@ -21,7 +21,7 @@ from pipelines.render.decoder_process import LIMIT_S
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
-from pipelines.sources.pack import pack
+from pipelines.sources.shards.pack import pack
 from tests.pipelines.harness import smooth_image
 from tests.pipelines.test_loader import UNDECODABLE, jpeg
 from tests.train import tiny_run

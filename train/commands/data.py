@@ -109,7 +109,7 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     from machine.cores import available_cores
     from pipelines.config import each_source
     from pipelines.sources import load_index
-    from pipelines.sources.pack import pack as run
+    from pipelines.sources.shards.pack import pack as run
     from train.runs.log import progress_bar
 
     source, *others = each_source(config.data)

@@ -20,7 +20,7 @@ from bench.rows import describe_machine
 from pipelines.config import DataConfig
 from pipelines.samples.order import build_order
 from pipelines.sources import load_index
-from pipelines.sources.shards import table_checksum
+from pipelines.sources.shards.index_file import table_checksum
 
 PER_SHARD = 8192
 IMAGE_BYTES = 12_000

@@ -11,8 +11,8 @@ from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from pipelines.sources.coco import load_coco
-from pipelines.sources.pack import pack
-from pipelines.sources.shards import load_shards
+from pipelines.sources.shards.load import load_shards
+from pipelines.sources.shards.pack import pack
 from skeleton import BODY, HAND
 from tests.train import tiny_hands, tiny_people
 

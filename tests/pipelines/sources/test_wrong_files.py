@@ -19,7 +19,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
-from pipelines.sources.pack import pack
+from pipelines.sources.shards.pack import pack
 from tests.pipelines.sources import layouts
 from tests.pipelines.sources.test_freihand import write_part
 

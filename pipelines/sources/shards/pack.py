@@ -28,15 +28,9 @@ from pipelines.config import DataConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
-from pipelines.sources.shards import (
-    BLOCK_BYTES,
-    FORMAT,
-    INDEX_FILE,
-    INDEX_FOLDER,
-    index_tables,
-    load_shards,
-    table_checksum,
-)
+from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, INDEX_FOLDER, index_tables, table_checksum
+from pipelines.sources.shards.load import load_shards
+from pipelines.sources.shards.store import BLOCK_BYTES
 from skeleton import HAND
 from writing import whole_file, write_text
 

@@ -1,0 +1,12 @@
+"""Packed data: WebDataset tar shards, and an index with the position of each sample.
+
+A folder of shards holds
+
+    shard-000000.tar ...   a sample's image as it was, 000000012.jpg, then 000000012.json: its path, box and labels
+    index.json             what there is, each shard's size, the tables' checksums; written last
+    index/*.npy            where the images are, their sizes and checksums, boxes and labels: a row per sample
+    SHA256SUMS             of the shards, for `sha256sum -c`
+
+The tables are memory-mapped, and read once completely to compare their checksums. The shards are not mapped but read at
+an offset: a failed read is then an error of one sample, while a failed page would end the process.
+"""

@@ -1,0 +1,149 @@
+"""The index of a folder of shards: index.json, and a memory-mapped table for each column."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from parsing import parse_json, regular
+from pipelines.samples.index import Index
+from skeleton import SKELETONS
+
+FORMAT: Final = 1
+INDEX_FILE: Final = "index.json"
+INDEX_FOLDER: Final = "index"
+TARGET: Final = "target."
+"""Start of the names of the tables in `Index.targets`."""
+
+_PLACES: Final = {"offset": np.dtype(np.uint64), "size": np.dtype(np.uint32), "crc32": np.dtype(np.uint32)}
+_TABLES: Final = {
+    "box_px": np.dtype(np.float32),
+    "keypoints_px": np.dtype(np.float32),
+    "mirror": np.dtype(np.bool_),
+    "group": np.dtype(np.int64),
+}
+_TARGET_NAME: Final = re.compile(r"target\.\w+")
+_READ_BYTES: Final = 1 << 20
+
+Table = npt.NDArray[Any]
+
+
+def index_tables(index: Index) -> dict[str, Table]:
+    """The tables of an index by file name, for `load_shards`."""
+    known: dict[str, Table | None] = {name: getattr(index, name) for name in _TABLES}
+    known |= {TARGET + name: table for name, table in index.targets.items()}
+    return {name: table for name, table in known.items() if table is not None}
+
+
+def read_index_file(root: Path) -> dict[str, Any]:
+    """Read and check `INDEX_FILE` of a folder of shards.
+
+    Raises:
+        UserError: it is missing, or not what `pack` wrote.
+    """
+    file = root / INDEX_FILE
+    try:
+        content = parse_json(regular(file).read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        if content["format"] != FORMAT:
+            raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
+        _check_index_file(content)
+    except FileNotFoundError:
+        hint = "run the same 'python cli.py pack' again: it goes on where it stopped"
+        if not (root / "pack.json").exists():
+            hint = "give a folder that 'python cli.py pack' made"
+        raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
+    except KeyError as error:
+        raise UserError(f"{file}: {error} is missing in this index of shards. Restore it, or pack again.") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: not a readable index of shards ({error}). Restore it, or pack again.") from error
+    return dict(content)
+
+
+def _check_index_file(content: dict[str, Any]) -> None:
+    """Check the values of an index file; a wrong one is a `ValueError`."""
+    shards, tables = content["shards"], content["tables"]
+    if not isinstance(content["name"], str) or not isinstance(shards, list) or not isinstance(tables, list):
+        raise ValueError("name, shards or tables are of another kind")
+    for shard in shards:
+        name = shard["file"]
+        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"the shard {str(name)[:80]!r} is no file of this folder")
+        if any(type(shard[key]) is not int or shard[key] < 0 for key in ("samples", "bytes")):
+            raise ValueError(f"samples and bytes of {name!r} are whole numbers")
+    for name in tables:
+        if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
+            raise ValueError(f"{str(name)[:80]!r} is no table of an index")
+    if not shards or not {*_PLACES, "box_px"} <= {*tables}:
+        raise ValueError("something is missing")
+    if content.get("skeleton", "hand") not in SKELETONS:
+        raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")
+    if not isinstance(content.get("crc32", {}), dict):
+        raise ValueError("crc32 is of another kind")
+
+
+def table_checksum(file: Path) -> int:
+    """CRC-32 of a file."""
+    checksum = 0
+    with file.open("rb") as content:
+        while block := content.read(_READ_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def check_shards(root: Path, shards: list[dict[str, Any]]) -> None:
+    """Refuse with a `UserError` shards that are missing or of another size than the index file says."""
+    for shard in shards:
+        path = root / shard["file"]
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            raise UserError(
+                f"{path}: {error.strerror}; the index names {len(shards)} shards. Copy this one again, or pack again."
+            ) from error
+        if found != shard["bytes"]:
+            raise UserError(
+                f"{path}: {found} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or pack again."
+            )
+
+
+def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table:
+    """Map a table of the index into memory.
+
+    Args:
+        count: number of rows that it must have.
+        checksum: CRC-32 of its file; None compares nothing.
+
+    Raises:
+        UserError: it cannot be read, or is of other shards.
+    """
+    file = root / INDEX_FOLDER / f"{name}.npy"
+    try:
+        found = None if checksum is None else table_checksum(file)
+        table: Table = np.lib.format.open_memmap(file, mode="r")
+    except (OSError, ValueError, EOFError, OverflowError) as error:
+        raise UserError(
+            f"{file}: not a readable table of the index ({error}). Copy it again, or pack again."
+        ) from error
+    dtype = _PLACES.get(name) or _TABLES.get(name, np.dtype(np.float32))
+    if name == "keypoints_px" and table.ndim == 3:
+        shape: tuple[int, ...] = (table.shape[1], 2)
+    else:
+        shape = {"box_px": (3,)}.get(name, table.shape[1:] if name.startswith(TARGET) else ())
+    if table.dtype != dtype or table.shape != (count, *shape):
+        raise UserError(
+            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: of other shards. "
+            "Copy the whole folder again, or pack again."
+        )
+    if found != checksum:
+        raise UserError(f"{file}: not the bytes that were packed (wrong checksum). Copy it again, or pack again.")
+    return table
