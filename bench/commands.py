@@ -1,4 +1,4 @@
-"""Commands that measure: the loader, the training step, the ranks, a GPU; and bench-docs, which writes the tables."""
+"""Commands that measure the loader, the training step, the ranks and a GPU; bench-docs writes the tables."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def bench_train(
     seconds: float,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the training step on batches in memory and with the loader, and what the exact large batch costs.
+    """Measure the training step on batches in memory and with the loader, and the cost of the exact large batch.
 
     \b
       python cli.py bench-train -c configs/demo.toml
@@ -261,7 +261,7 @@ def bench_train(
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
 @click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
 def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
-    """Check the project's claims about GPUs on this one: a table of claims, and rows for bench/results/ in --out.
+    """Check the project's claims about GPUs on this machine. Prints a table; --out gets rows for bench/results/.
 
     
       python cli.py make-data .data/hands
@@ -308,13 +308,13 @@ def bench_scale(
     repeats: int,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the step and the exchanges between the ranks of this run, and project to more nodes.
+    """Measure the step and the exchanges between the ranks of this run, and project the times to more nodes.
 
     \b
       python cli.py bench-scale -c configs/demo.toml
       torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
 
-    Without --cluster the ranks of this run count as one node, and their link as the link between nodes.
+    Without --cluster, the ranks of this run count as one node, and the link between them as the link between nodes.
     """
     if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", word) for word in nodes.split(",")):
         raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")

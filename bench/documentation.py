@@ -27,7 +27,7 @@ _BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 
 def write_docs(results: Path, docs: Path) -> str:
-    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture; returns a summary."""
+    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture. Returns a summary."""
     done = []
     for page in pages_with_tables(docs):
         write_text(page, write_tables(page.read_text(), results))
@@ -43,13 +43,13 @@ def write_docs(results: Path, docs: Path) -> str:
 
 
 def pages_with_tables(docs: Path) -> list[Path]:
-    """The pages of a folder, and the README.md beside it, that hold a table of rows."""
+    """The pages with a table of rows: those in the folder, and the README.md beside the folder."""
     pages = [*sorted(docs.glob("*.md")), docs.parent / "README.md"]
     return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 
 
 def write_tables(text: str, results: Path) -> str:
-    """The page with its tables replaced, made from the rows of the folder `results`.
+    """The page's text, with its tables written again from the rows in the folder `results`.
 
     Raises:
         UserError: a table's name is unknown.
@@ -72,7 +72,7 @@ class _NoRowError(LookupError):
 
 
 def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
-    """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
+    """Make the table "loaders" or "stages" of the newest row with these sources. `short`: the README's shorter form."""
 
     def table(results: Path) -> str:
         file = results / "loader.jsonl"
@@ -212,7 +212,7 @@ def _metric(name: str) -> str:
 def save_comparisons(rows: Sequence[Row], out: Path) -> None:
     """Draw rows of the kind "comparison": the seeds' differences, their mean and its interval.
 
-    Each comparison has a panel of its own, since their units differ.
+    Each comparison has its own panel, since the units differ.
     """
     figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
     for row, axes in zip(rows, figure.subplots(len(rows), squeeze=False)[:, 0], strict=True):

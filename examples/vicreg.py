@@ -1,7 +1,8 @@
 """Run `.venv/bin/python -m examples.vicreg`: VICReg with the exact gradient of a large batch, in micro-batches.
 
-VICReg's variances are those of the whole batch. First the gradient of `ExactStep` is compared with that of one pass,
-and with what is often done instead, the mean over the losses of small batches. Then it trains.
+VICReg's variances are those of the whole batch. First the program compares two gradients with that of one pass over the
+whole batch: the gradient of `ExactStep`, and that of the mean loss of small batches, which is often used instead. Then
+it trains.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from train import ExactStep
 
 
 def gradient_of(network: nn.Module) -> Tensor:
-    """All of `.grad` as one vector."""
+    """The gradients of all parameters as one vector."""
     return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """As a share of the length of `other`."""
+    """Distance of two vectors, as a share of the length of `other`."""
     return float((one - other).norm() / other.norm())
 
 

@@ -219,7 +219,7 @@ def check_state(
 
     Args:
         wanted: the expected tensors.
-        origin: the file, for messages, as are `model`, the name of `wanted`, and `remedy`, their last part.
+        origin: the file, for messages. `model` is the name of the expected network, `remedy` the end of a message.
         ignored: whether a name that is not in `wanted` is allowed.
 
     Raises:

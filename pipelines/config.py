@@ -20,7 +20,7 @@ SOURCES: Final = {
     name: f"pipelines.sources.{name}:load_{name}"
     for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
 }
-"""For each layout the function that reads it: a `DataConfig` to an `Index`. It is imported when it is called."""
+"""Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""
 
 D = TypeVar("D", bound="DataConfig")
 
@@ -89,11 +89,12 @@ class PipelinesConfig:
         prefetch: DALI batches in progress at once.
         ahead: training batches prepared ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
-        decode: "whole" images, or of large images only the "region" that the views show. The decoded pixels are the
-            same; a view of a region may differ by two levels before the colour jitter. "auto" decodes regions on a CPU
-            if a sample of the images contains a large one, else whole images.
+        decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
+            pixels are the same; a view of a region may differ by two levels before the colour jitter. "auto" decodes
+            regions on a CPU if a sample of the images contains a large one, else whole images.
         decoder_memory: "auto" makes a decoder on the CPU faster: malloc keeps freed memory, and the JPEG decoder's rows
-            are stored through the caches. "off" changes nothing. With a decoder on a GPU, neither is done.
+            are stored through the caches. "off" changes nothing. If the decoder is on a GPU, "auto" changes nothing
+            either.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"

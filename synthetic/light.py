@@ -1,4 +1,4 @@
-"""Lights surface samples; fast, since one rendering is lit once for each of its scenes."""
+"""Lights surface samples. It is fast, since a rendering is lit once for each of its scenes."""
 
 from typing import NamedTuple
 

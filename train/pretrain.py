@@ -42,7 +42,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     """Pre-training: encoder and projection head, LARS around Adam, the loss. Other arguments as `TrainingState`.
 
     Args:
-        index: the images, for the probe; without them there is none.
+        index: the images for the probe; None: no probe.
     """
 
     title = "pre-training"
@@ -143,7 +143,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return {"step": done, **self._probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Adds the number of ranks over which batch norm is taken."""
+        """Add the number of ranks over which batch norm is taken."""
         return {**super().state_dict(), "norm_ranks": self._norm_ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

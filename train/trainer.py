@@ -60,7 +60,7 @@ class Task(TrainingState[N, R]):
         """Draw the run's curves; called in another thread after each checkpoint."""
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Validate if the last step requires it: the row for validation.jsonl, the same on all ranks; else None."""
+        """Validate, if due after this step. Returns the row for validation.jsonl, the same on all ranks, or None."""
 
 
 class Trainer:

@@ -1,4 +1,4 @@
-"""Stages that measure: the loader beside a step and other loaders, the step, and the memory of small cards."""
+"""Stages that measure the loader (against a step and other loaders), the step, and the memory on small cards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 def loader(job: Job, *, sources: str, repeats: int) -> Findings:
-    """The loader beside a step and other loaders, on sources of 224 pixels ("small") or 1280 x 720 ("large")."""
+    """Measure the loader, a step and other loaders, on images of 224 pixels ("small") or 1280 x 720 ("large")."""
     config = job.config("peclr_rn50.toml", "a100.toml")
     needed = cached_rate(config, job.step_settings())
     if sources == "large":
@@ -69,7 +69,7 @@ def loader_claims(row: dict[str, Any]) -> list[Claim]:
 
 
 def step(job: Job, *, file: str, repeats: int) -> Findings:
-    """The step of a configuration at the batch of 2048, compiled and not."""
+    """Measure the step of a configuration with a batch of 2048, compiled and not compiled."""
     made: list[Claim] = []
     peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
     for compiled in (False,) if job.tiny else (False, True):
@@ -88,7 +88,7 @@ def step(job: Job, *, file: str, repeats: int) -> Findings:
 
 
 def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
-    """Claims: loader and optimiser take almost no time of a step, and nothing in a step waits for the device."""
+    """Claims: loader and optimiser take almost none of a step's time, and nothing in a step waits for the device."""
     flop_per_s = found["model_flop_per_s"]
     achieved = f"{flop_per_s / 1e12:.1f} TFLOP/s, {flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
     with_loader = 1 / (1 - found["loader_share"])
@@ -105,7 +105,7 @@ def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None
 
 
 def matrix_peak(device: torch.device, side: int) -> float:
-    """Measured FLOP/s of a product of two square bfloat16 matrices of normal numbers, an upper bound for the card."""
+    """Measure the FLOP/s of a product of two square bfloat16 matrices: an upper bound for this card."""
     from torch.utils.benchmark import Timer  # this import warns where there is no GPU
 
     first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))

@@ -28,7 +28,7 @@ _RENDERING_S: Final = 60.0
 _TRAINING_S: Final = 300.0
 _FEW_POSES: Final = 200
 _MARGIN: Final = 1.1
-"""Share of the time that the steps take; `_TRAINING_S` has to be reached without the rest of a run."""
+"""Factor of the training time, so that the steps alone take at least `_TRAINING_S`."""
 
 
 def run_tests(job: Job) -> Findings:

@@ -22,7 +22,7 @@ _REMEDY: Final[Mapping[Cost, str]] = {
 
 
 class PageCache(NamedTuple):
-    """Rates of a pass over all files, in the page cache or dropped from it, start-up included, in images/s."""
+    """Images/s of a pass over all files, start-up included, with the files in the page cache or dropped from it."""
 
     warm: Interval
     cold: Interval
@@ -51,8 +51,8 @@ def verdict(
 ) -> str:
     """One sentence: whether training is loader-bound, the limiting resource, what to change.
 
-    `ours` is our loader on so many `cores`, `parts` its parts, each alone, and `step` the training step on batches in
-    memory.
+    `ours` is the rate of our loader on `cores` cores. `parts` are the rates of its parts, each measured alone. `step`
+    is the rate of the training step on batches in memory.
     """
     limit = _limit(ours, cores, parts, cache)
     made = f"the loader makes {ours.mean:.0f} images/s"

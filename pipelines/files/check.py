@@ -34,7 +34,7 @@ _OTHER_KINDS: Final = (
 
 
 def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
-    """Check that a file is a JPEG, PNG or WebP of whole structure, which DALI's decoder can read.
+    """Check that a file is a JPEG, PNG or WebP with a complete structure, which DALI's decoder can read.
 
     The kind is read from the bytes of the whole file, not from its name. Bytes after the image's end are tolerated.
 

@@ -25,7 +25,7 @@ _crc = struct.Struct(">I").unpack_from
 
 
 def check_png(data: bytes) -> ImageFile:
-    """A PNG that is whole in its structure.
+    """Check that a PNG's structure is complete.
 
     Raises:
         BadImage: it is not.

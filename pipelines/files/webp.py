@@ -17,7 +17,7 @@ _riff_chunk = struct.Struct("<4sI").unpack_from
 
 
 def check_webp(data: bytes) -> ImageFile:
-    """A still image in one chunk, lossy or lossless, alone or in the extended form with a canvas of its size.
+    """Check that a WebP has one still image in one chunk, lossy or lossless. A canvas must have the image's size.
 
     Raises:
         BadImage: it is anything else.

@@ -206,7 +206,7 @@ def make_views(
             the centre of the first pixel being 0, 0 in both.
         jitter: whether to apply `colours`.
         colours: (V, N, 4) factors of hue and saturation, factor of the value and what is added to it, in 8-bit units.
-        fill: grey of what lies outside.
+        fill: grey value outside the image.
         edge: repeat the border outside instead of `fill`.
         side: S, side of a view in pixels, at least 2.
         out_addresses: (V,) of each view's (N, S, S, 3) uint8 pixels.

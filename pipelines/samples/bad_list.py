@@ -73,7 +73,7 @@ def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 
 def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """The same for shards, found by bisection: their names are sorted, and reading all of them takes too long."""
+    """As `_rows_of_paths`, for shards. Their names are sorted, so bisection reads only a few of them."""
     rows = []
     for path in listed:
         row = bisect_left(index.paths, path)

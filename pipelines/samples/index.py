@@ -40,7 +40,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """One of several sources in an index: `count` rows after those of the sources before it.
+    """One source of a joined index. Its `count` rows follow those of the previous source.
 
     Attributes:
         weight: its share of a batch is this weight over the sum of all weights.

@@ -32,7 +32,7 @@ def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.floa
 
 
 def refuse_boxes(config: DataConfig, reason: str) -> None:
-    """For a source that knows its boxes: a `UserError` with the reason if it was given a file of others."""
+    """Raise a `UserError` with the reason if `data.box` is set for a source that has its own boxes."""
     if box_file(config) is not None:
         raise UserError(f"data.box = {config.box!r}: {reason}. Leave it out.")
 

@@ -1,4 +1,4 @@
-"""Commands on data: render, look at, check, pack."""
+"""Commands on data: make-data, views, check-data, pack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_opti
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, **options: Any) -> None:
-    """Render images of hands in FreiHAND's layout to OUT, to try every command without a real dataset.
+    """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
 
     If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
@@ -44,7 +44,7 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.argument("out", type=FILE)
 @click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
-    """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
+    """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
     from pipelines.config import refuse_among_images
     from train.data.preview import preview

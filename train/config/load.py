@@ -123,8 +123,7 @@ def _check_values(layer: Mapping[str, Any], origin: str) -> None:
 
 
 def _leaves(key: str, value: Any, origin: str, levels: int) -> Iterator[tuple[str, Any]]:
-    """All values that are neither table nor array, each with its dotted key. At most `levels` may nest; three are
-    used."""
+    """Yield each value that is neither table nor array, with its dotted key. At most `levels` tables may be nested."""
     if levels == 0:
         raise UserError(f"{origin}: {TOO_DEEP}")
     if isinstance(value, Mapping):

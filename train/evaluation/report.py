@@ -33,7 +33,7 @@ PCK: Final = {
     "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
     "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
 }
-"""Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
+"""Name of a curve in the results -> title, unit on the page, factor to that unit, and the metric of the same errors."""
 
 
 def results(

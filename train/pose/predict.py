@@ -289,7 +289,7 @@ def _estimate(
     progress: Progress | None = None,
 ) -> Poses:
     def as_png(sample: int) -> bytes:
-        """A picture of any kind as training's loader reads it: upright, eight bits, no alpha."""
+        """A picture of any kind as a PNG that the training loader reads: upright, eight bits, no alpha."""
         bgr = read_picture(str(files[sample]))[..., ::-1]
         return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
 

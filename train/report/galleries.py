@@ -80,7 +80,7 @@ def predictions(folder: Path | None) -> list[Gallery]:
 
 
 def hands(found: Measured | None) -> list[Gallery]:
-    """Held-out samples of the first run: some, and those with the largest errors."""
+    """Held-out samples of the first run: samples from validation, and those with the largest errors."""
     if found is None:
         return []
     run, alt, galleries = found.runs[0], "label, prediction and both from the side", []

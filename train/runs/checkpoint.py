@@ -91,7 +91,7 @@ class Checkpoints:
 
 
 def not_written(what: str, error: OSError, left: str = "") -> UserError:
-    """What the disk refused to a run: what cannot be written, why, what is left, and how to go on."""
+    """The `UserError` of a run that cannot write a file: what, why, what is left, and how to continue."""
     remedy = "Make room or set the folder's rights, then go on with --resume auto"
     return UserError(f"{what}: {error.strerror or error}{left}. {remedy}")
 

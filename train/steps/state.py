@@ -28,7 +28,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "bf16": (torch.float32, torch.bfloat16),
     "fp16": (torch.float32, torch.float16),
 }
-"""Type of the parameters, and of autocast."""
+"""Precision -> type of the parameters, and type of autocast (None: no autocast)."""
 
 
 class Result(Protocol):
@@ -94,11 +94,11 @@ class TrainingState(ABC, Generic[N, R]):
 
     @abstractmethod
     def gradient(self, batch: Batch) -> R:
-        """Leave the gradient of a global batch in `.grad`, scaled by the scaler; `batch` is this rank's share."""
+        """Write the gradient of a global batch to `.grad`, scaled by the scaler. `batch` is this rank's share."""
 
     @abstractmethod
     def figures(self, result: R) -> dict[str, float]:
-        """What a row of metrics says besides the loss; waits for the device. Called on rank 0 alone."""
+        """The figures in a row of metrics besides the loss. Waits for the device; called on rank 0 only."""
 
     @property
     def lr(self) -> float:

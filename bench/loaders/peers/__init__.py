@@ -29,10 +29,10 @@ class Peer:
     """Another loader.
 
     Attributes:
-        function: "module:function" or "module:class.function" in this package; takes what `start` takes,
-            and makes endless batches, the first part of each with an item for each image.
+        function: "module:function" or "module:class.function" in this package. It has the arguments of `start` and
+            yields batches without end. The first part of a batch has one item for each image.
         description: what it does and what it hands over.
-        views: views of an image; 0 if it only decodes.
+        views: number of views of an image; 0 if it only decodes.
         needs: package that it needs beyond this project's own.
         on_gpu: whether it runs on a GPU, and only there.
         own_process: whether it runs in a process of its own. A peer that decodes in the calling process must: our
