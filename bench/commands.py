@@ -116,17 +116,17 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @click.option(
     "--compare",
     metavar="FILE[:NUMBER]",
-    help="Exit with 1 if slower than this row (default: the file's last), the intervals not overlapping.",
+    help="Exit with 1 if slower than in this row (default: the file's last) and the intervals do not overlap.",
 )
 @click.option(
-    "--tune", is_flag=True, help="Instead: search the loader's fastest settings on this machine; prints TOML."
+    "--tune", is_flag=True, help="Instead: find the loader's fastest settings on this machine and print them as TOML."
 )
 @click.option(
     "--soak",
     "soak_minutes",
     type=FiniteRange(0.1, 1e5),
     metavar="MINUTES",
-    help="Instead: run our loader for so long; exit with 1 if memory or open files grow after the first minute.",
+    help="Instead: run our loader for MINUTES; exit with 1 if memory or open files grow after the first minute.",
 )
 @click.option(
     "--first-batch", is_flag=True, help="Instead: measure the time to read the index and to make the first batch."
@@ -222,7 +222,7 @@ def bench_loader(
     "precisions",
     multiple=True,
     type=click.Choice(["fp64", "fp32", "bf16", "fp16"]),
-    help="Repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
+    help="Precision to measure; repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
 )
 @rounds_options(5)
 @output_options
@@ -256,7 +256,7 @@ def bench_train(
 
 
 @click.command("bench-gpu")
-@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
+@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Stage to run; repeatable.  [default: all]")
 @click.option("--data", default=".data/hands", show_default=True, type=PATH, help="Folder that make-data wrote.")
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
 @click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
@@ -288,7 +288,7 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
     if dry_run:
         data = out / "hands"
     elif not data.is_dir():
-        raise UserError(f"--data {data} is no folder: make it with 'python cli.py make-data {data}'")
+        raise UserError(f"--data {data} is not a folder: make it with 'python cli.py make-data {data}'")
     sys.exit(0 if prove(stages or list(STAGES), Job(out.absolute(), data.absolute(), dry_run)) else 1)
 
 

@@ -33,7 +33,7 @@ def write_docs(results: Path, docs: Path) -> str:
         write_text(page, write_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
     if not (readme := docs.parent / "README.md").exists():
-        done.append(f"{readme}: no such file, so no README was written")
+        done.append(f"{readme}: no such file, so its tables were not written")
     if claims := comparisons(results):
         picture = docs / "images" / "experiment_hands.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write_tables(text: str, results: Path) -> str:
 
     def made(block: re.Match[str]) -> str:
         if block[2] not in _TABLES:
-            raise UserError(f"<!-- rows: {block[2]} -->: known are {', '.join(_TABLES)}")
+            raise UserError(f"<!-- rows: {block[2]} -->: expected one of {', '.join(_TABLES)}")
         try:
             table = _TABLES[block[2]](results)
         except _NoRowError as none:

@@ -158,7 +158,7 @@ def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
         seconds = time.perf_counter() - began
         if seconds >= least_s:
             return images, seconds
-    raise RuntimeError(f"the iterator ended after {images} images; a measured one must be endless")
+    raise RuntimeError(f"the iterator ended after {images} images; an iterator to measure must not end")
 
 
 def cpu_seconds() -> float:

@@ -70,7 +70,7 @@ def main() -> None:
                     optimizer.step()
                     figures.append((loss.item(), found(*undone), found(*points)))
                 mean, with_matrices, without = np.mean(figures, axis=0)
-                print(f"epoch {epoch}: loss {mean:.2f}, other view found {with_matrices:.0%}, not undone {without:.0%}")
+                print(f"epoch {epoch}: loss {mean:.2f}, views found: {with_matrices:.0%}, not undone: {without:.0%}")
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def main() -> None:
                         outlined.append(np.asarray(cv2.drawContours(picture, edges, -1, (0, 255, 0), 1), np.uint8))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(args.out), np.vstack([np.hstack(outlined[start : start + 8]) for start in (0, 16)]))
-    print(f"{len(agree)} masks carried: of their pixels {np.mean(agree):.2%} agree, {min(agree):.2%} in the worst view")
-    print(f"{args.out} shows the first views of two rows of pictures, with the carried masks outlined")
+    print(f"{len(agree)} masks warped: {np.mean(agree):.2%} of their pixels agree, {min(agree):.2%} in the worst view")
+    print(f"{args.out} shows the first views of two rows of pictures, with the warped masks outlined")
 
 
 if __name__ == "__main__":

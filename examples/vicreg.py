@@ -58,11 +58,11 @@ def main() -> None:
             exact(args.batch)(batch)
             one_pass = gradient_of(network)
             exact(args.micro_batch)(batch)
-            print(f"in micro-batches, the gradient is off by {distance(gradient_of(network), one_pass):.1e}")
+            print(f"gradient in micro-batches: relative error {distance(gradient_of(network), one_pass):.1e}")
             network.zero_grad()
             for start in range(0, args.batch, args.micro_batch):
                 (loss(embed(batch, slice(start, start + args.micro_batch))) * args.micro_batch / args.batch).backward()
-            print(f"as the mean of small losses, by {distance(gradient_of(network), one_pass):.1e}")
+            print(f"gradient of small batches: relative error {distance(gradient_of(network), one_pass):.1e}")
             step = exact(args.micro_batch)
             for epoch in range(args.epochs):
                 losses = []

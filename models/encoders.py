@@ -65,7 +65,7 @@ class Encoder(nn.Module):
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """The weights for `encoder.weights = "imagenet"`, and their origin. Without such weights: a `UserError`."""
-        raise UserError(f'encoder.weights = "imagenet": {self.library} has none. Set it to "random" or a file.')
+        raise UserError(f'encoder.weights = "imagenet": {self.library} has no such weights. Set "random" or a file.')
 
 
 class ResNet(Encoder):

@@ -83,8 +83,8 @@ class TimmEncoder(Encoder):
         if rest := self._side_px % patch_px:
             fitting = sorted({max(patch_px, self._side_px - rest), self._side_px - rest + patch_px})
             raise UserError(
-                f"{where}: its patches of {patch_px} pixels do not fill the view; {' or '.join(map(str, fitting))} "
-                "would do"
+                f"{where}: expected a multiple of its patch size, {patch_px} pixels, such as "
+                f"{' or '.join(map(str, fitting))}"
             )
 
     def undecayed(self) -> Collection[str]:
@@ -116,7 +116,7 @@ class TimmEncoder(Encoder):
         constants = importlib.import_module("timm.data.constants")
         if (published.mean, published.std) != (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD):
             log.warning(
-                "%s: its weights were trained on pixels of mean %s and deviation %s; here pixels have ImageNet's",
+                "%s: its weights were trained with pixel mean %s and deviation %s; this project uses those of ImageNet",
                 self._model, published.mean, published.std,
             )  # fmt: skip
         return network.state_dict(), f"timm's weights of {self._model}"
@@ -150,5 +150,5 @@ def _two_passes(network: nn.Module, side_px: int) -> tuple[Tensor, Tensor]:
         image = torch.rand(2, 3, side_px, side_px)
         first, second = (functional_call(network, buffers, (image,)) for _ in range(2))
     if not isinstance(first, Tensor) or first.ndim != 2:
-        raise ValueError("it gives no vector of features")
+        raise ValueError("it does not give one vector of features per image")
     return first, second

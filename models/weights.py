@@ -65,7 +65,7 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
         UserError: the file is missing or unreadable, can only be read by running its code, or has no tensors by name.
     """
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "is no file"
+        found = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{key} = {str(path)!r} {found}: expected {expected}.")
     try:
         content: Any = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _load_tensors_only(path)
@@ -233,5 +233,5 @@ def check_state(
     ]
     problems += [f"{key} is unknown" for key in state if key not in wanted and not ignored(key)]
     if problems:
-        more = f" and {len(problems) - 1} more such" if len(problems) > 1 else ""
+        more = f"  and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UserError(f"{origin} does not fit {model}: {problems[0]}{more}: {remedy}")

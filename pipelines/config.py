@@ -133,7 +133,7 @@ def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) ->
         if not any(part.startswith(".") for part in within.parts):
             raise UserError(
                 f"{out} is within data.root = {one.root}: its pictures would be read as images of the data. Name a "
-                "folder outside"
+                "folder outside it"
             )
 
 

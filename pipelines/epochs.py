@@ -69,7 +69,7 @@ def make_loader(
     _require("seed", seed, 0, LARGEST_SEED)
     ranks = described_ranks(rank, world_size)
     if batch < ranks.world_size:
-        raise UserError(f"batch = {batch} is fewer images than the {ranks.world_size} ranks: expected one for each")
+        raise UserError(f"batch = {batch} is smaller than the number of ranks, {ranks.world_size}. Raise the batch.")
     if device is None:
         device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
     place = _usable(device)
@@ -163,7 +163,7 @@ class EpochLoader:
         while self._step < end:
             yield self._next()
             if self._pass is not this:
-                raise RuntimeError("the loader has moved since this batch: begin another `for`")
+                raise RuntimeError("the loader's position has changed since this batch: start another `for`")
         self._pass = None
 
     def _next(self) -> Batch:
@@ -217,11 +217,11 @@ class EpochLoader:
         """
         of = {key: state.get(key) for key in self._data}
         if of != self._data:
-            raise UserError(f"the loader's state is of {of}, expected {self._data}: make the loader as it was made")
+            raise UserError(f"the loader's state is of {of}, expected {self._data}: give the loader the same arguments")
         position = state.get("position")
         step, rest = divmod(position, self._data["batch"]) if isinstance(position, Integral) else (-1, 0)
         if step < 0 or rest:
-            raise UserError(f"the loader's state has position {position!r}, expected whole batches")
+            raise UserError(f"the loader's state has position {position!r}, expected a multiple of the batch")
         self._step, self._pass = step, None
 
     def close(self) -> None:

@@ -156,7 +156,7 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
             return name == _FINISHED
     if any(out.iterdir()):
         raise UserError(
-            f"{out} is not empty and holds no dataset of ours (no {_FINISHED}): choose a new or an empty folder"
+            f"{out} is not empty and holds no dataset of 'make-data' (no {_FINISHED}): choose a new or an empty folder"
         )
     return False
 

@@ -109,7 +109,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         log.info(
             "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
-            f" ({whole} without a box: the whole image is used)" if whole else "",
+            f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
             loader.backend,
             self.world.device,
@@ -118,8 +118,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         )
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
-            parts = zip(rows, index.sources, strict=True)
-            log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
+            parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
+            log.info("rows of every batch: %s", ", ".join(parts))
 
     def draw(self, folder: RunFolder) -> None:
         """Draw the loss and the rank of the positive."""

@@ -93,12 +93,12 @@ def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None
     achieved = f"{flop_per_s / 1e12:.1f} TFLOP/s, {flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
     with_loader = 1 / (1 - found["loader_share"])
     return [
-        at_most(f"{name}: step with the loader over step with batches at hand", with_loader, 1.01),
-        at_most(f"{name}: of the time with the loader, waited", 100 * found["waited_share"], 1, "%"),
-        at_most(f"{name}: of the step, LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
-        Claim(f"{name}: waits for the device in a step", waits or "none", "none", waits is None)
+        at_most(f"{name}: step with the loader over step with batches in memory", with_loader, 1.01),
+        at_most(f"{name}: share of the time spent waiting for the loader", 100 * found["waited_share"], 1, "%"),
+        at_most(f"{name}: share of the step taken by LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
+        Claim(f"{name}: operations of a step that wait for the device", waits or "none", "none", waits is None)
         if found["device"].startswith("cuda")
-        else looked_at(f"{name}: waits for the device in a step", "cannot be seen on a CPU"),
+        else looked_at(f"{name}: operations of a step that wait for the device", "cannot be seen on a CPU"),
         looked_at(f"{name}: step of {found['batch']}, recompute = {found['recompute']}", f"{found['step_s'][0]:.4f} s"),
         looked_at(f"{name}: model FLOP/s", achieved),
     ]
@@ -157,11 +157,11 @@ def memory_claims(
     name = f"{encoder.removesuffix('.toml')} in {card_bytes / 1e9:.0f} GB"
     return [
         at_most(
-            f"{name}: largest memory on the device, loader running", (highest - before) / 1e9, card_bytes / 1e9, "GB"
+            f"{name}: largest memory on the device, with the loader", (highest - before) / 1e9, card_bytes / 1e9, "GB"
         )
         if on_gpu
         else looked_at(f"{name}: largest memory of the process, on a CPU", f"{highest / 1e9:.2f} GB"),
-        at_most(f"{name}: time of an image over that without the limit", large.mean / small.mean, 1.4),
+        at_most(f"{name}: time per image over that without the limit", large.mean / small.mean, 1.4),
     ]
 
 

@@ -109,8 +109,8 @@ def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, want
         at_least("real run: time of all steps", seconds, wanted_s, "s"),
         Claim("real run: stopped and resumed", f"after step {stopped_at} of {steps[-1]}", "before the end", whole),
         at_most("real run: last loss over first", rows[-1]["loss"] / rows[0]["loss"], 0.98),
-        at_most("real run: waited, median of the rows", 100 * statistics.median(r["wait_share"] for r in rows), 1, "%"),
-        looked_at("real run: median of the rows", f"{rate:.0f} images/s on {images} images"),
+        at_most("real run: waiting for data, median", 100 * statistics.median(r["wait_share"] for r in rows), 1, "%"),
+        looked_at("real run: rate, median", f"{rate:.0f} images/s on {images} images"),
     ]
 
 

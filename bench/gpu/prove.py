@@ -128,7 +128,7 @@ def _write(job: Job, name: str, began: float, found: Findings) -> None:
 
 def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
     """A table with a line for each claim of each stage."""
-    title = "dry run at toy size: the figures mean nothing" if dry else rows[0]["machine"]["gpu"]
+    title = "dry run at toy size: its figures mean nothing" if dry else rows[0]["machine"]["gpu"]
     table = Table(title=title, box=SIMPLE_HEAD)
     for heading in ("stage", "s", "what", "found", "wanted", "holds"):
         table.add_column(heading, overflow="fold")

@@ -73,7 +73,7 @@ def load_enough(config: Config, settings: LoaderSettings) -> Index:
     index = load_index(config.data)
     require_images(len(index), settings.batch, index.root)
     if settings.cores > available_cores():
-        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}. Give a smaller number.")
     return index
 
 

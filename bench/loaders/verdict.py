@@ -57,14 +57,14 @@ def verdict(
     limit = _limit(ours, cores, parts, cache)
     made = f"the loader makes {ours.mean:.0f} images/s"
     if step is None:
-        return f"{made[0].upper()}{made[1:]}; {limit}. Whether training waits, --step tells."
+        return f"{made[0].upper()}{made[1:]}; {limit}. With --step, the verdict says whether training waits."
     if ours.interval[0] >= step.interval[1]:
         return (
-            f"Training is not loader-bound: with batches at hand a step takes {step.mean:.0f} images/s, and {made}, "
-            f"{ours.mean / step.mean:.1f} times that; a faster model or GPU is what would speed it up."
+            f"Training is not loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made},  "
+            f"{ours.mean / step.mean:.1f} times that; only a faster model or GPU would speed it up."
         )
     return (
-        f"Training is loader-bound: with batches at hand a step takes {step.mean:.0f} images/s, and {made}, "
+        f"Training is loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made},  "
         f"{ours.mean / step.mean:.2f} of that; {limit}."
     )
 
@@ -73,7 +73,7 @@ def _limit(ours: Rate, cores: int, parts: Mapping[str, Rate], cache: PageCache |
     # Slower by a factor, the intervals not overlapping.
     if cache is not None and cache.cold.high < cache.warm.low and cache.cold.mean < 0.5 * cache.warm.mean:
         return (
-            f"from a cold page cache it is storage that limits ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "
+            f"from a cold page cache, storage limits it ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "
             f"images/s, {cache.cold.mean * cache.bytes_per_image / 2**20:.0f} MiB/s): change to a local or faster "
             f"disk, or to packed shards"
         )

@@ -72,5 +72,5 @@ def _kind_of(data: bytes) -> str:
     if not any(start):
         return "zero bytes"
     if start.startswith(b"\xff\xd8") or start.startswith(PNG_START[:4]):
-        return f"an image's first bytes, then damage (file of {len(data)} bytes)"
+        return f"damaged after the first bytes of an image (file of {len(data)} bytes)"
     return "bytes of an unknown kind"

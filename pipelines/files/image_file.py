@@ -53,4 +53,4 @@ def require_pixels(kind: str, width: int, height: int) -> int:
 
 def size_reason(kind: str, width: object, height: object) -> str:
     """The reason why an image of this size is not read."""
-    return f"{kind} header says {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read"
+    return f"{kind} header says {width} x {height} pixels; only images of {MIN_PIXELS} to {MAX_PIXELS} pixels are read"

@@ -57,9 +57,9 @@ def _read_paths(file: Path) -> list[str]:
             f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."
         ) from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"{file}: torn, or no list of bad files. Make it again with 'check-data'.") from error
+        raise UserError(f"{file}: damaged, or not a list of bad files. Make it again with 'check-data'.") from error
     if len(paths) != expected:
-        raise UserError(f"{file}: torn, {len(paths)} files of {expected}. Make it again with 'check-data'.")
+        raise UserError(f"{file}: incomplete, with {len(paths)} of {expected} files. Make it again with 'check-data'.")
     return paths
 
 
@@ -85,5 +85,5 @@ def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 def _unknown(index: Index, path: str, file: Path) -> UserError:
     return UserError(
-        f"{file}: {index.root} has no {path!r}: the list is of other data. Make it again with 'check-data'."
+        f"{file}: {index.root} has no {path!r}: the list is of another dataset. Make it again with 'check-data'."
     )

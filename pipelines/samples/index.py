@@ -125,7 +125,7 @@ class Index:
     def select(self, rows: npt.NDArray[np.int64]) -> Index:
         """The index of the samples at `rows`, in this order. The index must have a single source."""
         if self.sources:
-            raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
+            raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
         store = self.store
         arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
         return replace(
@@ -164,7 +164,7 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         if found.st_size > MAX_FILE_BYTES:
-            raise OSError(f"{found.st_size >> 20} MiB; up to {MAX_FILE_BYTES >> 20} are read")
+            raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
             return file.read()
     finally:

@@ -67,7 +67,8 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
 
-    The exit code is 0 if every image can be used, 1 if one cannot, and 2 if the check itself could not be done.
+    The exit code is 0 if every image can be used, 1 if some cannot, and 2 if a source has no usable
+    image or the check failed.
     """
     config = pretraining_config(files, overrides)
     from train.data import check_data as check
@@ -81,10 +82,13 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
         say(f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
             say(f"  {path}: {reason}")
-        if len(one.reasons) == len(one.index):
-            say("no image is left: mend or replace the files, or name another folder", err=True)
-        elif one.reasons:
+        if 0 < len(one.reasons) < len(one.index):
             say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+    for one in found:
+        if len(one.reasons) == len(one.index):
+            raise UserError(
+                f"{one.index.root}: no image can be used. Mend or replace the files, or name another folder."
+            )
     if any(one.reasons for one in found):
         sys.exit(1)
 

@@ -24,7 +24,7 @@ from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_option
     "--crop",
     type=click.Choice(["boxes", "two-pass"]),
     default=None,
-    help="Crop by the data's boxes, or hands without boxes in the authors' two passes.  [default: boxes]",
+    help="Crop by the data's boxes, or crop hands without boxes by the authors' two passes.  [default: boxes]",
 )
 @click.option(
     "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
@@ -122,9 +122,9 @@ def predict(
             say(f"  {result.note}")
     first = done.predictions[0]
     if first.joints is None:
-        say("only keypoints in the picture: the network was trained without depths")
+        say("the poses have only 2D keypoints: the network was trained without depths")
     elif scale_m is None:
-        say(f"poses are scale-normalised ({first.skeleton.reference_bone_words} is 1): --scale-m gives metres")
+        say(f"poses are scale-normalised: {first.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
     if intrinsics is None and first.joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:

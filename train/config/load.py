@@ -65,7 +65,7 @@ def read_toml(file: Path) -> dict[str, Any]:
             )
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; expected a TOML file; configs/ and launch/ hold some") from error
+        raise UserError(f"{file}: {error.strerror}; expected a TOML file, such as configs/demo.toml") from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"{file} is not TOML: {shortened(str(error))}. Give a text file, and save it in UTF-8"

@@ -83,7 +83,7 @@ def _hint(key: str, known: set[str]) -> str:
     for command, kind in (("pretrain", Config), ("finetune", FinetuneConfig)):
         keys = set(_known_keys(kind))
         if not keys <= known and without_numbers(key) in keys:
-            return f"it is one of '{command}', not of this command"
+            return f"it is a key of '{command}', not of this command"
     if key in known:
         owners = " or ".join(repr(name) for name, one in LOSSES.items() if key in _known_keys(one, "loss."))
         return f"it is a key of loss.name = {owners}: choose that loss, or leave the key out"
@@ -96,7 +96,7 @@ def _hint(key: str, known: set[str]) -> str:
         return f"did you mean {matches[0]}?"
     inside = "." in key and table in known
     siblings = sorted(one for one in known if (one.startswith(f"{table}.") if inside else "." not in one))
-    return f"known are {', '.join(siblings)}"
+    return f"expected one of {', '.join(siblings)}"
 
 
 def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:

@@ -60,8 +60,8 @@ class World:
                 time.sleep(60)  # the watchdog has given its message and ends this process
             reason = str(error).strip().splitlines()[0]
             raise RanksLost(
-                f"another rank has left while this one, which {activity.doing}, exchanged with it: killed, or its "
-                f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
+                f"another rank has ended during an exchange with this rank, which {activity.doing}: it was killed, or "
+                f"its host or link is down. See that rank's output; go on with --resume auto ({reason[:200]})"
             ) from error
 
     def barrier(self) -> None:

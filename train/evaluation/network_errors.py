@@ -20,7 +20,7 @@ from train.config.tables import to_dict
 from train.pose.errors import Errors, errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
-from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_hands, paired_difference
+from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
 from train.pose.run import PoseRun
 
 
@@ -136,5 +136,5 @@ def worst_poses(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
     """Rows of the samples with the largest errors after alignment, the worst first."""
     errors = evaluation.errors
     table = errors.in_3d.pa_error_m if "pa_epe_cm" in evaluation.tables() else errors.in_px
-    means = mean_over_hands(table.T)
+    means = mean_over_samples(table.T)
     return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]

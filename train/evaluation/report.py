@@ -21,7 +21,7 @@ from pipelines.config import each_source
 from train.evaluation.network_errors import Evaluation
 from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
-from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
+from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_samples, pck_curve
 from train.pose.pictures import pose_picture
 from writing import write_text
 
@@ -55,7 +55,7 @@ def results(
         "metrics": intervals_for_json(intervals),
         "confidence": 0.95,
         "per_keypoint": {
-            name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_hands(table)), strict=True))
+            name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_samples(table)), strict=True))
             for name, table in tables.items()
         },
         "pck": {
@@ -94,7 +94,7 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = "none: one pose only" if np.isnan(interval.low) else f"{low} to {high}"
+        limits = "none: only one pose" if np.isnan(interval.low) else f"{low} to {high}"
         table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits)
     return table
 
@@ -105,7 +105,7 @@ def of_poses(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]
     for row in rows:
         pose: dict[str, Any] = {"file": evaluation.index.paths[row]}
         for name, table in tables.items():
-            (pose[name],) = _for_json(mean_over_hands(table[row][:, None]))
+            (pose[name],) = _for_json(mean_over_samples(table[row][:, None]))
         poses.append(pose)
     return poses
 

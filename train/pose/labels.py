@@ -163,8 +163,8 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
         )
     if index.skeleton.name != pose.skeleton:
         raise UserError(
-            f"{index.root} ({index.name}) labels a {index.skeleton.name}, and pose.skeleton = {pose.skeleton!r}: set "
-            f"pose.skeleton = {index.skeleton.name!r}, or use another source"
+            f"{index.root} ({index.name}) has labels of a {index.skeleton.name}, pose.skeleton is {pose.skeleton!r}: "
+            f"set pose.skeleton = {index.skeleton.name!r}, or use another source"
         )
     labels = PoseLabels.of(index)
     if not labels.in_metres:

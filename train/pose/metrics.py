@@ -45,13 +45,13 @@ class Metric(NamedTuple):
 
 METRICS: Final = {
     "pa_epe_cm": Metric(
-        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the hand alone"
+        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the pose alone"
     ),
     "pa_auc": Metric("PA-AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
     "pa_epe_px": Metric(
         "PA-EPE", "px", " (px of the source)", 1, False, "mean distance after alignment, in pixels of the source"
     ),
-    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: where the hand is, too"),
+    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: shape and place"),
     "auc": Metric("AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
     "epe_px": Metric(
         "2D EPE", "px", " (px of the source)", 1, False, "mean distance in the picture, in pixels of the source"
@@ -145,8 +145,8 @@ def align(
     one_point = in_one_place(true, counts)
     if one_point.any():
         raise ValueError(
-            f"true_m: all keypoints of hand {int(one_point.argmax())} ({int(one_point.sum())} such) are in one place, "
-            "so nothing can be aligned to it; expected a hand, so mark it as not valid"
+            f"true_m: {int(one_point.sum())} poses have all keypoints in one place, pose {int(one_point.argmax())} the "
+            "first, so nothing can be aligned to them. Mark them as not valid."
         )
     true_shape, shape = true_shape / (true_size + _EPSILON), shape / (size + _EPSILON)
     # The orthogonal R that makes |true R - predicted| least, from the singular values of true^T predicted.
@@ -245,12 +245,12 @@ def paired_difference(
     """
     shapes, others = ({name: table.shape for name, table in t.items()} for t in (tables, other))
     if shapes != others:
-        raise ValueError(f"tables {shapes} and {others} are not of the same hands")
+        raise ValueError(f"tables {shapes} and {others} are not of the same samples")
     differences = {name: tables[name] - other[name] for name in tables}
     return confidence_intervals(differences, groups=groups, resamples=resamples)
 
 
-def mean_over_hands(table: Floats) -> Floats:
+def mean_over_samples(table: Floats) -> Floats:
     """Mean over poses, (N, K) -> (K,), without NaN; NaN for a keypoint without any value."""
     means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
@@ -258,7 +258,7 @@ def mean_over_hands(table: Floats) -> Floats:
 
 def metric_of(table: Floats) -> float:
     """The metric of a table (N, K): the mean over poses, then over keypoints with a value; NaN if there is none."""
-    values = mean_over_hands(table)
+    values = mean_over_samples(table)
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
@@ -282,7 +282,7 @@ def _checked(
         bad = np.flatnonzero((~np.isfinite(points).all(axis=2) & counts).any(axis=1))
         if len(bad):
             raise ValueError(
-                f"{name}: {len(bad)} of {len(points)} hands have keypoints that are no numbers, hand {bad[0]} the "
+                f"{name}: {len(bad)} of {len(points)} poses have keypoints that are not finite, pose {bad[0]} the "
                 "first; leave them out with valid, and say how many they were"
             )
     keep = counts[..., None]

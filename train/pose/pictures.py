@@ -50,7 +50,7 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
                 f"best {title} {best[last]:.2f} {unit}", (best["step"], best[last]), xytext=(0, 6),
                 textcoords="offset points", ha="right", color=colour,
             )  # fmt: skip
-            axes[-1].set_ylabel(f"held-out hands [{unit}]")
+            axes[-1].set_ylabel(f"held-out images [{unit}]")
             axes[-1].legend(frameon=False)
         for axis in axes:
             log_axis(axis)

@@ -146,10 +146,10 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
         complete = int(np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2)).sum())
         every = config.probe.every_epochs
         log.info(
-            "no probe: %s (%s) has %d images, %d of them with all keypoints; with probe.every_epochs = %g it needs "
-            "about %d, %d of them with all keypoints",
+            "no probe: %s (%s) has %d images, %d with all keypoints; expected about %d images, %d with all keypoints, "
+            "at probe.every_epochs = %g",
             *(index.root, index.name, len(index), complete),
-            *(every, math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED),
+            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED, every),
         )
         return None
     return probe

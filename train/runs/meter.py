@@ -83,8 +83,8 @@ class Straggler:
         if self._times != _TIMES:
             return None
         return (
-            f"rank {rank} on {slow.host} holds the others up, {ratio:.1f} x the median for its share: per step "
-            f"{slow.passes_s:.3f} s for its passes and {slow.waited_s:.3f} s of waiting for data"
+            f"rank {rank} on {slow.host} slows the others down: {ratio:.1f} x the median time per image; per step "
+            f"{slow.passes_s:.3f} s of computing and {slow.waited_s:.3f} s of waiting for data"
         )
 
 
@@ -223,7 +223,7 @@ class Meter:
     def require_finite_weights(self) -> None:
         """Raise a `UserError` if a weight is not finite. Such weights are never saved."""
         if not self._state.weights_are_finite():
-            raise self._diverged("weights stopped being numbers", self._state.lr)
+            raise self._diverged("the weights are not finite", self._state.lr)
 
     def _diverged(self, what: str, lr: float) -> UserError:
         return UserError(

@@ -47,7 +47,7 @@ def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Ca
         except OSError as error:
             log.warning("run.profile_steps = %d: no trace could be written: %s", steps, error)
         else:
-            log.info("%s and trace.json.gz beside it tell of the profiled steps", folder.profile_file)
+            log.info("profiled steps: see %s and trace.json.gz beside it", folder.profile_file)
 
     kind = device.type
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]

@@ -110,7 +110,7 @@ class WeightsAndBiases:
         settings = self._wandb.setup().settings
         sends = settings.mode in ("online", "shared", "run")
         if sends and not self._wandb.login(host=settings.base_url, prompt=False, verify=False):
-            raise UserError("no login: run 'wandb login' before, set WANDB_API_KEY, or set WANDB_MODE=offline")
+            raise UserError("no login: run 'wandb login' first, set WANDB_API_KEY, or set WANDB_MODE=offline")
         self._run = self._wandb.init(
             id=run_id,
             resume="allow",
@@ -226,16 +226,16 @@ class _Worker:
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._leave_out(f"{_MOST_CALLS} calls wait for it")
+            self._leave_out(f"{_MOST_CALLS} calls are waiting for it")
 
     def wait(self) -> None:
         """Wait until all calls are done, the tracker is dropped, or the time limit passes."""
         if not self._left_out:
             self._thread.join(_PATIENCE_S)
         if self._thread.is_alive():
-            self._leave_out(f"at the end of the run it is not done within {_PATIENCE_S:g} s")
+            self._leave_out(f"it did not finish within {_PATIENCE_S:g} s after the end of the run")
 
     def _leave_out(self, reason: str) -> None:
         if not self._left_out:
-            log.warning('the tracker "%s" is left out from here on, the run goes on: %s', self._name, reason)
+            log.warning('the tracker "%s" is dropped and the run continues: %s', self._name, reason)
         self._left_out = True

@@ -138,7 +138,7 @@ class TrainingState(ABC, Generic[N, R]):
         self.optimizer.load_state_dict(saved["optimizer"])
         for group in self.optimizer.param_groups:
             if not all(isinstance(group[key], float) for key in ("lr", "initial_lr", "weight_decay")):
-                raise TypeError("a learning rate or weight decay that is no number")
+                raise TypeError("a learning rate or weight decay that is not a number")
         for parameter, moments in self.optimizer.state.items():
             for name, value in moments.items():
                 if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):

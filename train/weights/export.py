@@ -96,7 +96,7 @@ def export_onnx(source: Path, out: Path) -> str:
         A line about the written file and its difference from torch.
 
     Raises:
-        UserError: `source` is no fine-tuning run, `out` does not end in .onnx or cannot be written, a package is
+        UserError: `source` is not a fine-tuning run, `out` does not end in .onnx or cannot be written, a package is
             missing, or the file's results differ from torch's.
     """
     if out.suffix != ".onnx":
