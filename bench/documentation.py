@@ -43,7 +43,7 @@ def write_docs(results: Path, docs: Path) -> str:
 
 
 def pages_with_tables(docs: Path) -> list[Path]:
-    """The pages with a table of rows: those in the folder, and the README.md beside the folder."""
+    """The pages with a table of rows: pages in the folder `docs`, and the README.md beside it."""
     pages = [*sorted(docs.glob("*.md")), docs.parent / "README.md"]
     return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 

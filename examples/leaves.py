@@ -1,8 +1,8 @@
 """Run `.venv/bin/python -m examples.leaves`: equivariance on pictures of leaves. An embedding turns with its leaf.
 
 An embedding is a set of points in the plane. The loss undoes each view's matrix on these points, so the network learns
-to turn them with the leaf. The program prints how often the nearest embedding is that of the same leaf's other view,
-with the matrices undone and not undone.
+to turn them with the leaf. The program prints how often the nearest embedding belongs to the other view of the same
+leaf, with the matrices undone and not undone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipelines import ColourConfig, GeometryConfig, make_loader
 
 
 def draw_leaves(folder: Path, count: int, side_px: int = 128) -> None:
-    """Lobed leaves with a vein, each of its own shape, turned at random on grey ground."""
+    """Pictures of lobed leaves with a vein on grey ground. Shape and angle of each leaf are random."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     angle = np.linspace(-np.pi, np.pi, 200)

@@ -1,8 +1,8 @@
 """Run `.venv/bin/python -m examples.vicreg`: VICReg with the exact gradient of a large batch, in micro-batches.
 
-VICReg's variances are those of the whole batch. First the program compares two gradients with that of one pass over the
-whole batch: the gradient of `ExactStep`, and that of the mean loss of small batches, which is often used instead. Then
-it trains.
+VICReg computes variances over the whole batch. First the program computes the gradient in one pass over the whole
+batch. It prints the errors of two other gradients: that of `ExactStep`, and that of the mean loss of small batches,
+which is often used. Then it trains.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Row:
     """Compare two arms over all seeds: a row with the differences `better` minus `than`.
 
     "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
-    is on the better side of zero. The interval is Student's, with the sum of two variances: that of the mean over
-    seeds, and that of the bootstrap over hands, which all seeds share.
+    is on the better side of zero. The interval is Student's. Its variance is the sum of the variance of the mean over
+    seeds and the variance of the bootstrap over hands, which all seeds share.
     """
     better, than = (
         [np.load(_tables_file(config, seed, name))[claim.metric] for seed in config.seeds]

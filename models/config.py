@@ -1,4 +1,4 @@
-"""Configuration of the networks; that of the losses is in `models.losses`.
+"""Configuration of the networks. The losses have theirs in `models.losses`.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """

@@ -52,14 +52,15 @@ class _Foreign:
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
-    """Read tensors by name from .safetensors, or from torch.save: at the top, under "state_dict" or "network".
+    """Read tensors by name from a file of safetensors or torch.save.
 
-    No code in the file is run. Lightning's checkpoints contain objects of other classes (callbacks, settings); these
-    become empty stand-ins. A prefix "module." (DataParallel) is removed.
+    In a file of torch.save, the tensors are at the top level, under "state_dict" or under "network". No code in the
+    file is run. Lightning's checkpoints contain objects of other classes (callbacks, settings); these become empty
+    stand-ins. A prefix "module." (DataParallel) is removed.
 
     Args:
         key: the option or key that names the file, for messages, such as "encoder.weights".
-        expected: what the file should hold, for messages.
+        expected: the expected content of the file, for messages.
 
     Raises:
         UserError: the file is missing or unreadable, can only be read by running its code, or has no tensors by name.

@@ -1,4 +1,4 @@
-"""Configuration of the data and of the loader. `views/augmentation.py` has that of the augmentations.
+"""Configuration of the data and of the loader. The augmentations have theirs in `views/augmentation.py`.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
@@ -54,7 +54,7 @@ class DataConfig:
             all shards.
         bad_list: list of files to leave out, written by the `check-data` command.
         max_bad_share: a run stops if a larger share of the drawn images cannot be used.
-        weight: with several sources: a source's share of every batch is its weight over the sum of all weights.
+        weight: for several sources. A source's share of every batch is its weight over the sum of all weights.
     """
 
     source: Annotated[str, one_of(SOURCES)] = "freihand"

@@ -112,9 +112,9 @@ def _usable(device: torch.device | str) -> torch.device:
 class EpochLoader:
     """Yields one epoch of batches in each `for` loop. `make_loader` makes it.
 
-    A `for` loop yields the current epoch: all of it, or the rest of it after `load_state_dict`. If a loop is left
-    early, the next loop begins the next epoch. Batches are prepared ahead, also across epochs, until `close`, the end
-    of a `with` block or the end of the process.
+    A `for` loop yields the current epoch: all of it, or its rest after `load_state_dict`. If a loop is left early, the
+    next loop begins the next epoch. Batches are prepared ahead, also across epochs, until `close`, the end of a `with`
+    block or the end of the process.
 
     Args:
         index: the samples.

@@ -52,7 +52,7 @@ def looked_at(what: str, found: str) -> Claim:
 
 
 Findings = dict[str, Any]
-"""What a stage found: keys of its row, of which "claims" is a list of `Claim`."""
+"""The findings of a stage, as keys of its row. "claims" is a list of `Claim`."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def loader(job: Job, *, sources: str, repeats: int) -> Findings:
 
 
 def loader_claims(row: dict[str, Any]) -> list[Claim]:
-    """Claims: the loader makes twice the images of a step, and three times those of OpenCV on the same cores."""
+    """Claims: the loader is twice as fast as a step, and three times as fast as OpenCV on the same cores."""
     counts = [int(count) for count in row["threads"]]
     threads = _THREADS if _THREADS in counts else max(counts)
     what = f"loader with {threads} threads, {row['sources']} sources, over what a ResNet-50 step takes"

@@ -32,7 +32,7 @@ _MARGIN: Final = 1.1
 
 
 def run_tests(job: Job) -> Findings:
-    """Run the tests marked `gpu` in a process of their own; a dry run only collects them."""
+    """Run the tests marked `gpu` in a separate process. A dry run only collects them."""
     found = job.out / "gpu-tests.xml"
     # Another version of torch or DALI than the locked one may warn; that is not tested here.
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", f"--junitxml={found}"]

@@ -1,4 +1,4 @@
-"""`bench-gpu`: checks claims about a GPU in independent stages, each in a process of its own."""
+"""`bench-gpu`: checks claims about a GPU in independent stages, each in a separate process."""
 
 from __future__ import annotations
 

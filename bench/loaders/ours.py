@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings(Rounds):
-    """How long to measure, and on what.
+    """Settings of a measurement of loaders.
 
     Attributes:
         cores: number of cores that each loader may use.

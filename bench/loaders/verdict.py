@@ -1,4 +1,4 @@
-"""States in one sentence whether training is loader-bound, and by what."""
+"""States in one sentence whether training is loader-bound, and which resource is the limit."""
 
 from __future__ import annotations
 

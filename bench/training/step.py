@@ -1,4 +1,4 @@
-"""`bench-train`: times a step on batches in memory and with the loader, and measures what the exact batch costs."""
+"""`bench-train`: times a step on batches in memory and with the loader, and measures the cost of the exact batch."""
 
 from __future__ import annotations
 

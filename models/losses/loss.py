@@ -33,7 +33,7 @@ class Loss(ABC):
         """
 
     def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
-        """Figures for metrics.jsonl, scalars of the same embeddings; none by default."""
+        """Further figures for metrics.jsonl: scalars of the same embeddings. By default there are none."""
         return {}
 
     def chance(self, samples: int) -> tuple[float, str] | None:

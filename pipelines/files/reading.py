@@ -56,7 +56,7 @@ def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
 
     Args:
         names: file names, each ended by a zero.
-        name_starts: where the name of each begins.
+        name_starts: (N,) place in `names` where each file's name begins.
         found: (N, 5) written to: start and end of each file in `memory`, orientation, height and width. The end equals
             the start if the file is not a sound JPEG.
 

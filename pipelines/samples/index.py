@@ -70,7 +70,7 @@ class Index:
         mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
             augmentation, so keypoints are mirrored too and the loss does not undo it. Boxes, keypoints and targets of
-            the index are those of the image before the mirror.
+            the index belong to the image before mirroring.
         group: (N,) int64 or None; samples of the same pose or moment share a number, so that subsets keep them
             together. None: each sample is its own group.
         targets: further float32 arrays with N rows, by name, as far as the dataset has them:

@@ -76,7 +76,7 @@ class EpochOrder:
 
 
 class MixtureOrder:
-    """Several sources. Each has a fixed number of rows in every batch, and is shuffled in laps of its own.
+    """The order of several sources. Each source has a fixed number of rows in every batch and its own laps.
 
     A lap is one pass over a source in a new shuffle. Laps do not end with batches or epochs: a small source has many
     laps in an epoch, a large one may not finish its first. The rows of a source are spread evenly over a batch, so that
@@ -86,7 +86,7 @@ class MixtureOrder:
         counts: samples of each source, one after the other in the index.
         rows: rows of each source in every batch, all positive.
         length: places in an epoch, whole batches.
-        blocks: blocks of each source, see `EpochOrder`; empty for none.
+        blocks: blocks of each source, see `EpochOrder`; empty if no source has blocks.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class _Laps:
 
 
 class _Kept:
-    """Caches the last two shuffles: a batch needs at most those of two successive epochs or laps."""
+    """Caches the last two shuffles. A batch needs at most two: those of successive epochs or laps."""
 
     def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
         self._shuffled = shuffled

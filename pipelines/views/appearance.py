@@ -89,7 +89,7 @@ class AppearanceConfig:
 
 
 class Column(IntEnum):
-    """Columns of the table of draws. A column whose name is that of an augmentation is 1 if it is applied, else 0."""
+    """Columns of the table of draws. A column named like an augmentation is 1 if it is applied, else 0."""
 
     COLOUR_DROP = 8
     SOBEL = 9

@@ -67,8 +67,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
 
-    The exit code is 0 if every image can be used, 1 if some cannot, and 2 if a source has no usable
-    image or the check failed.
+    The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
     from train.data import check_data as check

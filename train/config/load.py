@@ -35,8 +35,8 @@ def load_config(
     Args:
         kind: the dataclass to fill, such as `Config`.
         files: TOML files.
-        overrides: "table.key=value", the value as in TOML, or any other text as a string. In an array of tables,
-            "table.0.key=value" changes the first table, and "table.key=value" the only one.
+        overrides: "table.key=value". The value is written as in TOML; any other text is taken as a string. In an array
+            of tables, "table.0.key=value" changes the first table, and "table.key=value" the only one.
         base: tables that the files override, as from `to_dict`; none by default.
 
     Raises:

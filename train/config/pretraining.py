@@ -133,7 +133,7 @@ class ProbeConfig:
     """A probe of the encoder during training: ridge regression from its frozen features to known keypoints.
 
     Attributes:
-        every_epochs: epochs between two probes; the first and the last step probe as well. 0 never does.
+        every_epochs: epochs between two probes; the first and the last step are also probed. 0: no probes.
         images: labelled images to use, three quarters to fit on and one quarter to measure on. They are at most a
             sixteenth of the images that are trained on between two probes, so that probing takes less than 2 % of the
             time.
@@ -165,7 +165,7 @@ class Config:
 
     @property
     def augmentation(self) -> Augmentation:
-        """How views are made at random."""
+        """The tables of the augmentations."""
         return Augmentation(self.geometry, self.colour, self.appearance)
 
 

@@ -188,7 +188,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, 
 
     A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
     content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
-    images. `table` is what the names of the sizes begin with in a message.
+    images. `table` is the prefix of the keys in messages.
 
     Raises:
         UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.

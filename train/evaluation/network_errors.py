@@ -100,7 +100,7 @@ def intervals(evaluation: Evaluation, *, resamples: int = 1000) -> dict[str, Int
 
 
 def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
-    """Metrics of `one` minus those of `other` on the samples measured for both, with intervals."""
+    """Difference of the metrics, `one` minus `other`, on the samples measured for both, with intervals."""
     ours, theirs = one.tables(), other.tables()
     return paired_difference(
         {name: ours[name] for name in ours if name in theirs},
@@ -123,7 +123,7 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
-    """Whether, according to the configurations, an evaluation uses images of the run's training."""
+    """Whether the configurations say that an evaluation uses training images of the run."""
     same = attrgetter("source", "root", "part", "annotations")
     return run.step > 0 and any(
         same(source) == same(trained) and {source.split, trained.split} != {"train", "val"}

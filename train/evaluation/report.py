@@ -100,7 +100,7 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
 
 
 def of_poses(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
-    """For each row its file and the mean of each metric over the keypoints; None if not measured."""
+    """For each row: its file, and each metric's mean over the keypoints (None if not measured)."""
     tables, poses = evaluation.tables(), []
     for row in rows:
         pose: dict[str, Any] = {"file": evaluation.index.paths[row]}

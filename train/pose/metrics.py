@@ -230,7 +230,7 @@ def paired_difference(
     groups: npt.ArrayLike | None = None,
     resamples: int = 1000,
 ) -> dict[str, Interval]:
-    """Metrics of one run minus those of another on the same samples, with intervals as in `confidence_intervals`.
+    """Difference of the metrics of two runs on the same samples, with intervals as in `confidence_intervals`.
 
     The difficulty of a sample cancels in the difference, so smaller differences can be detected than with two
     intervals.

@@ -68,10 +68,10 @@ class PoseStep(MicroBatchStep):
     """Loss and gradient of one global batch. Other attributes as `MicroBatchStep`.
 
     Attributes:
-        forward: views (n, 3, S, S) uint8 and intrinsics (n, 3, 3) to poses; may be compiled.
+        forward: computes poses from views (n, 3, S, S) uint8 and intrinsics (n, 3, 3); may be compiled.
         refined: whether the network refines the root's depth.
         weights: weights of the losses.
-        autocast_dtype: 16-bit type for the network; None for none.
+        autocast_dtype: 16-bit type for the network; None: no autocast.
     """
 
     forward: Callable[[Tensor, Tensor], PoseOutput]
@@ -84,7 +84,7 @@ class PoseStep(MicroBatchStep):
 
         Args:
             batch: this rank's share of the global batch, on its device; the first view is used.
-            targets: of that view.
+            targets: targets of the first view.
 
         Raises:
             ValueError: the batch is of another size than this rank's share.

@@ -156,7 +156,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that a run depends on besides its configuration."""
+    """Versions of the programs and libraries that a run depends on."""
     system = f"{platform.system()} {platform.machine()}"
     found = {"python": platform.python_version(), "system": system, "commit": _commit()}
     packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")

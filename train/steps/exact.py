@@ -176,7 +176,7 @@ def embed_views(
     *,
     autocast_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Both views of some samples through network and latent inverse, with graph; what `ExactStep.embed` is.
+    """Embed both views of some samples by the network and the latent inverse, with graph. Use it as `ExactStep.embed`.
 
     Args:
         network: (2n, 3, S, S) uint8 to (2n, D) projections.
@@ -184,7 +184,7 @@ def embed_views(
             `models.equivariance.build_undo` makes it.
         batch: its first two views are used.
         rows: the rows of the n samples in `batch`.
-        autocast_dtype: 16-bit type for the network; None for none. The inverse has at least 32 bits.
+        autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.
 
     Returns:
         (2, n, D).

@@ -86,7 +86,7 @@ class TrainingState(ABC, Generic[N, R]):
 
     @abstractmethod
     def size_keys(self) -> dict[str, str]:
-        """For each part of the network, the key (with its value) that determines its size."""
+        """Part of the network -> the key, with its value, that determines the part's size."""
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Converts the authors' weights to ours and ours to theirs."""
+"""Converts weights between this project's format and those of the authors."""
 
 from __future__ import annotations
 
