@@ -96,7 +96,7 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.txt", "", "expected a .csv or .json file"),
         ("b.csv", "file,x0,y0,x1,y1\n", "holds no box"),
         ("b.json", "{}", "holds no box"),
-        ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' stands twice"),
+        ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' appears twice"),
         ("b.csv", "file;x0;y0;x1;y1\n", "Columns are separated by commas"),
         ("b.csv", "file,x0,y0,x1,y1\n".encode("utf-16"), "Save the boxes as UTF-8"),
         ("missing/b.csv", None, "no such file of boxes"),

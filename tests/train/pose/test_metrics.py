@@ -251,7 +251,7 @@ def test_a_paired_difference_sees_what_two_intervals_do_not() -> None:
     assert difference.high < 0
     assert confidence_intervals(ours)["epe_cm"].high > confidence_intervals(theirs)["epe_cm"].low
     assert paired_difference(ours, ours)["auc"] == Interval(0, 0, 0)
-    with pytest.raises(ValueError, match="not of the same hands"):
+    with pytest.raises(ValueError, match="not of the same samples"):
         paired_difference(ours, {name: table[1:] for name, table in theirs.items()})
 
 

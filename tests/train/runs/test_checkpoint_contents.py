@@ -101,7 +101,7 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "empty optimiser": (replace({}, "optimizer"), "a state that does not fit it"),
     "moments of another size": (replace(torch.zeros(7), "optimizer", "state", 0, "exp_avg"), "exp_avg of the optim"),
     "moments of words": (replace("x", "optimizer", "state", 0, "exp_avg"), "a state that does not fit it"),
-    "learning rate of words": (replace("x", "optimizer", "param_groups", 0, "lr"), "no number"),
+    "learning rate of words": (replace("x", "optimizer", "param_groups", 0, "lr"), "not a number"),
     "empty schedule": (replace({}, "scheduler"), "a state that does not fit it"),
     "schedule of another step": (replace(9, "scheduler", "last_epoch"), "step 4, but 9 steps of the learning rate"),
     "bad files of words": (replace({"used": [1], "met": {"x": 1}}, "bad_files"), "a state that does not fit it"),
