@@ -63,7 +63,7 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
         check(data, out=tmp_path / "bad.jsonl")
 
 
-def test_a_list_that_cannot_be_written_is_told_before_the_work(
+def test_a_list_that_cannot_be_written_is_reported_before_the_work(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("train.data.check_data.load_index", lambda data: pytest.fail("begins the work"))

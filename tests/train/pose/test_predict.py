@@ -293,7 +293,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_told_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
     cv2.imwrite(str(tmp_path / "dot.png"), drawn_hand(1, 1))
     (tmp_path / "text.png").write_text("hello")

@@ -66,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_wrong_content_is_told_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_content_is_reported_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = sealed(tmp_path / "step_000000001.pt", WRONG[kind])
     with pytest.raises(UserError) as caught:
@@ -76,7 +76,7 @@ def test_wrong_content_is_told_in_one_line(kind: str, tmp_path: Path, monkeypatc
     assert not (tmp_path / "was_run").exists()
 
 
-def test_the_content_that_is_spoilt_above_is_right_otherwise(tmp_path: Path) -> None:
+def test_the_content_without_a_fault_is_accepted(tmp_path: Path) -> None:
     assert load_checkpoint(sealed(tmp_path / "a", saved_by_torch(WHOLE)))["step"] == 1
 
 
@@ -123,7 +123,9 @@ def pretrain(images: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_run_does_not_go_on_from_it(kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_resumed_from_wrong_content(
+    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spoil, words = SPOILT[kind]
     shutil.copytree(run / "run", tmp_path / "run")
     saved = torch.load(tmp_path / "run" / STEP, weights_only=True)
