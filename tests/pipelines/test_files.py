@@ -113,7 +113,7 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (edited(WEBP, 12, b"ICCP"), "without an image"),
         (edited(GOOD["webp lossless"], 20, b"\0"), "without the header of a lossless image"),
         (edited(CANVAS, 24, b"\x48"), "72 x 56 on a canvas of 73 x 56"),
-        (edited(CANVAS, 12, b"ICCP"), "out of place, at byte 30"),
+        (edited(CANVAS, 12, b"ICCP"), "misplaced image at byte 30"),
         (edited(CANVAS, 16, b"\x08"), "canvas at byte 12 has 8 bytes"),
         (ANIMATED, "animated WebP"),
     ],

@@ -149,7 +149,7 @@ def described_world(device: str = "auto") -> World:
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     """Connect to the other ranks for the `with` block: NCCL for tensors on GPUs, Gloo for the rest.
 
-    `rank_timeout_s`: seconds to wait for a rank that does not come, or later makes no progress.
+    `rank_timeout_s`: seconds to wait for a rank that is missing, or that makes no progress later.
 
     Raises:
         UserError: the address of the store is missing in the environment.
