@@ -85,7 +85,8 @@ class World:
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
-        """Gather plain values of all ranks, in the order of ranks, over the hosts' network: no GPU is waited for."""
+        """Gather plain values of all ranks, in the order of ranks, over the hosts' network, without waiting for a
+        GPU."""
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
