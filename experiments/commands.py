@@ -37,6 +37,6 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
     try:
         outcomes = run_experiment(config, record)
     except Interrupted as stop:
-        click.echo(f"{stop}, by giving this command again", err=True)
+        click.echo(f"{stop.where}; continue by running this command again", err=True)
         sys.exit(stop.exit_code)
     Console().print(as_table(outcomes))

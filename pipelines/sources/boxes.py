@@ -32,7 +32,7 @@ def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.floa
 
 
 def refuse_boxes(config: DataConfig, reason: str) -> None:
-    """For a source that knows its boxes: a `UserError` with the reason if it was given a file of others."""
+    """Raise a `UserError` with the reason if `data.box` is set for a source that has its own boxes."""
     if box_file(config) is not None:
         raise UserError(f"data.box = {config.box!r}: {reason}. Leave it out.")
 
@@ -67,7 +67,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
         box_px = as_numbers(edges)
         if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
             raise UserError(
-                f"{file}, {where}: {_text(list(edges))} is no box; expected four numbers x0, y0, x1, y1 in pixels "
+                f"{file}, {where}: {_text(list(edges))} is not a box; expected four numbers x0, y0, x1, y1 in pixels "
                 "with x0 < x1 and y0 < y1. Mend this box."
             )
         edges_px[row] = box_px

@@ -185,7 +185,7 @@ def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.floa
     size_px = read_upright_size_px(lambda: read_file(str(first_image)))
     if size_px is None:
         raise UserError(
-            f"{first_image}: not a readable image, and box 'center' takes the size of all images from it. Replace it."
+            f"{first_image}: not a readable image; box 'center' takes the size of all images from it. Replace it."
         )
     height_px, width_px = size_px
     return np.array([width_px / 2, height_px / 2, center_frac * min(width_px, height_px)], np.float32)

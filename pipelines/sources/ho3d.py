@@ -33,7 +33,7 @@ from skeleton import HAND
 VALIDATION_FRAC: Final = 0.1
 
 OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
-"""From the annotations' axes (y up, negative z forward) to ours (y down, z forward)."""
+"""Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 
 _ENDINGS: Final = ("jpg", "png", "jpeg")
 _MANY_FRAMES: Final = 2000

@@ -60,8 +60,8 @@ class World:
                 time.sleep(60)  # the watchdog has given its message and ends this process
             reason = str(error).strip().splitlines()[0]
             raise RanksLost(
-                f"another rank has left while this one, which {activity.doing}, exchanged with it: killed, or its "
-                f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
+                f"another rank has ended during an exchange with this rank, which {activity.doing}: it was killed, or "
+                f"its host or link is down. See that rank's output; go on with --resume auto ({reason[:200]})"
             ) from error
 
     def barrier(self) -> None:
@@ -188,7 +188,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, 
 
     A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
     content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
-    images. `table` is what the names of the sizes begin with in a message.
+    images. `table` is the prefix of the keys in messages.
 
     Raises:
         UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.

@@ -199,9 +199,9 @@ def read_picture(file: str) -> Image:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a picture") from error
     except cv2.error as error:  # the header has more pixels than OpenCV allows
-        raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it anew") from error
+        raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it again") from error
     if decoded is None:
-        raise UserError(f"{file} is no picture that can be read: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
+        raise UserError(f"{file} is not a readable picture: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
     height, width, _ = decoded.shape
     if not MIN_PIXELS <= height * width <= MAX_PIXELS:
         raise UserError(
@@ -265,7 +265,7 @@ def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun
     x0, y0, x1, y1 = box_px
     (width, height), *_ = sizes_px
     if not (np.isfinite(box_px).all() and x0 < x1 and y0 < y1):
-        raise UserError(f"--box {x0:g},{y0:g},{x1:g},{y1:g} is no box: expected x0,y0,x1,y1 with x0 < x1 and y0 < y1")
+        raise UserError(f"--box {x0:g},{y0:g},{x1:g},{y1:g} is not a box: expected x0,y0,x1,y1, x0 < x1 and y0 < y1")
     if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
         raise UserError(
             f"--box {x0:g},{y0:g},{x1:g},{y1:g} lies outside the picture of {width} x {height} pixels: "
@@ -289,7 +289,7 @@ def _estimate(
     progress: Progress | None = None,
 ) -> Poses:
     def as_png(sample: int) -> bytes:
-        """A picture of any kind as training's loader reads it: upright, eight bits, no alpha."""
+        """A picture of any kind as a PNG that the training loader reads: upright, eight bits, no alpha."""
         bgr = read_picture(str(files[sample]))[..., ::-1]
         return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
 

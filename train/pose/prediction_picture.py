@@ -19,7 +19,7 @@ from train.pose.metrics import Floats
 Box = tuple[float, float, float, float]
 
 _LONGEST_PX = 1024
-"""Longest side of a drawn picture. Coordinates stay those of the original."""
+"""Longest side of a drawn picture. Coordinates refer to the original picture."""
 
 
 @dataclasses.dataclass(frozen=True)

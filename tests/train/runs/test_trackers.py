@@ -134,11 +134,11 @@ def test_one_that_fails_is_left_out_with_one_warning(
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     assert warning.getMessage() == (
-        f'the tracker "bad" is left out from here on, the run goes on: {error.__name__}: no server at {where}'
+        f'the tracker "bad" is dropped and the run continues: {error.__name__}: no server at {where}'
     )
 
 
-@pytest.mark.parametrize(("most", "said"), [(2, "2 calls wait for it"), (100, "not done within 0.01 s")])
+@pytest.mark.parametrize(("most", "said"), [(2, "2 calls are waiting for it"), (100, "did not finish within 0.01 s")])
 def test_one_that_hangs_is_left_out(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: str
 ) -> None:
