@@ -185,8 +185,8 @@ def _experiment(results: Path) -> str:
         f"of its runs add up to {_span(minutes[0])} minutes).\n\n"
         f"{_markdown(COMPARISON_HEADS, [comparison_cells(row) for row in claims])}\n"
         f"{_markdown(('mean over seeds', *(_metric(metric) for metric in metrics)), means)}\n"
-        f"Constant predictions have these PA-EPE: the mean pose {constant['mean_pose_pa_epe_cm']:.3f} cm, one rigid "
-        f"hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
+        f"PA-EPE of constant predictions: the mean pose {constant['mean_pose_pa_epe_cm']:.3f} cm, one rigid hand "
+        f"{constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
     )
 
 

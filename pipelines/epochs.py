@@ -22,7 +22,7 @@ from pipelines.feed import Quarantine
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, even_share, steps_per_epoch
+from pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
 from pipelines.sources import load_index
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
@@ -35,6 +35,7 @@ def make_loader(
     device: torch.device | str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    micro_batch: int = 1,
     views: int = 2,
     geometry: GeometryConfig = GeometryConfig(),  # noqa: B008  frozen
     colour: ColourConfig = ColourConfig(),  # noqa: B008
@@ -52,6 +53,8 @@ def make_loader(
         device: device of the batches. None: the GPU of this local rank if torch sees one, else the CPU.
         rank: rank of this process. None: from torchrun's environment variables.
         world_size: number of processes that share each batch. None: from torchrun's environment variables.
+        micro_batch: a rank gets whole micro-batches of so many images, as its `train.ExactStep` takes them. If the
+            micro-batches are no multiple of the number of ranks, the first ranks get one more.
         views: number of views of each image.
         geometry: ranges of the random affine maps, and the size of the views.
         colour: ranges of the colour jitter.
@@ -61,10 +64,11 @@ def make_loader(
         prepare: set up this process's memory for a faster decoder on a CPU, see `PipelinesConfig.decoder_memory`.
 
     Raises:
-        UserError: the data cannot be used, a batch needs more images or fewer ranks, the ranks do not fit, a number is
-            out of bounds, or torch cannot use the device.
+        UserError: the data cannot be used, a batch needs more images or fewer ranks, it is not whole micro-batches, the
+            ranks do not fit, a number is out of bounds, or torch cannot use the device.
     """
     _require("batch", batch, 1)
+    _require("micro_batch", micro_batch, 1)
     _require("views", views, 1)
     _require("seed", seed, 0, LARGEST_SEED)
     ranks = described_ranks(rank, world_size)
@@ -81,7 +85,7 @@ def make_loader(
         raise UserError(f"data = {data!r}: expected a folder, or at least one dataset's configuration")
     return EpochLoader(
         data if isinstance(data, Index) else load_index(data),
-        even_share(batch, ranks.rank, ranks.world_size),
+        micro_batch_share(batch, micro_batch, ranks.rank, ranks.world_size, table=""),
         batch=batch,
         seed=seed,
         config=config,

@@ -26,8 +26,9 @@ from bench.training.step import wait_for, with_train
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
+from pipelines.samples.order import micro_batch_share
 from train.config.pretraining import Config
-from train.distributed.world import World, described_world, joined, micro_batch_share
+from train.distributed.world import World, described_world, joined
 from train.pretrain import Pretraining
 from train.trainer import set_threads
 

@@ -84,8 +84,9 @@ def evaluate(
 @click.option(
     "--box",
     default=None,
-    metavar="X0,Y0,X1,Y1",
-    help="Box around the hand or body, in pixels.  [default: the whole picture]",
+    metavar="BOX",
+    help="X0,Y0,X1,Y1 around the hand or body, in pixels; or a file of boxes, as data.box, with the folder of its "
+    "pictures as IMAGE.  [default: the whole picture]",
 )
 @click.option("--intrinsics", default=None, type=PATH, help="JSON file with one 3 x 3 camera matrix for all pictures.")
 @click.option(
@@ -103,18 +104,20 @@ def predict(
     \b
       python cli.py predict runs/finetune_demo hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
+      python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
-    There is no detector of hands or bodies: without --box the network sees the whole picture. Pictures that cannot be
-    read are left out and listed at the end. The exit code is 2 only if no picture can be read.
+    Without --box the network sees the whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot
+    be read are left out and listed at the end. The exit code is 2 only if no picture can be read.
     """
     from train.pose.predict import predict as run_prediction
     from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
-    box_px = None if box is None else _box_px(box)
+    boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
+    box_px = _box_px(box) if box is not None and boxes is None else None
     with progress_bar("predicting") as progress:
         done = run_prediction(
-            run, images, out, box_px=box_px, intrinsics=intrinsics, scale_m=scale_m, progress=progress
+            run, images, out, box_px=box_px, boxes=boxes, intrinsics=intrinsics, scale_m=scale_m, progress=progress
         )
     for result in done.predictions:
         say(f"{result.picture}")
@@ -135,7 +138,9 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
     try:
         x0, y0, x1, y1 = (FiniteRange(-1e6, 1e6)(edge) for edge in text.split(","))
     except (ValueError, click.BadParameter):
-        raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
+        raise UserError(
+            f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170, or a .csv or .json file"
+        ) from None
     return x0, y0, x1, y1
 
 

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
-from errors import UserError
 from models.config import EncoderConfig, EquivarianceConfig, ProjectorConfig
 from models.losses import AnyLoss
 from models.losses.nt_xent import NTXent
@@ -167,12 +166,3 @@ class Config:
     def augmentation(self) -> Augmentation:
         """The tables of the augmentations."""
         return Augmentation(self.geometry, self.colour, self.appearance)
-
-
-def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
-    """Raise a `UserError` if a batch is not a multiple of the micro-batch; their names begin with `table`."""
-    if batch % micro_batch:
-        raise UserError(
-            f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "
-            "micro-batches, so change one of the two."
-        )

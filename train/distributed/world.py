@@ -16,8 +16,6 @@ from torch import Tensor
 
 from errors import RanksLost, UserError
 from machine.ranks import described_ranks
-from pipelines.samples.order import even_share
-from train.config.pretraining import require_whole_micro_batches
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Watchdog, activity
 
@@ -85,8 +83,7 @@ class World:
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
-        """Gather plain values of all ranks, in the order of ranks, over the hosts' network, without waiting for a
-        GPU."""
+        """Gather plain values of all ranks, by rank, over the hosts' network, without waiting for a GPU."""
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
@@ -182,25 +179,3 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
     finally:
         dist.destroy_process_group()
-
-
-def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, *, table: str = "train.") -> range:
-    """The share of a global batch that a rank computes.
-
-    A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
-    content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
-    images. `table` is the prefix of the keys in messages.
-
-    Raises:
-        UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.
-    """
-    require_whole_micro_batches(batch, micro_batch, table)
-    micro_batches = batch // micro_batch
-    if micro_batches < world_size:
-        raise UserError(
-            f"{table}batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
-            f"{world_size} ranks: start fewer processes, or set a smaller {table}micro_batch (which changes what batch "
-            "norm sees)."
-        )
-    share = even_share(micro_batches, rank, world_size)
-    return range(share.start * micro_batch, share.stop * micro_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -51,6 +52,8 @@ def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Ca
 
     kind = device.type
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]
+    if kind == "cpu":  # the profiler's library then prints an error without a GPU, which it looks for nevertheless
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # nothing; it reads this at its first use
     plan = schedule(wait=_WARM_UP - 1, warmup=1, active=steps, repeat=1)
     with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
         yield recording.step

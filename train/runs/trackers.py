@@ -11,7 +11,8 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,7 +81,9 @@ class MLflow:
     def __init__(self, folder: Path, _: int, run_id: str | None) -> None:
         self._mlflow = importlib.import_module("mlflow")
         self._is_new = run_id is None
-        self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
+        logging.getLogger("urllib3.connectionpool").addFilter(_is_no_retry)
+        with _soon_given_up():
+            self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
         """Log it as an artifact, and as parameters, which MLflow does not let a resumed run change."""
@@ -100,6 +103,24 @@ class MLflow:
     def close(self) -> None:
         """Mark the run as finished."""
         self._mlflow.end_run()
+
+
+def _is_no_retry(record: logging.LogRecord) -> bool:
+    """Whether a record is not one of the warnings of each attempt to reach a server that is down."""
+    return record.threadName != "mlflow"
+
+
+@contextmanager
+def _soon_given_up() -> Iterator[None]:
+    """Give up a server within seconds, unless the environment says when. MLflow tries a later outage for minutes."""
+    few = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+    added = {name: value for name, value in few.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 class WeightsAndBiases:
@@ -219,7 +240,7 @@ class _Worker:
                 call(tracker)
             tracker.close()
         except BaseException as error:  # even SystemExit, which would end the thread without a word
-            self._leave_out(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+            self._leave_out(" ".join(f"{type(error).__name__}: {error}".split())[:400])
 
     def put(self, call: Callable[[Tracker], None] | None) -> None:
         """Queue a call; None ends the thread."""

@@ -8,7 +8,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from train.distributed.world import World, micro_batch_share
+from pipelines.samples.order import micro_batch_share
+from train.distributed.world import World
 from train.steps.stopwatch import Stopwatch
 
 
@@ -53,7 +54,10 @@ class MicroBatchStep:
             ValueError: the batch is of another size than this rank's share.
         """
         if len(batch) != len(self.share):
-            raise ValueError(f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}")
+            raise ValueError(
+                f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}: make_loader needs the "
+                f"batch and micro_batch = {self.micro_batch} of the step"
+            )
         for parameter in self.network.parameters():
             parameter.grad = None
         return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
