@@ -60,7 +60,7 @@ class Task(TrainingState[N, R]):
         """Draw the run's curves; called in another thread after each checkpoint."""
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Validate if the last step requires it: the row for validation.jsonl, the same on all ranks; else None."""
+        """Validate, if due after this step. Returns the row for validation.jsonl, the same on all ranks, or None."""
 
 
 class Trainer:
@@ -147,7 +147,7 @@ class Trainer:
             raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
         for key in (*task.state_dict(), "images"):
             if key not in saved:
-                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}. Use another one of this run.")
+                raise UserError(f"{path} cannot be resumed: it has no {key}. Use another one of this run.")
         if saved["images"] != images:
             before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
             raise UserError(

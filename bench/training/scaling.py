@@ -1,7 +1,7 @@
 """`bench-scale`: measures exchanges and step on the ranks of a run, and projects to more nodes (docs/cluster.md).
 
-In the model of the step nothing overlaps: the micro-batches one after the other, the exchange of the embeddings and of
-their gradient, and one sum of the weights' gradients.
+In the model of a step nothing overlaps. A step is: all micro-batches, one after the other; the exchange of the
+embeddings and of their gradient; one sum of the weights' gradients.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class ScalingTimes:
     Attributes:
         ranks: number of ranks.
         sums: (bytes, seconds) of each sum over all ranks; empty with one rank.
-        micro_batch_s: see `Cluster`, from two sizes of share.
-        fixed_s: see `Cluster`; without the exchanges.
+        micro_batch_s: as in `Cluster`, from steps of two sizes.
+        fixed_s: as in `Cluster`, without the exchanges.
         step_s: time of the whole step, exchanges included.
         load: the system's load average over the minute before the measurement.
     """

@@ -58,8 +58,8 @@ class World:
                 time.sleep(60)  # the watchdog has given its message and ends this process
             reason = str(error).strip().splitlines()[0]
             raise RanksLost(
-                f"another rank has left while this one, which {activity.doing}, exchanged with it: killed, or its "
-                f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
+                f"another rank has ended during an exchange with this rank, which {activity.doing}: it was killed, or "
+                f"its host or link is down. See that rank's output; go on with --resume auto ({reason[:200]})"
             ) from error
 
     def barrier(self) -> None:
@@ -83,7 +83,7 @@ class World:
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
-        """Gather plain values of all ranks, in the order of ranks, over the hosts' network: no GPU is waited for."""
+        """Gather plain values of all ranks, by rank, over the hosts' network, without waiting for a GPU."""
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
@@ -147,7 +147,7 @@ def described_world(device: str = "auto") -> World:
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     """Connect to the other ranks for the `with` block: NCCL for tensors on GPUs, Gloo for the rest.
 
-    `rank_timeout_s`: seconds to wait for a rank that does not come, or later makes no progress.
+    `rank_timeout_s`: seconds to wait for a rank that is missing, or that makes no progress later.
 
     Raises:
         UserError: the address of the store is missing in the environment.

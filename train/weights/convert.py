@@ -1,4 +1,4 @@
-"""Converts the authors' weights to ours and ours to theirs."""
+"""Converts weights between this project's format and those of the authors."""
 
 from __future__ import annotations
 
@@ -133,16 +133,16 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     save_tensors({"state_dict": pose_to_published(state, side_px=side_px)}, out, {})
     notes = []
     if pose["first_keypoint"] != "palm":
-        notes.append("keypoint 0 is the wrist, so leave out their step from palm to wrist")
+        notes.append("keypoint 0 is the wrist, so leave out the step from palm to wrist in the authors' code")
     if side_px != PUBLISHED_SIDE_PX:
-        notes.append(f"made for views of {side_px} pixels, theirs are {PUBLISHED_SIDE_PX}")
+        notes.append(f"it was trained on views of {side_px} pixels, the authors' networks on {PUBLISHED_SIDE_PX}")
     return f"{out}: the authors' pose network on a {config['encoder']['name']}" + "".join(f"; {note}" for note in notes)
 
 
 def _to_lightning(state: State, path: Path, out: Path) -> str:
     if naming(state) != "ours" or not any(key.startswith("projector.") for key in state):
         raise UserError(
-            f"{path} is no pre-training run of ours: only these can become the authors' Lightning checkpoints"
+            f"{path} is not a pre-training run of this project; only such a run can become a Lightning checkpoint"
         )
     save_tensors({"state_dict": to_lightning(state)}, out, {})
     return f"{out}: encoder and projection head in the names of the authors' pre-training code"

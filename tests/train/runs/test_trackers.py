@@ -135,11 +135,11 @@ def test_one_that_fails_is_left_out_with_one_warning(
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     assert warning.getMessage() == (
-        f'the tracker "bad" is left out from here on, the run goes on: {error.__name__}: no server at {where}'
+        f'the tracker "bad" is dropped and the run continues: {error.__name__}: no server at {where}'
     )
 
 
-@pytest.mark.parametrize(("most", "said"), [(2, "2 calls wait for it"), (100, "not done within 0.01 s")])
+@pytest.mark.parametrize(("most", "said"), [(2, "2 calls are waiting for it"), (100, "did not finish within 0.01 s")])
 def test_one_that_hangs_is_left_out(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: str
 ) -> None:
@@ -180,7 +180,7 @@ running.close()
     os.close(ours)
     assert process.wait() == 0, said
     (line,) = said.decode().splitlines()
-    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is left out')
+    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is dropped')
     assert "no login: run 'wandb login'" in line
 
 
