@@ -73,12 +73,12 @@ def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 
 def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """The same for shards, found by bisection: their names are sorted, and reading all of them takes too long."""
+    """The same for shards, found by bisection, since reading all names takes long; those of others may be unsorted."""
     rows = []
     for path in listed:
         row = bisect_left(index.paths, path)
         if row == len(index) or index.paths[row] != path:
-            raise _unknown(index, path, file)
+            return _rows_of_paths(index, listed, file)
         rows.append(row)
     return np.array(rows, np.int64)
 

@@ -15,7 +15,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import read_boxes
 
-_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
+IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
 _NOT_READ: Final = {
     ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
     ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
@@ -42,11 +42,11 @@ def load_folder(config: DataConfig) -> Index:
     root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
+        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
     found = _files_under(root)
     if not found.images:
         raise UserError(
-            f"{root}: no {', '.join(_ENDINGS)} files in it or below it; found {found.told()}. "
+            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found {found.told()}. "
             f"{found.remedy() or 'Check the path, or add images.'}"
         )
     if found.remedy():
@@ -111,7 +111,7 @@ def _files_under(root: Path) -> _Found:
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
                     elif not entry.is_file():
                         found.others["no regular file, such as a pipe"] += 1
-                    elif entry.name.lower().endswith(_ENDINGS):
+                    elif entry.name.lower().endswith(IMAGE_ENDINGS):
                         found.images.append(inside + entry.name)
                     else:
                         found.others[os.path.splitext(entry.name)[1].lower()] += 1  # noqa: PTH122  a suffix of any name
