@@ -25,6 +25,7 @@ from pipelines.sources.shards.index_file import (
     FORMAT,
     INDEX_FILE,
     INDEX_FOLDER,
+    INDEX_PARTS,
     read_index_file,
     read_table,
     write_tables,
@@ -32,7 +33,6 @@ from pipelines.sources.shards.index_file import (
 from pipelines.sources.shards.threads import in_threads
 from writing import whole_file, write_text
 
-_PARTS: Final = "index.parts"
 _LEFT_OUT: Final = "left_out.jsonl"
 _COLUMNS: Final = {"offset": np.uint64, "size": np.uint32, "lead": np.uint32}
 
@@ -179,7 +179,7 @@ def _refuse_compressed(shard: Path, start: bytes) -> None:
 
 
 def _part(out: Path, shard: Path) -> Path:
-    return out / _PARTS / f"{hashlib.sha256(os.fsencode(shard)).hexdigest()[:32]}.npz"
+    return out / INDEX_PARTS / f"{hashlib.sha256(os.fsencode(shard)).hexdigest()[:32]}.npz"
 
 
 def _read_part(file: Path) -> _Shard | None:
@@ -197,11 +197,11 @@ def _claim(out: Path) -> dict[Path, _Shard]:
     if (
         out.exists()
         and not is_index
-        and (not out.is_dir() or {file.name for file in out.iterdir()} - {_PARTS, INDEX_FOLDER})
+        and (not out.is_dir() or {file.name for file in out.iterdir()} - {INDEX_PARTS, INDEX_FOLDER})
     ):
         raise UserError(f"{out}: exists and holds no index of others' shards. Name a new or an empty folder.")
     (out / INDEX_FOLDER).mkdir(parents=True, exist_ok=True)
-    (out / _PARTS).mkdir(exist_ok=True)
+    (out / INDEX_PARTS).mkdir(exist_ok=True)
     return _read_known(out) if is_index else {}
 
 
@@ -258,5 +258,5 @@ def _write_index(paths: Sequence[Path], found: Sequence[_Shard], out: Path, scan
         ],
     }
     write_text(out / INDEX_FILE, json.dumps(content, indent=1) + "\n")
-    shutil.rmtree(out / _PARTS, ignore_errors=True)
+    shutil.rmtree(out / INDEX_PARTS, ignore_errors=True)
     return Indexed(folder, len(places), len(kept), len(paths) - len(kept), scanned, dict(skipped), left_out)

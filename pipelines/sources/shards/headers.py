@@ -316,7 +316,7 @@ def _scan(descriptor: int, file_bytes: int, memory: Any, state: Any, places: Any
             is_image, is_hidden = _is_image(name), _is_hidden(name) or _is_hidden(_until_zero(header[345:500]))
         if not told_size:
             size = own_size
-        is_folder = kind == _OLD_FILE and len(name) > 0 and name[-1] == _SLASH
+        is_folder = kind == _OLD_FILE and not told_name and len(name) > 0 and name[-1] == _SLASH
         if is_folder or _HARD_LINK <= kind < _CONTIGUOUS:
             size = 0
         if kind == _GNU_SPARSE:

@@ -19,6 +19,9 @@ from writing import whole_file
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
 INDEX_FOLDER: Final = "index"
+INDEX_PARTS: Final = "index.parts"
+"""Folder of what an unfinished call of `index` has read."""
+
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
@@ -74,9 +77,10 @@ def read_index_file(root: Path) -> dict[str, Any]:
             raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
         _check_index_file(content)
     except FileNotFoundError:
-        hint = "run the same 'python cli.py pack' again: it goes on where it stopped"
-        if not (root / "pack.json").exists():
-            hint = "give a folder that 'python cli.py pack' made"
+        begun = [name for name, trace in (("pack", "pack.json"), ("index", INDEX_PARTS)) if (root / trace).exists()]
+        hint = "give a folder that 'python cli.py pack' made"
+        if begun:
+            hint = f"run the same 'python cli.py {begun[0]}' again: it goes on where it stopped"
         raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
