@@ -1,4 +1,4 @@
-"""Any folder of images with one hand or body each."""
+"""Any folder of images of hands or bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources.boxes import read_boxes
+from pipelines.sources.boxes import with_boxes
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
 _NOT_READ: Final = {
@@ -34,7 +34,8 @@ def load_folder(config: DataConfig) -> Index:
     and images of other formats are left out and counted in one warning.
 
     Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Images
-    without a box are used whole.
+    without a box are used whole. If the file says which hand a box shows, each of its hands is a sample, left ones are
+    mirrored, and images without a hand are left out.
 
     Raises:
         UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
@@ -54,8 +55,8 @@ def load_folder(config: DataConfig) -> Index:
         log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
     paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    box_px = whole if config.box == "center" else read_boxes(Path(config.box), paths)
-    return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
+    index = Index(name=root.name or str(root), root=root, paths=paths, box_px=whole)
+    return index if config.box == "center" else with_boxes(index, Path(config.box))
 
 
 class _Found(NamedTuple):

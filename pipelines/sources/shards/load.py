@@ -12,7 +12,7 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
-from pipelines.sources.boxes import read_boxes, refuse_boxes
+from pipelines.sources.boxes import refuse_boxes, with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.store import ShardStore
 from pipelines.sources.subsets import rows_of_split
@@ -58,17 +58,12 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     names = [shard["file"] for shard in shards]
     store = ShardStore([folder / name for name in names], names, first, tables, window, verify=verify)
     paths = NamesOnDemand(count, store.name)
-    if "box_px" in tables:
-        box_px = np.array(tables["box_px"])
-    elif (boxes := box_file(config)) is not None:
-        box_px = read_boxes(boxes, paths)
-    else:
-        box_px = np.tile(np.array(WHOLE_IMAGE, np.float32), (count, 1))
+    whole = np.array(WHOLE_IMAGE, np.float32)
     index = Index(
         name=content["name"],
         root=folder,
         paths=paths,
-        box_px=box_px,
+        box_px=np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1)),
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
         group=tables.get("group"),
@@ -77,6 +72,8 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
+    if (boxes := box_file(config)) is not None:
+        index = with_boxes(index, boxes)
     if config.split == "all":
         return index
     if index.group is None:

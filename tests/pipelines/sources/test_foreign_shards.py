@@ -459,7 +459,18 @@ def test_boxes_and_bad_lists_name_members(tmp_path: Path, shards: list[Path]) ->
     assert index.paths[7] == "2.tar/6.jpg"
     np.testing.assert_array_equal(index.box_px[7], [20, 40, 40])
     assert not index.box_px[[1, 2, 3, 4, 5, 6, 8, 9, 10, 11]].any()
+    boxes.write_text("file,x0,y0,x1,y1,hand\n2.tar/6.jpg,10,20,30,60,left\n0.tar/2.jpg,0,0,8,8,right\n"
+                     "2.tar/6.jpg,0,0,6,6,right\n")  # fmt: skip
+    hands = loaded(tmp_path / "out", box=str(boxes), shuffle_shards=2)
+    assert list(hands.paths) == ["0.tar/2.jpg", "2.tar/6.jpg", "2.tar/6.jpg"]
+    assert hands.mirror is not None
+    assert hands.mirror.tolist() == [False, True, False]
+    assert hands.blocks is not None
+    assert hands.blocks.first.tolist() == [0, 1, 1, 3, 3]
     bad = tmp_path / "bad.jsonl"
+    write_bad_list(bad, {"2.tar/6.jpg": ""}, checked=12)
+    shown = load_index(DataConfig("shards", str(tmp_path / "out"), box=str(boxes), bad_list=str(bad)))
+    assert list(shown.paths) == ["0.tar/2.jpg"]
     write_bad_list(bad, {"0.tar/0.jpg": "", "3.tar/11.jpg": ""}, checked=12)
     left = load_index(DataConfig("shards", str(tmp_path / "out"), bad_list=str(bad), shuffle_shards=2))
     assert set(loaded(tmp_path / "out").paths) - set(left.paths) == {"0.tar/0.jpg", "3.tar/11.jpg"}
