@@ -234,5 +234,5 @@ def check_state(
     ]
     problems += [f"{key} is unknown" for key in state if key not in wanted and not ignored(key)]
     if problems:
-        more = f"  and {len(problems) - 1} more" if len(problems) > 1 else ""
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UserError(f"{origin} does not fit {model}: {problems[0]}{more}: {remedy}")

@@ -345,7 +345,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "export of a torn checkpoint": (
         ["export", "{root}/torn", "{root}/e.pth"],
-        ["{root}/torn/" + STEP, "torn one"],
+        ["{root}/torn/" + STEP, "is damaged, or not a checkpoint"],
     ),
     "export of nothing to nowhere": (["export", "{root}/run"], ["export needs a file to write", "--onnx OUT.onnx"]),
     "ONNX of pre-training": (

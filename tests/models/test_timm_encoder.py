@@ -65,7 +65,7 @@ def test_a_network_that_stays_random_is_refused() -> None:
     ("name", "side_px", "message"),
     [
         ("vit_smal_patch16_224", 32, r"has no model of this name; did you mean 'timm/vit_small_patch16_224'\?"),
-        ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) names them"),
+        ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) lists all names"),
         ("test_vit", 40, r"side_px = 40: expected a multiple of its patch size, 16 pixels, such as 32 or 48"),
         ("test_vit", 8, r"side_px = 8: expected a multiple of its patch size, 16 pixels, such as 16"),
         ("vgg11", 8, r"side_px = 8: timm cannot build it .*expect 224-pixel views. Set geometry.side_px"),
