@@ -205,7 +205,7 @@ def test_an_mlflow_server_that_is_down_costs_seconds_and_one_line(
     tracked(["mlflow"], folder)
     assert len(attempts) == 3
     (warning,) = caplog.records
-    assert warning.getMessage().startswith('the tracker "mlflow" is left out from here on, the run goes on: MlflowExc')
+    assert warning.getMessage().startswith('the tracker "mlflow" is dropped and the run continues: MlflowExc')
     assert "Max retries exceeded" in warning.getMessage()
     assert "Connection refused" in warning.getMessage()
     assert dict(os.environ) == environment
