@@ -107,7 +107,7 @@ class DecoderProcess:
             self.close()  # a new process, since an image of the first half may have damaged the old one
             found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
         if self._deaths == deaths:
-            log.warning("%d images %s together, but neither half of them alone; none of them is listed",
+            log.warning("%d images %s when decoded together, but not in two halves; none of them is listed",
                         len(encoded), reason)  # fmt: skip
         return found
 

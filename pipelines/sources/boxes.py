@@ -221,7 +221,7 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
                     f"{file}, entry {number}: expected an object with the keys {', '.join(_COLUMNS)}, "
                     f"found {_text(entry)}. Mend this entry."
                 )
-            hand = entry.get("hand", "") if hands else None
+            hand = (entry.get("hand") or "") if hands else None
             yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]], hand
     else:
         raise UserError(

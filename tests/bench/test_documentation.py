@@ -68,7 +68,7 @@ def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
     assert "9999" not in made
 
 
-def test_unknown_table_is_told(tmp_path: Path) -> None:
+def test_unknown_table_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="known are loaders"):
         write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
 

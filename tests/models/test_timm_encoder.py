@@ -80,7 +80,7 @@ def test_timm_is_optional() -> None:
         make_encoder("timm/test_vit", 32)
 
 
-def test_the_configuration_knows_the_family_alone() -> None:
+def test_the_configuration_checks_only_the_family() -> None:
     assert EncoderConfig("timm/anything").name == "timm/anything"
     for unknown in ("timm", "tim/test_vit", "test_vit", ""):
         with pytest.raises(ValidationError, match=r"'resnet50'.* or a model of timm such as 'timm/vit_small"):
@@ -99,7 +99,7 @@ def test_building_takes_no_random_number_and_leaves_batch_norm_as_it_is() -> Non
         assert not key.endswith(("running_mean", "running_var", "tracked")) or torch.equal(value, fresh[key])
 
 
-def test_published_weights_that_cannot_be_had_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_published_weights_that_cannot_be_downloaded_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def offline(name: str, pretrained: bool = False, **options: Any) -> torch.nn.Module:
         if pretrained:
             for talker in ("huggingface_hub.file_download", "timm.models._builder"):

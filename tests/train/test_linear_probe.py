@@ -59,7 +59,7 @@ def seeded_network(config: Config) -> ContrastiveNetwork:
 
 @pytest.mark.parametrize(("count", "features"), [(40, 7), (9, 30), (2, 5)])
 @pytest.mark.parametrize("alpha", [1e-3, 1.0, 1e4])
-def test_the_closed_form_is_scikit_learn_s(count: int, features: int, alpha: float) -> None:
+def test_the_closed_form_equals_scikit_learn(count: int, features: int, alpha: float) -> None:
     rng = np.random.default_rng(count)
     x = rng.normal(3.0, rng.uniform(0.1, 50.0, features), (count, features))
     x[:, 1], x[:, 2] = 0.1, 0.0  # features that never change
@@ -69,7 +69,7 @@ def test_the_closed_form_is_scikit_learn_s(count: int, features: int, alpha: flo
     np.testing.assert_allclose(ridge(torch.from_numpy(others)).numpy(), expected.predict(others), rtol=0, atol=1e-9)
 
 
-def test_figures_are_those_of_scikit_learn_on_the_same_features(hands: Path, tmp_path: Path) -> None:
+def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, tmp_path: Path) -> None:
     """The images, the split and the 3D hands are taken from the labels anew, without the probe."""
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
@@ -134,7 +134,7 @@ def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def test_a_run_is_the_same_to_the_bit_with_and_without(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
+def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:
     out = tmp_path / "plain"
     with narrow_resnet18():
         pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1", "probe.every_epochs=0"))

@@ -133,9 +133,9 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     save_tensors({"state_dict": pose_to_published(state, side_px=side_px)}, out, {})
     notes = []
     if pose["first_keypoint"] != "palm":
-        notes.append("keypoint 0 is the wrist, so leave out their step from palm to wrist")
+        notes.append("keypoint 0 is the wrist, so leave out the step from palm to wrist in the authors' code")
     if side_px != PUBLISHED_SIDE_PX:
-        notes.append(f"made for views of {side_px} pixels, theirs are {PUBLISHED_SIDE_PX}")
+        notes.append(f"it was trained on views of {side_px} pixels, the authors' networks on {PUBLISHED_SIDE_PX}")
     return f"{out}: the authors' pose network on a {config['encoder']['name']}" + "".join(f"; {note}" for note in notes)
 
 

@@ -180,7 +180,7 @@ running.close()
     os.close(ours)
     assert process.wait() == 0, said
     (line,) = said.decode().splitlines()
-    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is left out')
+    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is dropped')
     assert "no login: run 'wandb login'" in line
 
 
