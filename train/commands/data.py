@@ -42,7 +42,7 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.command()
 @config_options
 @click.argument("out", type=FILE)
-@click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
+@click.option("--samples", default=24, show_default=True, type=COUNT, help="Number of images, each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
