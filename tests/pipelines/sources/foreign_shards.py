@@ -82,6 +82,7 @@ def main() -> None:
         tarfile_s = time.perf_counter() - start
     row = {
         "bench": "index of foreign shards",
+        "proof": "shards of another program are indexed",
         "machine": describe_machine(),
         "samples": found.samples,
         "members": members * shards,
