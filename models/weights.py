@@ -140,7 +140,7 @@ def resnet_name(state: Mapping[str, Tensor]) -> str | None:
 
 
 def to_lightning(network: Mapping[str, Tensor]) -> State:
-    """Rename a pre-training network of ours, head included, to the names of the authors' pre-training code."""
+    """Rename a pre-training network of this project, head included, to the names of the authors' pre-training code."""
     renamed = {}
     for key, tensor in network.items():
         if key.startswith("encoder.resnet."):

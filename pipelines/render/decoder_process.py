@@ -90,7 +90,7 @@ class DecoderProcess:
         self._deaths = 0
 
     def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
-        """Decode N files, each (bytes,) uint8: place among them -> reason why it cannot be used.
+        """Decode N files, each (bytes,) uint8. Returns number of a file -> reason why it cannot be used.
 
         Raises:
             UserError: a process does not start.

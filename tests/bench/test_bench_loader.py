@@ -88,7 +88,7 @@ def test_a_table_says_what_decode_only_decodes(tmp_path: Path, decode: Any) -> N
     text = text_of(row)
     what = "whole" if decode == "whole" else "of large ones only the regions that the views reach"
     assert f"decode only: bytes in memory to decoded images, {what}, as the loader does here" in text
-    assert "decode only (DALI): the ceiling of loaders that decode whole images" in text
+    assert "decode only (DALI): an upper limit for loaders that decode whole images" in text
 
 
 def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
 
 
 def test_unknown_table_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="known are loaders"):
+    with pytest.raises(UserError, match="expected one of loaders"):
         write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
 
 

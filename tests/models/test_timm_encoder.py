@@ -45,6 +45,13 @@ def test_dropout_and_stochastic_depth_are_off(fused: bool, caplog: pytest.LogCap
     ]
 
 
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet"])
+def test_a_network_without_chance_is_no_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        build_encoder(EncoderConfig(f"timm/{name}", "random"), 32)
+    assert caplog.messages == []
+
+
 def test_a_network_that_stays_random_is_refused() -> None:
     with (
         patch.object(timm, "create_model", _by_chance),
@@ -113,6 +120,7 @@ def test_published_weights_that_cannot_be_downloaded_are_one_line(caplog: pytest
         pytest.raises(UserError, match=r'test_vit cannot be had \(no route to host\): set encoder.weights = "random"'),
     ):
         build_encoder(EncoderConfig("timm/test_vit"), 32)
+    assert caplog.messages == []  # the error has it all
 
 
 def test_published_weights_are_taken(caplog: pytest.LogCaptureFixture) -> None:

@@ -281,9 +281,9 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "no_refinement.pth": "zroot_ref.zroot_ref.6.weight is missing and 1 more",
         "narrow.pth": r"fc.weight is \(63, 512\) instead of \(64, 512\)",
         "more.pth": "surprise is unknown",
-        "odd.pth": "no ResNet that is known",
-        "empty_dict.pth": "no ResNet that is known",
-        "vgg.pth": r"no ResNet that is known \(its first tensor is features.0.weight\)",
+        "odd.pth": "known ResNet",
+        "empty_dict.pth": "known ResNet",
+        "vgg.pth": r"known ResNet \(its first tensor is features.0.weight\)",
         "text.pth": "holds no state dict",
         "gray.pth": r"conv1.weight is \(64, 1, 7, 7\)",
     }.items():
@@ -297,7 +297,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         ("good.pth", "out.onnx", "ours", "ends in .onnx; expected .pth or .safetensors"),
         ("good.pth", "out.safetensors", "ours", "expected a name that ends in .pth"),
         ("good.pth", "out.safetensors", "published", "expected .pth"),
-        ("run", "out.pth", "ours", "is a checkpoint of ours already"),
+        ("run", "out.pth", "ours", "is a checkpoint of this project already"),
         ("good.pth", "out.pth", "lightning", "is not a pre-training run of this project"),
         ("good.pth", "absent/out.pth", "ours", "cannot be written"),
     ):

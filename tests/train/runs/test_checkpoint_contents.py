@@ -71,7 +71,7 @@ def test_wrong_content_is_reported_in_one_line(kind: str, tmp_path: Path, monkey
     path = sealed(tmp_path / "step_000000001.pt", WRONG[kind])
     with pytest.raises(UserError) as caught:
         load_checkpoint(path)
-    assert str(caught.value).startswith(f"{path} holds something else than a checkpoint of ours: it")
+    assert str(caught.value).startswith(f"{path} is not a checkpoint of this project: it")
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "was_run").exists()
 
