@@ -13,15 +13,21 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
+from pipelines.samples.pixels import KEPT
+from pipelines.sources.shards.pixels import PIXELS
 from skeleton import SKELETONS
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
 INDEX_FOLDER: Final = "index"
+FILES: Final = "files"
+"""Kind of shards that hold files; index.json names no kind then."""
+
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
-_PLACES: Final = {"offset": np.dtype(np.uint64), "size": np.dtype(np.uint32), "crc32": np.dtype(np.uint32)}
+_FILES: Final = {"offset": np.dtype(np.uint64), "size": np.dtype(np.uint32), "crc32": np.dtype(np.uint32)}
+_PLACES: Final = {**_FILES, PIXELS: KEPT}
 _TABLES: Final = {
     "box_px": np.dtype(np.float32),
     "keypoints_px": np.dtype(np.float32),
@@ -83,7 +89,10 @@ def _check_index_file(content: dict[str, Any]) -> None:
     for name in tables:
         if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
             raise ValueError(f"{str(name)[:80]!r} is no table of an index")
-    if not shards or not {*_PLACES, "box_px"} <= {*tables}:
+    if content.get("kind", FILES) not in (FILES, PIXELS):
+        raise ValueError(f"kind is {str(content['kind'])[:80]!r}, expected {FILES!r} or {PIXELS!r}")
+    places = {PIXELS} if content.get("kind") == PIXELS else {*_FILES}
+    if not shards or not {*places, "box_px"} <= {*tables}:
         raise ValueError("something is missing")
     if content.get("skeleton", "hand") not in SKELETONS:
         raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")

@@ -12,8 +12,10 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import Blocks, Index, NamesOnDemand
+from pipelines.samples.pixels import Pixels
 from pipelines.sources.boxes import refuse_boxes
 from pipelines.sources.shards.index_file import TARGET, check_shards, read_index_file, read_table
+from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.store import ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
@@ -53,17 +55,24 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         )
     tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
-    store = ShardStore([root / shard["file"] for shard in shards], first, tables, window, verify=verify)
+    box_px, files = np.array(tables["box_px"]), [shard["file"] for shard in shards]
+    pixels: Pixels | None = None
+    store: ShardStore | PixelNames = PixelNames(files, first)
+    if PIXELS in tables:
+        pixels = map_pixels(root, content, first, tables[PIXELS], box_px, config)
+    else:
+        store = ShardStore([root / file for file in files], first, tables, window, verify=verify)
     index = Index(
         name=content["name"],
         root=root,
         paths=NamesOnDemand(count, store.name),
-        box_px=np.array(tables["box_px"]),
+        box_px=box_px,
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
         group=tables.get("group"),
         targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
         store=store.read,
+        pixels=pixels,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
