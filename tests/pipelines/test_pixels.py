@@ -169,7 +169,7 @@ def test_the_graph_takes_pixels_too(geometry: GeometryConfig, source: Index, tmp
     packed_by(source, tmp_path / "out", geometry, backend="dali")
     index = loaded(tmp_path / "out")
     ours, theirs = (batches(one, geometry, "dali") for one in (index, with_margin(source)))
-    assert_equal(ours, theirs, 2, 0.05)
+    assert_equal(ours, theirs, 2, 0.1)
     flat = [itertools.chain.from_iterable(one.views for one in made) for made in (ours, theirs)]
     beyond = [(view.image.int() - expected.image.int()).abs() > 1 for view, expected in zip(*flat, strict=True)]
     assert torch.stack(beyond).float().mean() < 1e-3

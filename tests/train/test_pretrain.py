@@ -103,6 +103,24 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     assert metrics == [2, 4, 6, 8, 10, 12]
 
 
+def test_a_run_on_pixels_is_killed_and_ends_with_the_weights_of_one_on_files(
+    images: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    settings = [part for override in tiny_run.settings(images, tmp_path) for part in ("--set", override)]
+    arguments = ["pack", "--pixels", *settings, str(tmp_path / "pixels")]
+    subprocess.run([sys.executable, "cli.py", *arguments], cwd=tiny_run.ROOT, check=True, capture_output=True)
+    out = tmp_path / "killed"
+    processes = start(tmp_path / "pixels", out, "data.source=shards")
+    log = out / "samples-rank0.jsonl"
+    while processes[0].is_alive() and not (log.exists() and len(log.read_text().splitlines()) >= 5):
+        time.sleep(0.01)
+    assert processes[0].is_alive()
+    ranks.kill(processes)
+    run(tmp_path / "pixels", out, "data.source=shards")
+    assert_same_weights(uninterrupted, out)
+    assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_sigterm_saves_and_leaves(world_size: int, images: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """With several ranks it is enough to ask one of them."""
