@@ -27,13 +27,13 @@ _BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 
 def write_docs(results: Path, docs: Path) -> str:
-    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture; returns a summary."""
+    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture. Returns a summary."""
     done = []
     for page in pages_with_tables(docs):
         write_text(page, write_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
     if not (readme := docs.parent / "README.md").exists():
-        done.append(f"{readme}: no such file, so no README was written")
+        done.append(f"{readme}: no such file, so its tables were not written")
     if claims := comparisons(results):
         picture = docs / "images" / "experiment_hands.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -43,13 +43,13 @@ def write_docs(results: Path, docs: Path) -> str:
 
 
 def pages_with_tables(docs: Path) -> list[Path]:
-    """The pages of a folder, and the README.md beside it, that hold a table of rows."""
+    """The pages with a table of rows: pages in the folder `docs`, and the README.md beside it."""
     pages = [*sorted(docs.glob("*.md")), docs.parent / "README.md"]
     return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 
 
 def write_tables(text: str, results: Path) -> str:
-    """The page with its tables replaced, made from the rows of the folder `results`.
+    """The page's text, with its tables written again from the rows in the folder `results`.
 
     Raises:
         UserError: a table's name is unknown.
@@ -57,7 +57,7 @@ def write_tables(text: str, results: Path) -> str:
 
     def made(block: re.Match[str]) -> str:
         if block[2] not in _TABLES:
-            raise UserError(f"<!-- rows: {block[2]} -->: known are {', '.join(_TABLES)}")
+            raise UserError(f"<!-- rows: {block[2]} -->: expected one of {', '.join(_TABLES)}")
         try:
             table = _TABLES[block[2]](results)
         except _NoRowError as none:
@@ -71,9 +71,7 @@ class _NoRowError(LookupError):
     """There is no row yet for a table."""
 
 
-def _loader(
-    sources: str, part: str, *, short: bool = False, file: str = "loader.jsonl"
-) -> Callable[[Path], str]:
+def _loader(sources: str, part: str, *, short: bool = False, file: str = "loader.jsonl") -> Callable[[Path], str]:
     """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
 
     def table(results: Path) -> str:
@@ -186,8 +184,8 @@ def _experiment(results: Path) -> str:
         f"of its runs add up to {_span(minutes[0])} minutes).\n\n"
         f"{_markdown(COMPARISON_HEADS, [comparison_cells(row) for row in claims])}\n"
         f"{_markdown(('mean over seeds', *(_metric(metric) for metric in metrics)), means)}\n"
-        f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
-        f"one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
+        f"PA-EPE of constant predictions: the mean pose {constant['mean_pose_pa_epe_cm']:.3f} cm, one rigid hand "
+        f"{constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
     )
 
 
@@ -213,7 +211,7 @@ def _metric(name: str) -> str:
 def save_comparisons(rows: Sequence[Row], out: Path) -> None:
     """Draw rows of the kind "comparison": the seeds' differences, their mean and its interval.
 
-    Each comparison has a panel of its own, since their units differ.
+    Each comparison has its own panel, since the units differ.
     """
     figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
     for row, axes in zip(rows, figure.subplots(len(rows), squeeze=False)[:, 0], strict=True):
@@ -269,6 +267,20 @@ def _scaling_error(results: Path) -> str:
     return f"{said}.\n\n{_markdown(heads, lines)}"
 
 
+def _find_boxes(results: Path) -> str:
+    row = _last(results / "find_boxes.jsonl")
+    lines = [
+        ("hands found", f"{row['found']} of {row['images']}"),
+        ("median error of the landmarks, mean over a hand", f"{row['keypoint_error_px']:.1f} px"),
+        ("median error of the boxes' centres", f"{row['box_centre_error_px']:.1f} px"),
+        ("median side of the boxes over the true side", f"{row['box_side_over_true']:.2f}"),
+        ("found right hands that are called left", f"{row['right_called_left']} of {row['found']}"),
+        ("mirror images in which the hand is found", f"{row['mirrored_found']} of {row['mirrored_images']}"),
+        ("found left hands that are called right", f"{row['mirrored_called_right']} of {row['mirrored_found']}"),
+    ]
+    return f"{_measured_on(row)}\n\n{_markdown(('', 'measured'), lines)}"
+
+
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders": _loader("small", "loaders"),
     "stages": _loader("small", "stages"),
@@ -284,9 +296,20 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders-in-short": _loader("small", "loaders", short=True),
     "loaders-large-in-short": _loader("large", "loaders", short=True),
     "first-batch": _first_batch,
+    "find-boxes": _find_boxes,
     "proofs": _proofs,
 }
-_IN_OTHER_TABLES: Final = {"loader", "pixels", "train", "soak", "gpu", "experiments", "scaling", "first_batch"}
+_IN_OTHER_TABLES: Final = {
+    "loader",
+    "pixels",
+    "train",
+    "soak",
+    "gpu",
+    "experiments",
+    "scaling",
+    "first_batch",
+    "find_boxes",
+}
 _HEAD: Final = {"bench", "machine", "place"}
 
 

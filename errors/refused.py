@@ -1,4 +1,4 @@
-"""Makes one line of an error of the machine: not enough memory, or a file that cannot be used."""
+"""Describes errors of the machine in one line: lack of memory, or a file that cannot be used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of_machine(error: BaseException) -> str | None:
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """The task that ran out of memory and what to change. The task is found from the traceback's last file of ours."""
+    """The task that ran out of memory and what to change. The traceback's last file of this project gives the task."""
     asked = _ASKED_FOR.search(str(error))
     amount = "more memory"
     if asked is not None:

@@ -48,7 +48,7 @@ class DaliDecoder:
         self._many, self._one = (self._pipeline(config, batch) for batch in (config.batch, 1))
 
     def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
-        """Which of at most `config.batch` files decode."""
+        """For each of at most `config.batch` files, whether it decodes."""
         if self._decodes(self._many, encoded):
             return [True] * len(encoded)
         # DALI names the file only in the text of its message.
@@ -90,7 +90,7 @@ class DecoderProcess:
         self._deaths = 0
 
     def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
-        """Decode N files, each (bytes,) uint8: place among them -> reason why it cannot be used.
+        """Decode N files, each (bytes,) uint8. Returns number of a file -> reason why it cannot be used.
 
         Raises:
             UserError: a process does not start.
@@ -107,7 +107,7 @@ class DecoderProcess:
             self.close()  # a new process, since an image of the first half may have damaged the old one
             found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
         if self._deaths == deaths:
-            log.warning("%d images %s together, but neither half of them alone; none of them is listed",
+            log.warning("%d images %s when decoded together, but not in two halves; none of them is listed",
                         len(encoded), reason)  # fmt: skip
         return found
 

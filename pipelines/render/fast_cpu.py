@@ -73,7 +73,7 @@ def start_views(
         threads: how many of the pool's threads share the work.
         address: (N,) of the first bytes of RGB images (H, W, 3) uint8, of the sizes in the plan, rows without gaps.
         images: holds their memory.
-        outs: per view (N, S, S, 3) uint8, contiguous, written to.
+        outs: outputs; for each view (N, S, S, 3) uint8, contiguous.
 
     Returns:
         Futures. Wait for them before the views are read and before `images` is freed.

@@ -1,4 +1,4 @@
-"""Any folder of images with one hand or body each."""
+"""Any folder of images of hands or bodies."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources.boxes import read_boxes
+from pipelines.sources.boxes import with_boxes
 
-_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
+IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
 _NOT_READ: Final = {
     ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
     ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
@@ -34,7 +34,8 @@ def load_folder(config: DataConfig) -> Index:
     and images of other formats are left out and counted in one warning.
 
     Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Images
-    without a box are used whole.
+    without a box are used whole. If the file says which hand a box shows, each of its hands is a sample, left ones are
+    mirrored, and images without a hand are left out.
 
     Raises:
         UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
@@ -42,11 +43,11 @@ def load_folder(config: DataConfig) -> Index:
     root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
+        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
     found = _files_under(root)
     if not found.images:
         raise UserError(
-            f"{root}: no {', '.join(_ENDINGS)} files in it or below it; found {found.told()}. "
+            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found {found.told()}. "
             f"{found.remedy() or 'Check the path, or add images.'}"
         )
     if found.remedy():
@@ -54,8 +55,8 @@ def load_folder(config: DataConfig) -> Index:
         log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
     paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    box_px = whole if config.box == "center" else read_boxes(Path(config.box), paths)
-    return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
+    index = Index(name=root.name or str(root), root=root, paths=paths, box_px=whole)
+    return index if config.box == "center" else with_boxes(index, Path(config.box))
 
 
 class _Found(NamedTuple):
@@ -111,7 +112,7 @@ def _files_under(root: Path) -> _Found:
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
                     elif not entry.is_file():
                         found.others["no regular file, such as a pipe"] += 1
-                    elif entry.name.lower().endswith(_ENDINGS):
+                    elif entry.name.lower().endswith(IMAGE_ENDINGS):
                         found.images.append(inside + entry.name)
                     else:
                         found.others[os.path.splitext(entry.name)[1].lower()] += 1  # noqa: PTH122  a suffix of any name

@@ -64,7 +64,7 @@ END = (b"IEND", b"")
         (b"\0\0\0\x20ftypavif", "AVIF is not read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"\0" + JPEG, "unknown kind"),
-        (b"\xff\xd8", "first bytes, then damage"),
+        (b"\xff\xd8", "damaged after the first bytes"),
     ],
 )
 def test_other_kinds_are_named(data: bytes, reason: str) -> None:
@@ -92,29 +92,29 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (edited(JPEG, SOF + 9, b"\x04"), "4 components in 17 bytes"),
         (edited(JPEG, 20, b"\0"), "without a marker at byte 20"),
         (edited(JPEG, 21, b"\xd9"), "marker D9 in the header, at byte 20"),
-        (PNG[:20], "length 13 in a file of 20"),
+        (PNG[:20], "has 13 bytes, more than the rest"),
         (PNG[:-12], "PNG cut"),
         (PNG[:-7], "PNG cut"),
         (edited(PNG, 60, bytes([PNG[60] ^ 1])), "wrong checksum"),
         (png_of(DATA, END), "begin with its header"),
         (png_of(png_header(), END), "without image data"),
-        (png_of(png_header(), png_header(), DATA, END), "PNG header of 13 bytes at byte 33"),
-        (png_of((b"IHDR", bytes(12)), DATA, END), "PNG header of 12 bytes"),
+        (png_of(png_header(), png_header(), DATA, END), "PNG header at byte 33 has 13 bytes, or is the second"),
+        (png_of((b"IHDR", bytes(12)), DATA, END), "PNG header at byte 8 has 12 bytes"),
         (png_of(png_header(depth=16, colour=3), DATA, END), "depth 16, colour type 3"),
         (png_of(png_header(colour=5), DATA, END), "colour type 5"),
         (png_of(png_header(interlace=2), DATA, END), "interlace 2"),
         (png_of(png_header(width=0), DATA, END), "0 x 2"),
         (png_of(png_header(width=65000, height=65000), DATA, END), "65000 x 65000"),
-        (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels over only"),
-        (WEBP[:-2], "WebP of 942 bytes in a file of 940"),
-        (edited(WEBP, 16, b"\xff"), "chunk at byte 12 of length"),
+        (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels, but the image data"),
+        (WEBP[:-2], "WebP header says 942 bytes, but the file has 940"),
+        (edited(WEBP, 16, b"\xff"), "chunk at byte 12 has"),
         (edited(WEBP, 23, b"\0"), "without the header of a key frame"),
         (edited(WEBP, 26, b"\1\0\1\0"), "WebP header says 1 x 1"),
         (edited(WEBP, 12, b"ICCP"), "without an image"),
         (edited(GOOD["webp lossless"], 20, b"\0"), "without the header of a lossless image"),
         (edited(CANVAS, 24, b"\x48"), "72 x 56 on a canvas of 73 x 56"),
-        (edited(CANVAS, 12, b"ICCP"), "out of place, at byte 30"),
-        (edited(CANVAS, 16, b"\x08"), "canvas of 8 bytes"),
+        (edited(CANVAS, 12, b"ICCP"), "misplaced image at byte 30"),
+        (edited(CANVAS, 16, b"\x08"), "canvas at byte 12 has 8 bytes"),
         (ANIMATED, "animated WebP"),
     ],
 )
@@ -123,7 +123,7 @@ def test_damage_is_named(data: bytes, reason: str) -> None:
         check_image(data)
 
 
-def test_limit_itself_is_read() -> None:
+def test_an_image_at_the_limit_is_read() -> None:
     check_image(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000)), "PNG"))
 
 
@@ -133,7 +133,7 @@ def test_checked_array_is_not_changed_and_need_not_be_contiguous() -> None:
     assert spread.tobytes() == JPEG
 
 
-def test_what_passes_never_ends_the_process() -> None:
+def test_accepted_files_never_end_the_process() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.pipelines.decoder_fuzz", "--files", "6000", "--seed", "7"],
         cwd=Path(__file__).parents[2],

@@ -1,4 +1,4 @@
-"""Commands on data: render, look at, check, pack."""
+"""Commands on data: make-data, views, check-data, pack, index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from errors import UserError
 from errors.refused import as_size
 from train.commands import options
-from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_options, pretraining_config, say
+from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, PathOfUser, config_options, pretraining_config, say
 
 
 @click.command("make-data")
@@ -27,7 +27,7 @@ from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_opti
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, **options: Any) -> None:
-    """Render images of hands in FreiHAND's layout to OUT, to try every command without a real dataset.
+    """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
 
     If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
@@ -42,9 +42,9 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.command()
 @config_options
 @click.argument("out", type=FILE)
-@click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
+@click.option("--samples", default=24, show_default=True, type=COUNT, help="Number of images, each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
-    """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
+    """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
     from pipelines.config import refuse_among_images
     from train.data.preview import preview
@@ -67,7 +67,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
 
-    The exit code is 0 if every image can be used, 1 if one cannot, and 2 if the check itself could not be done.
+    The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
     from train.data import check_data as check
@@ -81,10 +81,13 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
         say(f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
             say(f"  {path}: {reason}")
-        if len(one.reasons) == len(one.index):
-            say("no image is left: mend or replace the files, or name another folder", err=True)
-        elif one.reasons:
+        if 0 < len(one.reasons) < len(one.index):
             say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+    for one in found:
+        if len(one.reasons) == len(one.index):
+            raise UserError(
+                f"{one.index.root}: no image can be used. Mend or replace the files, or name another folder."
+            )
     if any(one.reasons for one in found):
         sys.exit(1)
 
@@ -139,3 +142,41 @@ def pack(
     shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
     done = "is packed already" if packed.already_there else "written and read back"
     say(f"{out}: {packed.samples} images in {shards} of {as_size(packed.bytes)}, {done}")
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True, type=PathOfUser())
+@click.argument("out", type=PATH)
+@click.option("--workers", default=None, type=WORKERS, help="Shards read at a time.  [default: one per core]")
+def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
+    """Index the images in WebDataset shards (.tar) that another program wrote, in OUT. Nothing is copied.
+
+    SHARDS are files, folders, and patterns in quotes, with braces or with *.
+
+    \b
+      python cli.py index '/data/train/{000000..000099}.tar' /data/train_index
+      python cli.py pretrain --set data.source=shards --set data.root=/data/train_index
+
+    An interrupted call is continued. A later call reads only new and changed shards.
+    """
+    from machine.cores import available_cores
+    from pipelines.sources.shards.foreign import index_shards
+    from pipelines.sources.shards.patterns import find_shards
+    from train.runs.log import progress_bar
+
+    with progress_bar("indexing (MiB)") as progress:
+        found = index_shards(
+            find_shards(shards),
+            out,
+            workers=workers or available_cores(),
+            progress=lambda done, total: progress(done >> 20, total >> 20),
+        )
+    for path, reason in found.left_out[:5]:
+        say(f"  {path}: {reason}", err=True)
+    if found.left_out:
+        say(f"{len(found.left_out)} shards may miss images at their end, see {out / 'left_out.jsonl'}", err=True)
+    if found.without_images:
+        say(f"{found.without_images} shards hold no image and were left out", err=True)
+    if found.skipped:
+        say(f"members that are no samples: {', '.join(f'{n} {kind}' for kind, n in found.skipped.items())}")
+    say(f"{out}: {found.samples} images in {found.shards} shards of {found.folder}, {found.scanned} shards read now")

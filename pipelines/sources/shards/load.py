@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from errors import UserError
-from pipelines.config import DataConfig
-from pipelines.samples.index import Blocks, Index, NamesOnDemand
+from pipelines.config import DataConfig, box_file
+from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
 from pipelines.samples.pixels import Pixels
-from pipelines.sources.boxes import refuse_boxes
-from pipelines.sources.shards.index_file import TARGET, check_shards, read_index_file, read_table
+from pipelines.sources.boxes import refuse_boxes, with_boxes
+from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.store import ShardStore
 from pipelines.sources.subsets import rows_of_split
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
-    """Read the index that `pack` wrote, in the order of the packed source.
+    """Read the index that `pack` wrote, in the order of the packed source, or that `index` wrote of others' shards.
 
     Args:
         config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the
@@ -38,7 +38,6 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         UserError: the folder has no shards, a shard is missing or cut, the index does not fit, or a key is set that has
             no meaning for shards.
     """
-    refuse_boxes(config, "shards hold the boxes that they were packed with")
     for key in ("part", "versions"):
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
@@ -46,7 +45,10 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     root, window = Path(config.root), config.shuffle_shards
     content = read_index_file(root)
     shards: list[dict[str, Any]] = content["shards"]
-    check_shards(root, shards)
+    folder = root / content.get(FOLDER, "")
+    if FOLDER not in content:
+        refuse_boxes(config, "shards hold the boxes that they were packed with")
+    check_shards(content, folder)
     count = sum(shard["samples"] for shard in shards)
     sums: dict[str, int] = content.get("crc32", {})
     if not sums:
@@ -55,17 +57,20 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         )
     tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
-    box_px, files = np.array(tables["box_px"]), [shard["file"] for shard in shards]
+    names = [shard["file"] for shard in shards]
+    whole = np.array(WHOLE_IMAGE, np.float32)
+    box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
     pixels: Pixels | None = None
-    store: ShardStore | PixelNames = PixelNames(files, first)
+    store: ShardStore | PixelNames = PixelNames(names, first)
     if PIXELS in tables:
-        pixels = map_pixels(root, content, first, tables[PIXELS], box_px, config)
+        pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
     else:
-        store = ShardStore([root / file for file in files], first, tables, window, verify=verify)
+        store = ShardStore([folder / name for name in names], names, first, tables, window, verify=verify)
+    paths = NamesOnDemand(count, store.name)
     index = Index(
         name=content["name"],
-        root=root,
-        paths=NamesOnDemand(count, store.name),
+        root=folder,
+        paths=paths,
         box_px=box_px,
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
@@ -76,6 +81,8 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
+    if (boxes := box_file(config)) is not None:
+        index = with_boxes(index, boxes)
     if config.split == "all":
         return index
     if index.group is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 import threading
 import zlib
 from bisect import bisect_right
@@ -28,8 +30,10 @@ class ShardStore:
 
     Args:
         first: (len(shards) + 1,) first row of each shard, and the end of the last.
-        tables: "offset", "size" and "crc32", each (N,): start of a sample's image in its shard, length in bytes,
-            checksum.
+        names: of the shards, for messages.
+        tables: "offset" and "size", each (N,): start of a sample's image in its shard, length in bytes. "crc32" (N,),
+            its checksum; without it nothing is compared. "lead" (N,), bytes of headers before the image; without it one
+            block.
         window: number of shards to read at a time, or None. If set, the system reads an opened shard ahead as a whole,
             which is faster than seeking on slow storage.
     """
@@ -37,14 +41,16 @@ class ShardStore:
     def __init__(
         self,
         shards: Sequence[Path],
+        names: Sequence[str],
         first: Sequence[int],
         tables: dict[str, Table],
         window: int | None,
         *,
         verify: bool,
     ) -> None:
-        self._shards, self._first, self._window, self._verify = shards, first, window, verify
-        self._offset, self._size, self._crc32 = tables["offset"], tables["size"], tables["crc32"]
+        self._shards, self._names, self._first, self._window = shards, names, first, window
+        self._offset, self._size, self._lead = tables["offset"], tables["size"], tables.get("lead")
+        self._crc32 = tables.get("crc32") if verify else None
         self._open: dict[int, _Descriptor] = {}
         self._lock = threading.Lock()
 
@@ -55,21 +61,18 @@ class ShardStore:
             OSError: the shard cannot be read, is cut, or has other bytes than were packed.
         """
         data = self._bytes(sample, int(self._offset[sample]), int(self._size[sample]))
-        if self._verify and zlib.crc32(data) != self._crc32[sample]:
+        if self._crc32 is not None and zlib.crc32(data) != self._crc32[sample]:
             raise OSError("not the bytes that were packed (wrong checksum)")
         return data
 
     def name(self, sample: int) -> str:
         """Shard and member name of a sample, read from the tar, for messages."""
-        shard = self._shards[self._shard(sample)].name
+        lead = BLOCK_BYTES if self._lead is None else int(self._lead[sample])
         try:
-            header = self._bytes(sample, int(self._offset[sample]) - BLOCK_BYTES, BLOCK_BYTES)
+            member = member_name(self._bytes(sample, int(self._offset[sample]) - lead, lead))
         except OSError:
-            header = b""
-        if header[257:262] != b"ustar":  # damaged
-            return f"{shard}/row {sample}"
-        member = header[:100].rstrip(b"\0").decode(errors="replace")
-        return f"{shard}/{member}"
+            member = None
+        return f"{self._names[self._shard(sample)]}/{member or f'row {sample}'}"
 
     def _shard(self, sample: int) -> int:
         return bisect_right(self._first, sample) - 1
@@ -108,3 +111,21 @@ class _Descriptor:
     def __del__(self) -> None:
         if hasattr(self, "number"):
             os.close(self.number)
+
+
+def member_name(headers: bytes) -> str | None:
+    """The name of a tar file's member from its headers; None if they are damaged."""
+    own = headers[-BLOCK_BYTES:]
+    if len(headers) == BLOCK_BYTES or (
+        len(headers) == 3 * BLOCK_BYTES and headers[156:157] == b"x" and b" path=" not in headers[:-BLOCK_BYTES]
+    ):  # ten times as fast as tarfile
+        if own[257:262] not in (b"ustar", bytes(5)):
+            return None
+        parts = [field.split(b"\0")[0].decode(errors="surrogateescape") for field in (own[345:500], own[:100])]
+        return "/".join(part for part in parts if part)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
+            member = tar.next()
+    except (tarfile.TarError, ValueError, OSError):
+        return None
+    return None if member is None else member.name

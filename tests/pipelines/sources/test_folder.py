@@ -79,33 +79,33 @@ HEADER = "file,x0,y0,x1,y1\n"
     [
         ("b.csv", HEADER + "c.jpg,0,0,9,9\nd.jpg,0,0,9,9\n", "line 3: there is no image 'd.jpg'.*such as 'a.JPEG'"),
         ("b.csv", HEADER + "c.jpg,0,0,9,9\nc.jpg,0,0,9,9\n", "line 3: a second box for 'c.jpg'"),
-        ("b.csv", HEADER + "c.jpg,0,0,9\n", r"line 2: \['0', '0', '9'\] is no box"),
-        ("b.csv", HEADER + "c.jpg,0,zero,9,9\n", "line 2: .* is no box"),
-        ("b.csv", HEADER + "c.jpg,0,0,inf,9\n", "line 2: .* is no box"),
-        ("b.csv", HEADER + "c.jpg,9,0,9,9\n", "line 2: .* is no box"),
+        ("b.csv", HEADER + "c.jpg,0,0,9\n", r"line 2: \['0', '0', '9'\] is not a box"),
+        ("b.csv", HEADER + "c.jpg,0,zero,9,9\n", "line 2: .* is not a box"),
+        ("b.csv", HEADER + "c.jpg,0,0,inf,9\n", "line 2: .* is not a box"),
+        ("b.csv", HEADER + "c.jpg,9,0,9,9\n", "line 2: .* is not a box"),
         ("b.csv", "c.jpg,0,0,9,9\n", "expected the header 'file,x0,y0,x1,y1'"),
         ("b.csv", "", "expected the header"),
         ("b.csv", HEADER + '"c.jpg,0,0,9,9\n', "line 2: there is no image"),
         ("b.json", '{"c.jpg": [0, 0, 9', "not JSON"),
         ("b.json", "[" * 200_000, "not JSON"),
-        ("b.json", '{"c.jpg": 4}', r"entry 1 \('c.jpg'\): \[4\] is no box"),
-        ("b.json", '{"c.jpg": [0, 0, 9, null]}', "is no box"),
+        ("b.json", '{"c.jpg": 4}', r"entry 1 \('c.jpg'\): \[4\] is not a box"),
+        ("b.json", '{"c.jpg": [0, 0, 9, null]}', "is not a box"),
         ("b.json", '[{"file": "c.jpg", "x0": 1}]', "entry 1: expected an object with the keys file, x0, y0, x1, y1"),
         ("b.json", '[{"file": 3, "x0": 1, "y0": 1, "x1": 2, "y1": 2}]', "entry 1: there is no image 3"),
         ("b.json", '"c.jpg"', "expected {.*found '\"c.jpg\"'"),
         ("b.txt", "", "expected a .csv or .json file"),
         ("b.csv", "file,x0,y0,x1,y1\n", "holds no box"),
         ("b.json", "{}", "holds no box"),
-        ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' stands twice"),
+        ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' appears twice"),
         ("b.csv", "file;x0;y0;x1;y1\n", "Columns are separated by commas"),
         ("b.csv", "file,x0,y0,x1,y1\n".encode("utf-16"), "Save the boxes as UTF-8"),
         ("missing/b.csv", None, "no such file of boxes"),
         ("b.csv", b"\xff\xfe\x00", "not UTF-8 text"),
         ("b.csv", "x" * 200_000, "line 1: not CSV"),
         ("b.csv", HEADER + "c.jpg,0,0,9,9\n" + "x" * 200_000, "not CSV"),
-        ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 400}]}}', "is no box"),
+        ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 400}]}}', "is not a box"),
         ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 5000}]}}', "not JSON"),
-        ("b.json", f'{{"c.jpg": {"[" * 200}{"]" * 200}}}', "is no box"),
+        ("b.json", f'{{"c.jpg": {"[" * 200}{"]" * 200}}}', "is not a box"),
         ("b.json", f'{{"{"x" * 10_000}": [0, 0, 9, 9]}}', "there is no image"),
     ],
 )
@@ -164,9 +164,7 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     assert "found 1 link that leads nowhere (2.jpg). Mend or remove the link." in message()
 
 
-def test_images_of_other_kinds_are_told_beside_those_that_are_used(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "b" / "new.heic").write_bytes(b"")
     assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     assert [record.message for record in caplog.records] == [

@@ -55,7 +55,7 @@ def client(store: Store) -> Store:
     return copy
 
 
-def test_ranks_meet_in_a_room_of_their_own_whatever_an_earlier_attempt_left(store: Store) -> None:
+def test_ranks_meet_in_a_new_room_despite_keys_of_earlier_attempts(store: Store) -> None:
     rooms = []
     for _ in range(3):
         store.set("hello/1", "of a process that was killed")
@@ -93,7 +93,7 @@ def seen(**changes: Any) -> Sighting:
     return replace(Sighting("a", 7, True, 30, "computes step 5", 9, heard_s=0.5, still_s=20.0), **changes)
 
 
-def test_nobody_is_blamed_while_anybody_gets_on() -> None:
+def test_no_rank_is_named_while_any_rank_makes_progress() -> None:
     assert diagnose({0: seen(), 1: seen(still_s=1.0), 2: seen(heard_s=50.0)}, 10.0) is None
 
 
@@ -102,12 +102,12 @@ def test_the_silent_are_named_first() -> None:
     assert line == "nothing heard for 10 s from rank 1 on b: killed, stopped, or cut off from the network"
 
 
-def test_the_one_with_the_fewest_messages_is_waited_for() -> None:
+def test_the_rank_with_the_fewest_messages_is_named() -> None:
     line = diagnose({0: seen(), 1: seen(), 2: seen(host="c", messages=6, doing="waits for its data of step 5")}, 10.0)
     assert line == "no progress for 10 s: the run waits for rank 2 on c, which waits for its data of step 5"
 
 
-def test_a_rank_between_two_exchanges_is_waited_for() -> None:
+def test_a_rank_between_two_exchanges_is_named() -> None:
     line = diagnose({0: seen(exchanging=False), 1: seen()}, 10.0)
     assert line == "no progress for 10 s: the run waits for rank 0 on a, which computes step 5"
 
@@ -140,7 +140,7 @@ def told(*intervals: Sequence[float]) -> list[int]:
     return [number for number, line in enumerate(said) if line is not None]
 
 
-def test_a_straggler_is_told_once_when_it_has_been_slow_three_times_in_a_row() -> None:
+def test_a_straggler_is_reported_once_when_it_was_slow_three_times_in_a_row() -> None:
     even, slow, other = (0.5, 0.45), (0.5, 0.3), (0.3, 0.5)
     assert told(even, even, even, even) == []  # 0.05 s of a second: nobody stands out
     assert told(slow, slow, even, slow, slow) == []
@@ -152,7 +152,7 @@ def test_a_straggler_is_named_with_its_host_and_its_times() -> None:
     straggler = Straggler()
     lines = [straggler.seen([timing(0.2), timing(0.2), timing(0.8, "c")], 1.0) for _ in range(3)]
     assert lines[2] == (
-        "rank 2 on c holds the others up, 4.0 x the median for its share: per step 0.200 s for its passes and "
+        "rank 2 on c slows the others down: 4.0 x the median time per image; per step 0.200 s of computing and "
         "0.600 s of waiting for data"
     )
 
@@ -188,7 +188,7 @@ def _steps(what: str) -> None:
             "error: no progress for 15 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
         ),
         pytest.param("stops", "error: nothing heard for 15 s from rank 1 on {host}", marks=pytest.mark.slow),
-        ("dies", "another rank has left while this one, which computes step 3"),
+        ("dies", "another rank has ended during an exchange with this rank, which computes step 3"),
     ],
 )
 def test_a_rank_in_trouble_ends_the_others_in_one_line(what: str, named: str, tmp_path: Path) -> None:

@@ -131,6 +131,41 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) ->
     np.testing.assert_allclose(homogeneous[:, :2] / homogeneous[:, 2:], bare.keypoints_px, atol=1e-2)
 
 
+def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: Path) -> None:
+    """A left hand is predicted as the right hand of the mirror image, and told of in the picture as it is."""
+    picture, photos = drawn_hand(300, 200), tmp_path / "photos"
+    (photos / "more").mkdir(parents=True)
+    cv2.imwrite(str(photos / "more" / "two.png"), picture)
+    cv2.imwrite(str(photos / "other.png"), picture)
+    (photos / "bad.png").write_bytes(b"not an image")
+    boxes = tmp_path / "boxes.csv"
+    rows = ("bad.png,,,,,unreadable", "more/two.png,40,30,140,130,left", "more/two.png,150,20,250,120,right")
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows, "other.png,,,,,none"]))
+    assert run_cli("predict", str(run), str(photos), "--box", str(boxes), "--out", str(tmp_path / "out")) == 0
+    left, right = (json.loads((tmp_path / "out" / f"two_{number}.json").read_text()) for number in (0, 1))
+    assert len(list((tmp_path / "out").iterdir())) == 4
+    assert (left["mirrored"], right["mirrored"], left["box_needed"]) == (True, False, "no")
+    np.testing.assert_allclose(left["box_px"], (90 - 75, 80 - 75, 90 + 75, 80 + 75), atol=0.01)
+    np.testing.assert_allclose(right["box_px"], (200 - 75, 70 - 75, 200 + 75, 70 + 75), atol=0.01)
+    cv2.imwrite(str(tmp_path / "mirror.png"), picture[:, ::-1])
+    words, box_px = [str(tmp_path / "mirror.png")], (300.0 - 140, 30.0, 300.0 - 40, 130.0)
+    (as_right,) = predict(run, words, tmp_path / "mirrored", box_px=box_px).predictions
+    expected_px = as_right.keypoints_px * [-1, 1] + [300, 0]
+    np.testing.assert_allclose(left["keypoints_px"], expected_px, atol=0.5)
+    assert as_right.joints is not None
+    np.testing.assert_allclose(left["joints"], as_right.joints * [-1, 1, 1], atol=0.05)
+
+
+def test_a_file_of_boxes_needs_the_folder_of_its_names(run: Path, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(60, 50))
+    boxes = tmp_path / "boxes.csv"
+    boxes.write_text("file,x0,y0,x1,y1\nhand.png,1,1,40,40\n")
+    for images in ([str(tmp_path / "hand.png")], [str(tmp_path), str(tmp_path)]):
+        with pytest.raises(UserError, match="expected the one folder that its names count from"):
+            predict(run, images, tmp_path / "out", boxes=boxes)
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_is_written_over_what_was_there(run: Path, tmp_path: Path) -> None:
     """Neither over a picture that is read, nor over a camera, nor over another file of the user."""
     for name in ("hand.png", "other.jpg", "third.jpg"):
@@ -197,7 +232,11 @@ def test_unreadable_pictures_are_left_out_and_named_at_the_end(
         written = capsys.readouterr()
         assert sorted(file.name for file in out.iterdir()) == ["b.json", "b.png", "d.json", "d.png"]
         lines = written.err.splitlines()[-3:]
-        for line, start in zip(lines, ("a.jpg is no picture", "c.png has 1 x 1", "e.png is no picture"), strict=True):
+        for line, start in zip(
+            lines,
+            ("a.jpg is not a", "c.png has 1 x 1", "e.png is not a"),
+            strict=True,
+        ):
             assert line.startswith(f"left out: {photos}/{start}")
         for name, expected in alone.items():
             said = json.loads((out / name).with_suffix(".json").read_text())
@@ -211,8 +250,8 @@ def test_it_is_an_error_if_no_picture_can_be_read(
     for name in ("a.jpg", "b.png"):
         (tmp_path / name).write_text("hello")
     for word, message in (
-        (tmp_path / "b.png", f"{tmp_path}/b.png is no picture"),
-        (tmp_path, f"none of 2 pictures can be used; the first: {tmp_path}/a.jpg is no picture"),
+        (tmp_path / "b.png", f"{tmp_path}/b.png is not a readable picture"),
+        (tmp_path, f"none of 2 pictures can be used; the first: {tmp_path}/a.jpg is not a readable picture"),
     ):
         assert run_cli("predict", str(run), str(word), "--out", str(tmp_path / "out")) == 2
         error = capsys.readouterr().err
@@ -269,9 +308,9 @@ def test_an_assumed_camera_sees_53_degrees() -> None:
 WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nothing there": (lambda root: {"images": [str(root / "no*.png")]}, "no such file, and no pattern"),
     "empty folder": (lambda root: {"images": [str(root / "empty")]}, "a folder without pictures"),
-    "no picture": (lambda root: {"images": [str(root / "text.png")]}, "text.png is no picture that can be read"),
+    "no picture": (lambda root: {"images": [str(root / "text.png")]}, "text.png is not a readable picture"),
     "a single pixel": (lambda root: {"images": [str(root / "dot.png")]}, "has 1 x 1 pixels"),
-    "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is no box"),
+    "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is not a box"),
     "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "lies outside the picture of 50 x 40 pixels"),
     "box in fractions": (
         lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)},
@@ -289,7 +328,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_told_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
     cv2.imwrite(str(tmp_path / "dot.png"), drawn_hand(1, 1))
     (tmp_path / "text.png").write_text("hello")

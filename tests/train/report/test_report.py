@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_page_is_sound_html_and_needs_nothing_else(folder: Path) -> None:
+def test_the_page_is_valid_html_without_external_files(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     page = Page(text)
     assert not re.search(r"https?:|//[\w.]+/|url\((?!#)|@import", re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", text))
@@ -116,7 +116,7 @@ def test_every_section_is_there(folder: Path) -> None:
     assert Counter(tag for tag, _ in page.elements)["img"] == pictures
 
 
-def test_figures_are_those_of_the_files(folder: Path) -> None:
+def test_figures_equal_those_in_the_files(folder: Path) -> None:
     page = Page((folder / "report.html").read_text())
     content = json.loads((folder / "tuned" / "evaluation" / "metrics.json").read_text())
     comparison = content["comparison"]
@@ -157,7 +157,7 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
 
 def test_without_an_interval_the_verdict_is_open(folder: Path) -> None:
     one_pose = differing(folder, pa_epe_cm=(-0.2, None, None))
-    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: all hands are of one pose." in verdict(one_pose)
+    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in verdict(one_pose)
     cell = next(row.difference for row in table(one_pose) if row.metric.title == "PA-EPE")
     assert cell is not None
     assert (cell.interval, cell.mark) == (None, "open")
@@ -174,7 +174,7 @@ def test_the_page_shows_where_there_is_no_interval(folder: Path, tmp_path: Path)
         write_report([folder / "tuned"], tmp_path / "page.html")
     finally:
         file.write_text(before)
-    assert (tmp_path / "page.html").read_text().count("no interval: one pose only") == len(content["metrics"])
+    assert (tmp_path / "page.html").read_text().count("no interval: only one pose") == len(content["metrics"])
 
 
 def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
@@ -241,9 +241,9 @@ def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:
     Page((tmp_path / "report.html").read_text())
 
 
-def test_wrong_input_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     for runs, options, message in (
-        ([tmp_path], {}, "is no run's folder: config.toml cannot be read"),
+        ([tmp_path], {}, "is not a run's folder: config.toml cannot be read"),
         ([folder / "pre"], {"predictions": tmp_path}, "holds no predictions"),
         ([folder / "pre"], {"predictions": folder / "tuned" / "evaluation"}, "is not a file written by 'predict'"),
         ([folder / "pre"], {"out": tmp_path / "page.pdf"}, "expected .html"),
