@@ -34,6 +34,7 @@ from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryCon
 from pipelines.views.draws import draw_view
 from pipelines.views.plan import keep, plan_views
 from pipelines.views.reach import reach_of
+from tests.command_line import run_cli
 from tests.pipelines.decoder_fuzz import encoded
 from tests.pipelines.harness import smooth_image
 from tests.pipelines.test_exif import with_orientation
@@ -351,6 +352,27 @@ def test_the_size_is_foretold_and_a_full_disk_refused(
     assert packed_by(source, tmp_path / "full", GEOMETRIES[2]).bytes == size
     with pytest.raises(UserError, match="holds shards of pixels "):
         packed_by(source, tmp_path / "out", GEOMETRIES[0])
+
+
+def test_the_command_packs_and_a_run_that_needs_more_is_refused(
+    source: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = ("--set", "geometry.side_px=32", "--set", "train.device=cpu")
+    out, picture = str(tmp_path / "out"), str(tmp_path / "views.png")
+    pack_them = ("pack", "--pixels", "--set", "data.source=folder", "--set", f"data.root={source.root}", *size, out)
+    assert run_cli(*pack_them) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"{out}: the pixels of {COUNT} images take ")
+    assert told[1].startswith(f"{out}: {COUNT} images in 1 shard of ")
+    assert run_cli(*pack_them) == 0
+    assert "is packed already" in capsys.readouterr().out
+    shown = ("views", "--set", "data.source=shards", "--set", f"data.root={out}", *size)
+    assert run_cli(*shown, picture) == 0
+    assert Path(picture).stat().st_size > 1000
+    capsys.readouterr()
+    assert run_cli(*shown, "--set", "geometry.scale=[0.5, 3.0]", str(tmp_path / "more.png")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "geometry.scale = [0.5, 3.0] (packed: [0.6, 2.0])" in line
 
 
 class Killed(BaseException):

@@ -21,7 +21,11 @@ from typing import Any
 import pytest
 import torch
 
+from pipelines.config import DataConfig
+from pipelines.sources.folder import load_folder
+from pipelines.views.augmentation import GeometryConfig
 from tests.conftest import Record
+from tests.pipelines.test_pixels import packed_by
 from tests.train import ranks, tiny_run
 
 
@@ -106,9 +110,8 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
 def test_a_run_on_pixels_is_killed_and_ends_with_the_weights_of_one_on_files(
     images: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    settings = [part for override in tiny_run.settings(images, tmp_path) for part in ("--set", override)]
-    arguments = ["pack", "--pixels", *settings, str(tmp_path / "pixels")]
-    subprocess.run([sys.executable, "cli.py", *arguments], cwd=tiny_run.ROOT, check=True, capture_output=True)
+    index = load_folder(DataConfig("folder", str(images)))
+    packed_by(index, tmp_path / "pixels", GeometryConfig(side_px=32))
     out = tmp_path / "killed"
     processes = start(tmp_path / "pixels", out, "data.source=shards")
     log = out / "samples-rank0.jsonl"
