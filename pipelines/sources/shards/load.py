@@ -12,8 +12,10 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
+from pipelines.samples.pixels import Pixels
 from pipelines.sources.boxes import refuse_boxes, with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
+from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.store import ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
@@ -56,19 +58,26 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     names = [shard["file"] for shard in shards]
-    store = ShardStore([folder / name for name in names], names, first, tables, window, verify=verify)
-    paths = NamesOnDemand(count, store.name)
     whole = np.array(WHOLE_IMAGE, np.float32)
+    box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
+    pixels: Pixels | None = None
+    store: ShardStore | PixelNames = PixelNames(names, first)
+    if PIXELS in tables:
+        pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
+    else:
+        store = ShardStore([folder / name for name in names], names, first, tables, window, verify=verify)
+    paths = NamesOnDemand(count, store.name)
     index = Index(
         name=content["name"],
         root=folder,
         paths=paths,
-        box_px=np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1)),
+        box_px=box_px,
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
         group=tables.get("group"),
         targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
         store=store.read,
+        pixels=pixels,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
