@@ -160,8 +160,8 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     An interrupted call is continued. A later call reads only new and changed shards.
     """
     from machine.cores import available_cores
-    from pipelines.sources.shards.foreign import index_shards
-    from pipelines.sources.shards.patterns import find_shards
+    from pipelines.sources.shards.foreign.patterns import find_shards
+    from pipelines.sources.shards.foreign.scan import index_shards
     from train.runs.log import progress_bar
 
     with progress_bar("indexing (MiB)") as progress:
