@@ -18,7 +18,7 @@ from bench.loaders.ours import make_loader
 from bench.measure import Start
 from pipelines.feed import Chunk
 from pipelines.loader import Loader
-from pipelines.render.graph import decode_pipeline
+from pipelines.render.dali_graph import decode_pipeline
 from pipelines.render.runner import Outputs, Runner
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import AppearanceConfig, ColourConfig

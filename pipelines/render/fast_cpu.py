@@ -13,7 +13,7 @@ from torch import Tensor
 from errors import UserError
 from pipelines.arrays import FloatArray, IntArray
 from pipelines.render.changes import change_appearance
-from pipelines.render.kernels import make_views
+from pipelines.render.cpu_kernels import make_views
 from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
 from pipelines.views.draws import Draw
 from pipelines.views.plan import Plan

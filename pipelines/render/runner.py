@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types

@@ -18,8 +18,8 @@ from pipelines.config import DataConfig, PipelinesConfig, each_source
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.render.backends import configure_graph
+from pipelines.render.dali_graph import GraphConfig
 from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
-from pipelines.render.graph import GraphConfig
 from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index

@@ -19,7 +19,7 @@ from errors import UserError
 from errors.refused import as_size
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
 from pipelines.samples.pixels import KEPT

@@ -16,7 +16,7 @@ import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.colour import Node, jitter
+from pipelines.render.dali_colour import Node, jitter
 from pipelines.render.request import Request
 from pipelines.samples.pixels import pixels_at
 from pipelines.views.augmentation import Augmentation
