@@ -44,9 +44,10 @@ def as_jpeg(image: Image) -> Image:
 
 
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, monkeypatch: pytest.MonkeyPatch
+    jitter: Jitter, antialias: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs: list[Any] = []
     monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *nodes: outputs.extend(nodes))
@@ -55,7 +56,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
     def no_request() -> Request:
         raise StopIteration
 
-    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2)
+    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept)
     view_pipeline(graph, Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter)), no_request)
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
