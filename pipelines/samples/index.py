@@ -16,13 +16,11 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
+from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box for the square around a whole image; its size is read later, from the file's header."""
-
-Store = Callable[[int], bytes]
-"""Reads the file of a sample; any thread may call it. Raises OSError if the file cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Index:
             else NamesOnDemand(len(rows), lambda row: self.paths[int(rows[row])]),
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
-            store=None if store is None else lambda row: store(int(rows[row])),
+            store=None if store is None else SelectedStore(store, rows),
             blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
         )
 
@@ -149,7 +147,11 @@ class Index:
         Raises:
             OSError: it cannot be read.
         """
-        return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store(sample)
+        return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store.read(sample)
+
+    def follow(self, steps: Steps) -> Follower:
+        """Let the store prepare for the samples of the coming steps."""
+        return Follower() if self.store is None else self.store.follow(steps)
 
 
 def read_file(path: str) -> bytes:
@@ -199,10 +201,6 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         number = bisect_right(first, row) - 1
         return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
 
-    def read(row: int) -> bytes:
-        number = bisect_right(first, row) - 1
-        return indices[number].read(row - first[number])
-
     in_part = ("K", "xyz_m") if all(index.keypoints_px is not None for index in indices) else ()
     names = dict.fromkeys([*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))])
     return Index(
@@ -224,7 +222,9 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             SourceRows(index.name, len(index), weight, index.blocks)
             for index, weight in zip(indices, weights, strict=True)
         ),
-        store=read if stored else None,
+        store=JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
+        if stored
+        else None,
         skeleton=next((index.skeleton for index in labelled.values()), HAND),
     )
 

@@ -20,6 +20,7 @@ from parsing import parse_json, regular
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
+from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
 from train.distributed.world import World, described_world
 from train.pictures import Image
@@ -281,6 +282,17 @@ def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun
     return squares
 
 
+class _Pictures(Store):
+    """Pictures of any kind as training's loader reads them: upright, eight bits, no alpha."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    def read(self, row: int) -> bytes:
+        bgr = read_picture(str(self._files[row]))[..., ::-1]
+        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+
+
 def _estimate(
     run: PoseRun,
     files: Sequence[Path],
@@ -288,12 +300,7 @@ def _estimate(
     cameras: Sequence[npt.NDArray[np.float32]],
     progress: Progress | None = None,
 ) -> Poses:
-    def as_png(sample: int) -> bytes:
-        """A picture of any kind as training's loader reads it: upright, eight bits, no alpha."""
-        bgr = read_picture(str(files[sample]))[..., ::-1]
-        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
-
-    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=as_png)
+    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
     world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from errors import UserError
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, is_address
 from pipelines.samples.index import Blocks, Index, NamesOnDemand
 from pipelines.sources.boxes import refuse_boxes
 from pipelines.sources.shards.index_file import TARGET, check_shards, read_index_file, read_table
-from pipelines.sources.shards.store import ShardStore
+from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
 
@@ -41,19 +41,18 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
             raise UserError(f"data.{key} = {chosen!r}: it was chosen when the shards were packed. Leave it out.")
-    root, window = Path(config.root), config.shuffle_shards
-    content = read_index_file(root)
+    window, verify = config.shuffle_shards, verify or is_address(config.root)
+    root, folder, content, files = _open(config)
     shards: list[dict[str, Any]] = content["shards"]
-    check_shards(root, shards)
     count = sum(shard["samples"] for shard in shards)
     sums: dict[str, int] = content.get("crc32", {})
     if not sums:
         log.warning(
             "%s: the index was written by an earlier version, without checksums: damage cannot be detected", root
         )
-    tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
+    tables = {name: read_table(folder, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
-    store = ShardStore([root / shard["file"] for shard in shards], first, tables, window, verify=verify)
+    store = ShardStore(files, first, tables, verify=verify)
     index = Index(
         name=content["name"],
         root=root,
@@ -63,7 +62,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         mirror=tables.get("mirror"),
         group=tables.get("group"),
         targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
-        store=store.read,
+        store=store,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
@@ -75,3 +74,25 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
             'they cannot be split. Use "all", or pack the splits apart.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
+
+
+def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
+    """The root for messages, the folder with the tables, what is in index.json, and the shards."""
+    if is_address(config.root):
+        from pipelines.sources.shards.remote import Address  # fsspec takes a while to be imported
+        from pipelines.sources.shards.remote_shards import RemoteFolder, RemoteShards
+
+        remote = RemoteFolder(config)
+        content = read_index_file(remote.path)
+        remote.fetch_tables(content)
+        return (
+            Address(config.root),
+            remote.path,
+            content,
+            RemoteShards(remote, content["shards"], config.shuffle_shards),
+        )
+    root = Path(config.root)
+    content = read_index_file(root)
+    check_shards(root, content["shards"])
+    paths = [root / shard["file"] for shard in content["shards"]]
+    return root, root, content, LocalShards(paths, config.shuffle_shards)
