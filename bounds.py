@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from pydantic import GetPydanticSchema
 
 LARGEST_COUNT = 2**31 - 1
-"""Products of two counts fit into 64 bits."""
+"""Largest count. The product of two counts fits into 64 bits."""
 
 LARGEST_SEED = 2**63 - 1
-"""TOML's integers have 64 bits with a sign."""
+"""Largest seed. TOML's integers have 64 bits with a sign."""
 
 LARGEST_NUMBER = 1e18
-"""Its square is finite in float32."""
+"""Largest number of any other kind. Its square is finite in float32."""
 
 Count: TypeAlias = Annotated[int, Interval(ge=1, le=LARGEST_COUNT)]
 Width: TypeAlias = Annotated[int, Interval(ge=1, le=10**9)]
-"""Of a layer. The bytes of a matrix of two such widths, in float64, fit into 63 bits."""
+"""Width of a layer. The number of bytes of a float64 matrix with two such sides fits into 63 bits."""
 Seed: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_SEED)]
 Threads: TypeAlias = Annotated[int, Interval(ge=1, le=1024)]
 """CPU threads of one process."""
@@ -37,12 +37,12 @@ NotNegative: TypeAlias = Annotated[float, Interval(ge=0, le=LARGEST_NUMBER)]
 Fraction: TypeAlias = Annotated[float, Interval(ge=0, le=1)]
 PositiveFraction: TypeAlias = Annotated[float, Interval(ge=1e-12, le=1)]
 Factor: TypeAlias = Annotated[float, Interval(ge=0.001, le=1000)]
-"""Of a length in an image."""
+"""Factor of a length in an image."""
 Number: TypeAlias = Annotated[float, Interval(ge=-1e6, le=1e6)]
 
 
 def one_of(names: Iterable[str]) -> GetPydanticSchema:
-    """Mark a text as one of the names of a table; it is checked as a Literal of them."""
+    """Annotation for a text that has to be one of `names`; pydantic checks it like a Literal."""
     from pydantic import GetPydanticSchema  # only here: `--help` reads this file and does not wait for pydantic
 
     return GetPydanticSchema(lambda source, handler: {"type": "literal", "expected": [*names]})

@@ -1,8 +1,8 @@
 """Skeletons, of a hand and of a body: names of the keypoints, bones, and colours for drawing.
 
-Each skeleton is a value. Code that works for any skeleton has no number and no name of keypoints; FreiHAND's layout,
-`PoseConfig`, the authors' weights and the renderer of hands have them. This file imports neither torch nor DALI, since
-the configuration uses it.
+Each skeleton is a value. Code for any skeleton contains no number and no name of keypoints. Only FreiHAND's layout,
+`PoseConfig`, the authors' weights and the renderer of hands do. This file imports neither torch nor DALI, since the
+configuration uses it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ BODY: Final = Skeleton(
 SKELETONS: Final[Mapping[str, Skeleton]] = {
     value.name: value for value in [*globals().values()] if isinstance(value, Skeleton)
 }
-"""Every skeleton that is defined above, by its name; the configuration knows these names."""
+"""All skeletons by name. `pose.skeleton` takes these names."""
 
 HandOrder = Literal["freihand", "mano", "peclr"]
 _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {
@@ -126,8 +126,8 @@ _HAND_ORDERS: Final[dict[HandOrder, tuple[str, ...]]] = {
 }
 """The hand's keypoints in the orders of other projects.
 
-MANO with the five fingertip vertices appended (16 joints of the model, then thumb to little), which is HO-3D's order
-too; and the authors' models (PeCLR's code calls it "ait"): all mcp, then all pip, dip and tip.
+"mano" is the order of MANO's 16 joints followed by the five fingertip vertices, thumb to little; HO-3D has the same
+order. "peclr" is the order of the authors' models ("ait" in PeCLR's code): all mcp, then all pip, dip and tip.
 """
 
 

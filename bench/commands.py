@@ -1,4 +1,4 @@
-"""Commands that measure: the loader, the training step, the ranks, a GPU; and bench-docs, which writes the tables."""
+"""Commands that measure the loader, the training step, the ranks and a GPU; bench-docs writes the tables."""
 
 from __future__ import annotations
 
@@ -116,17 +116,17 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @click.option(
     "--compare",
     metavar="FILE[:NUMBER]",
-    help="Exit with 1 if slower than this row (default: the file's last), the intervals not overlapping.",
+    help="Exit with 1 if slower than in this row (default: the file's last) and the intervals do not overlap.",
 )
 @click.option(
-    "--tune", is_flag=True, help="Instead: search the loader's fastest settings on this machine; prints TOML."
+    "--tune", is_flag=True, help="Instead: find the loader's fastest settings on this machine and print them as TOML."
 )
 @click.option(
     "--soak",
     "soak_minutes",
     type=FiniteRange(0.1, 1e5),
     metavar="MINUTES",
-    help="Instead: run our loader for so long; exit with 1 if memory or open files grow after the first minute.",
+    help="Instead: run our loader for MINUTES; exit with 1 if memory or open files grow after the first minute.",
 )
 @click.option(
     "--first-batch", is_flag=True, help="Instead: measure the time to read the index and to make the first batch."
@@ -222,7 +222,7 @@ def bench_loader(
     "precisions",
     multiple=True,
     type=click.Choice(["fp64", "fp32", "bf16", "fp16"]),
-    help="Repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
+    help="Precision to measure; repeatable.  [default: fp32 and bf16; on a GPU fp16 too]",
 )
 @rounds_options(5)
 @output_options
@@ -234,7 +234,7 @@ def bench_train(
     seconds: float,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the training step on batches in memory and with the loader, and what the exact large batch costs.
+    """Measure the training step on batches in memory and with the loader, and the cost of the exact large batch.
 
     \b
       python cli.py bench-train -c configs/demo.toml
@@ -256,12 +256,12 @@ def bench_train(
 
 
 @click.command("bench-gpu")
-@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Repeatable.  [default: all of them]")
+@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Stage to run; repeatable.  [default: all]")
 @click.option("--data", default=".data/hands", show_default=True, type=PATH, help="Folder that make-data wrote.")
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
 @click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
 def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
-    """Check the project's claims about GPUs on this one: a table of claims, and rows for bench/results/ in --out.
+    """Check the project's claims about GPUs on this machine. Prints a table; --out gets rows for bench/results/.
 
     
       python cli.py make-data .data/hands
@@ -288,7 +288,7 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
     if dry_run:
         data = out / "hands"
     elif not data.is_dir():
-        raise UserError(f"--data {data} is no folder: make it with 'python cli.py make-data {data}'")
+        raise UserError(f"--data {data} is not a folder: make it with 'python cli.py make-data {data}'")
     sys.exit(0 if prove(stages or list(STAGES), Job(out.absolute(), data.absolute(), dry_run)) else 1)
 
 
@@ -308,13 +308,13 @@ def bench_scale(
     repeats: int,
     tell: Callable[..., None],
 ) -> None:
-    """Measure the step and the exchanges between the ranks of this run, and project to more nodes.
+    """Measure the step and the exchanges between the ranks of this run, and project the times to more nodes.
 
     \b
       python cli.py bench-scale -c configs/demo.toml
       torchrun --nproc-per-node=2 cli.py bench-scale -c configs/demo.toml --cluster launch/cluster.toml
 
-    Without --cluster the ranks of this run count as one node, and their link as the link between nodes.
+    Without --cluster, the ranks of this run count as one node, and the link between them as the link between nodes.
     """
     if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", word) for word in nodes.split(",")):
         raise UserError(f"--nodes {nodes}: expected numbers from 1 to 999999 separated by commas, such as 1,2,4")

@@ -27,13 +27,13 @@ _BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 
 def write_docs(results: Path, docs: Path) -> str:
-    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture; returns a summary."""
+    """Write the tables of the pages in `docs` and of the README.md beside it, and the picture. Returns a summary."""
     done = []
     for page in pages_with_tables(docs):
         write_text(page, write_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
     if not (readme := docs.parent / "README.md").exists():
-        done.append(f"{readme}: no such file, so no README was written")
+        done.append(f"{readme}: no such file, so its tables were not written")
     if claims := comparisons(results):
         picture = docs / "images" / "experiment_hands.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -43,13 +43,13 @@ def write_docs(results: Path, docs: Path) -> str:
 
 
 def pages_with_tables(docs: Path) -> list[Path]:
-    """The pages of a folder, and the README.md beside it, that hold a table of rows."""
+    """The pages with a table of rows: pages in the folder `docs`, and the README.md beside it."""
     pages = [*sorted(docs.glob("*.md")), docs.parent / "README.md"]
     return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 
 
 def write_tables(text: str, results: Path) -> str:
-    """The page with its tables replaced, made from the rows of the folder `results`.
+    """The page's text, with its tables written again from the rows in the folder `results`.
 
     Raises:
         UserError: a table's name is unknown.
@@ -57,7 +57,7 @@ def write_tables(text: str, results: Path) -> str:
 
     def made(block: re.Match[str]) -> str:
         if block[2] not in _TABLES:
-            raise UserError(f"<!-- rows: {block[2]} -->: known are {', '.join(_TABLES)}")
+            raise UserError(f"<!-- rows: {block[2]} -->: expected one of {', '.join(_TABLES)}")
         try:
             table = _TABLES[block[2]](results)
         except _NoRowError as none:
@@ -72,7 +72,7 @@ class _NoRowError(LookupError):
 
 
 def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
-    """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
+    """Make the table "loaders" or "stages" of the newest row with these sources. `short`: the README's shorter form."""
 
     def table(results: Path) -> str:
         file = results / "loader.jsonl"
@@ -185,8 +185,8 @@ def _experiment(results: Path) -> str:
         f"of its runs add up to {_span(minutes[0])} minutes).\n\n"
         f"{_markdown(COMPARISON_HEADS, [comparison_cells(row) for row in claims])}\n"
         f"{_markdown(('mean over seeds', *(_metric(metric) for metric in metrics)), means)}\n"
-        f"Without looking at the picture, the mean pose has a PA-EPE of {constant['mean_pose_pa_epe_cm']:.3f} cm, and "
-        f"one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
+        f"PA-EPE of constant predictions: the mean pose {constant['mean_pose_pa_epe_cm']:.3f} cm, one rigid hand "
+        f"{constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
     )
 
 
@@ -212,7 +212,7 @@ def _metric(name: str) -> str:
 def save_comparisons(rows: Sequence[Row], out: Path) -> None:
     """Draw rows of the kind "comparison": the seeds' differences, their mean and its interval.
 
-    Each comparison has a panel of its own, since their units differ.
+    Each comparison has its own panel, since the units differ.
     """
     figure = Figure(figsize=(7.5, 0.55 + 0.85 * len(rows)), layout="constrained")
     for row, axes in zip(rows, figure.subplots(len(rows), squeeze=False)[:, 0], strict=True):

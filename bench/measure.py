@@ -68,7 +68,7 @@ class Rate:
 
     @property
     def cores_busy(self) -> float:
-        """Processor seconds per second."""
+        """Mean number of busy cores: processor seconds per second."""
         return self.cpu_s_per_image * self.images / self.seconds
 
     def over(self, other: Rate) -> Interval:
@@ -108,9 +108,9 @@ class Rounds:
 
 
 def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress = no_progress) -> list[Rate]:
-    """Time endless iterators in their steady state, in turn: A B C, A B C, ..., so that drifts of the machine hit all.
+    """Time endless iterators in their steady state, in turn: A B C, A B C, ..., so that a drift affects all of them.
 
-    Each round starts them anew, one at a time, so that no other runs beside.
+    Each round starts each iterator again. Only one iterator runs at a time.
 
     Raises:
         ValueError: for fewer than two rounds.
@@ -150,7 +150,7 @@ def _rate(repeats: Sequence[_Repeat]) -> Rate:
 
 
 def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
-    """Take batches for at least `least_s` seconds: the number of images, and the seconds."""
+    """Take batches for at least `least_s` seconds. Returns the number of images and the seconds."""
     images = 0
     began = time.perf_counter()
     for count in batches:
@@ -158,7 +158,7 @@ def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
         seconds = time.perf_counter() - began
         if seconds >= least_s:
             return images, seconds
-    raise RuntimeError(f"the iterator ended after {images} images; a measured one must be endless")
+    raise RuntimeError(f"the iterator ended after {images} images; an iterator to measure must not end")
 
 
 def cpu_seconds() -> float:

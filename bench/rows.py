@@ -46,7 +46,7 @@ def data_tables(config: Config) -> dict[str, Any]:
 
 
 def tell(row: dict[str, Any], *shown: RenderableType, as_json: bool, record: Path | None) -> None:
-    """Print a row as JSON, or `shown` instead, and append it to the file `record` if there is one."""
+    """Print a row as JSON, or `shown` if it is given. Append the row to the file `record` if it is given."""
     if as_json:
         click.echo(json.dumps(row))
     else:

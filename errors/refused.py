@@ -1,4 +1,4 @@
-"""Makes one line of an error of the machine: not enough memory, or a file that cannot be used."""
+"""Describes errors of the machine in one line: lack of memory, or a file that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Run `.venv/bin/python -m examples.leaves`: equivariance without hands; an embedding turns with the leaf.
+"""Run `.venv/bin/python -m examples.leaves`: equivariance on pictures of leaves. An embedding turns with its leaf.
 
-An embedding is points in the plane. The loss undoes each view's matrix on them, so the network learns to turn its
-points as the leaf is turned. How often is a leaf's other view the nearest, with the matrices undone and without?
+An embedding is a set of points in the plane. The loss undoes each view's matrix on these points, so the network learns
+to turn them with the leaf. The program prints how often the nearest embedding belongs to the other view of the same
+leaf, with the matrices undone and not undone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipelines import ColourConfig, GeometryConfig, make_loader
 
 
 def draw_leaves(folder: Path, count: int, side_px: int = 128) -> None:
-    """Lobed leaves with a vein, each of its own shape, turned at random on grey ground."""
+    """Pictures of lobed leaves with a vein on grey ground. Shape and angle of each leaf are random."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     angle = np.linspace(-np.pi, np.pi, 200)
@@ -38,7 +39,7 @@ def draw_leaves(folder: Path, count: int, side_px: int = 128) -> None:
 
 
 def found(one: Tensor, other: Tensor) -> float:
-    """How often row i of `other` is the nearest to row i of `one`."""
+    """Share of the rows i for which row i of `other` is the nearest to row i of `one`."""
     nearest = (F.normalize(one) @ F.normalize(other).T).argmax(dim=1)
     return float((nearest == torch.arange(len(one), device=one.device)).float().mean())
 
@@ -69,7 +70,7 @@ def main() -> None:
                     optimizer.step()
                     figures.append((loss.item(), found(*undone), found(*points)))
                 mean, with_matrices, without = np.mean(figures, axis=0)
-                print(f"epoch {epoch}: loss {mean:.2f}, other view found {with_matrices:.0%}, not undone {without:.0%}")
+                print(f"epoch {epoch}: loss {mean:.2f}, views found: {with_matrices:.0%}, not undone: {without:.0%}")
 
 
 if __name__ == "__main__":

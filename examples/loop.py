@@ -1,6 +1,6 @@
-"""Run `.venv/bin/python -m examples.loop`: a loop of plain PyTorch on views from the loader; the loss goes down.
+"""Run `.venv/bin/python -m examples.loop`: a training loop in plain PyTorch on the loader's views.
 
-It draws pictures of coloured shapes, and trains a small network to tell which two views show the same picture.
+It draws pictures of coloured shapes, and trains a small network to find the two views of the same picture.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def draw_shapes(folder: Path, count: int, side_px: int = 96) -> None:
 
 
 def small_network(dim: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
-    """(N, 3, S, S) in [0, 1] -> (N, dim)."""
+    """A network that maps pictures (N, 3, S, S) in [0, 1] to embeddings (N, dim)."""
     layers: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 128)):
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), norm(after), nn.ReLU()]
@@ -40,7 +40,7 @@ def small_network(dim: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -
 
 
 def info_nce(one: Tensor, other: Tensor, temperature: float = 0.2) -> Tensor:
-    """Cross-entropy of finding row i of `other` from row i of `one`, both (N, D)."""
+    """The loss InfoNCE: cross-entropy of finding row i of `other` from row i of `one`, both (N, D)."""
     likeness = F.normalize(one) @ F.normalize(other).T / temperature
     return F.cross_entropy(likeness, torch.arange(len(one), device=one.device))
 

@@ -1,7 +1,8 @@
-"""Run `.venv/bin/python -m examples.masks`: the matrices of the views carry segmentation masks; draws them.
+"""Run `.venv/bin/python -m examples.masks`: warps segmentation masks by the matrices of the views.
 
-It draws pictures of shapes with their masks. A second loader with the same seed makes the views of the mask files. The
-masks that OpenCV warps with `source_to_view_px` are compared with them, pixel by pixel.
+It draws pictures of shapes with their masks. One loader makes views of the pictures; OpenCV warps the masks with these
+views' `source_to_view_px`. A second loader with the same seed makes views of the mask files. Both results are compared
+pixel by pixel.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def draw_pictures(images: Path, masks: Path, count: int, side_px: int = 160) -> None:
-    """Noise with a few shapes on it; the mask is white where there are shapes."""
+    """Pictures of noise with a few shapes. The mask is white on the shapes."""
     rng = np.random.default_rng(0)
     for folder in (images, masks):
         folder.mkdir(parents=True)
@@ -38,7 +39,7 @@ def draw_pictures(images: Path, masks: Path, count: int, side_px: int = 160) -> 
 
 
 def carry(mask: Pixels, source_to_view_px: torch.Tensor, side_px: int) -> Pixels:
-    """A mask (H, W) as the view with this (2, 3) matrix shows it: (side_px, side_px)."""
+    """Warp a mask (H, W) by the (2, 3) matrix of a view: (side_px, side_px)."""
     matrix = source_to_view_px.double().cpu().numpy()
     # The loader counts from the corner of the first pixel, OpenCV from its centre.
     matrix[:, 2] += matrix[:, :2] @ (0.5, 0.5) - 0.5
@@ -71,8 +72,8 @@ def main() -> None:
                         outlined.append(np.asarray(cv2.drawContours(picture, edges, -1, (0, 255, 0), 1), np.uint8))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(args.out), np.vstack([np.hstack(outlined[start : start + 8]) for start in (0, 16)]))
-    print(f"{len(agree)} masks carried: of their pixels {np.mean(agree):.2%} agree, {min(agree):.2%} in the worst view")
-    print(f"{args.out} shows the first views of two rows of pictures, with the carried masks outlined")
+    print(f"{len(agree)} masks warped: {np.mean(agree):.2%} of their pixels agree, {min(agree):.2%} in the worst view")
+    print(f"{args.out} shows the first views of two rows of pictures, with the warped masks outlined")
 
 
 if __name__ == "__main__":

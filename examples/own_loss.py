@@ -1,4 +1,4 @@
-"""Run `.venv/bin/python -m examples.own_loss`: pre-training with a loss of its own; run it again, and it goes on.
+"""Run `.venv/bin/python -m examples.own_loss`: pre-trains with a new loss. Run it again to continue.
 
 The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242). Its fields are keys of the table [loss].
 """
@@ -25,7 +25,7 @@ from train.pretrain import pretrain
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class AlignUniform(Loss):
-    """Both views of a sample shall lie together on the sphere, and all samples far apart."""
+    """Pulls the two views of a sample together on the unit sphere, and pushes different samples apart."""
 
     name: Literal["align_uniform"] = "align_uniform"
     uniformity: PositiveFloat = 1.0
@@ -34,12 +34,12 @@ class AlignUniform(Loss):
     title: ClassVar[str] = "Alignment and uniformity"
 
     def __call__(self, embeddings: Tensor) -> Tensor:
-        """Both views (2, N, D) of all samples to a scalar."""
+        """The loss, a scalar, of both views (2, N, D) of all samples."""
         parts = self.parts(embeddings)
         return parts["aligned"] + self.uniformity * parts["uniform"]
 
     def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
-        """They stand in metrics.jsonl, beside the loss."""
+        """The terms of the loss, for metrics.jsonl."""
         require_pairs(embeddings, least=2)
         views = F.normalize(embeddings.double(), dim=2)
         different = ~torch.eye(views.shape[1], dtype=torch.bool, device=views.device)

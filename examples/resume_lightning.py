@@ -20,14 +20,14 @@ from pipelines.epochs import EpochLoader
 
 
 class Contrastive(LightningModule):
-    """Finds the other view of the same picture."""
+    """Learns to find the other view of the same picture."""
 
     def __init__(self, folder: Path, batch: int) -> None:
         super().__init__()
         self.folder, self.batch, self.network = folder, batch, small_network(dim=64)
 
     def train_dataloader(self) -> EpochLoader:
-        """Called once the trainer knows its ranks, which it does not always write into the environment."""
+        """Make the loader with the trainer's ranks. Lightning does not always write them into the environment."""
         return make_loader(
             self.folder,
             batch=self.batch,

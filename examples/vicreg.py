@@ -1,7 +1,8 @@
 """Run `.venv/bin/python -m examples.vicreg`: VICReg with the exact gradient of a large batch, in micro-batches.
 
-VICReg's variances are those of the whole batch. First the gradient of `ExactStep` is compared with that of one pass,
-and with what is often done instead, the mean over the losses of small batches. Then it trains.
+VICReg computes variances over the whole batch. First the program computes the gradient in one pass over the whole
+batch. It prints the errors of two other gradients: that of `ExactStep`, and that of the mean loss of small batches,
+which is often used. Then it trains.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from train import ExactStep
 
 
 def gradient_of(network: nn.Module) -> Tensor:
-    """All of `.grad` as one vector."""
+    """The gradients of all parameters as one vector."""
     return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """As a share of the length of `other`."""
+    """Distance of two vectors, as a share of the length of `other`."""
     return float((one - other).norm() / other.norm())
 
 
@@ -57,11 +58,11 @@ def main() -> None:
             exact(args.batch)(batch)
             one_pass = gradient_of(network)
             exact(args.micro_batch)(batch)
-            print(f"in micro-batches, the gradient is off by {distance(gradient_of(network), one_pass):.1e}")
+            print(f"gradient in micro-batches: relative error {distance(gradient_of(network), one_pass):.1e}")
             network.zero_grad()
             for start in range(0, args.batch, args.micro_batch):
                 (loss(embed(batch, slice(start, start + args.micro_batch))) * args.micro_batch / args.batch).backward()
-            print(f"as the mean of small losses, by {distance(gradient_of(network), one_pass):.1e}")
+            print(f"gradient of small batches: relative error {distance(gradient_of(network), one_pass):.1e}")
             step = exact(args.micro_batch)
             for epoch in range(args.epochs):
                 losses = []

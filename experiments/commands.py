@@ -20,7 +20,7 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
     """Run the experiment of FILE.toml: pre-train and fine-tune in several ways with several seeds, and compare.
 
     \b
-      python cli.py experiment configs/experiment_hands.toml --record bench/results/experiments.jsonl
+      python cli.py experiment configs/studies/hands.toml --record bench/results/experiments.jsonl
 
     An interrupted experiment continues at the step where it stopped.
     """
@@ -37,6 +37,6 @@ def experiment(file: Path, overrides: Sequence[str], record: Path | None) -> Non
     try:
         outcomes = run_experiment(config, record)
     except Interrupted as stop:
-        click.echo(f"{stop}, by giving this command again", err=True)
+        click.echo(f"{stop.where}; continue by running this command again", err=True)
         sys.exit(stop.exit_code)
     Console().print(as_table(outcomes))

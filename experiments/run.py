@@ -39,7 +39,7 @@ from train.pose.metrics import (
     align,
     confidence_intervals,
     in_one_place,
-    mean_over_hands,
+    mean_over_samples,
     paired_difference,
     pose_errors,
     score_tables,
@@ -109,7 +109,7 @@ def _finetune(config: ExperimentConfig, seed: int, name: str) -> Row:
             tables_file.parent.mkdir(parents=True, exist_ok=True)
             np.savez(tables_file, **tables)  # type: ignore[arg-type]
     with np.load(tables_file) as measured:
-        figures = {metric: float(np.nanmean(mean_over_hands(measured[metric]))) for metric in measured.files}
+        figures = {metric: float(np.nanmean(mean_over_samples(measured[metric]))) for metric in measured.files}
     return {"kind": "finetune", "seed": seed, "arm": name, "set": overrides, **took, **figures}
 
 
@@ -179,7 +179,7 @@ def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
         f"{name}_pa_epe_cm": score_tables(pose_errors(np.broadcast_to(pose, held_out_m.shape), held_out_m))["pa_epe_cm"]
         for name, pose in (("mean_pose", known_m.mean(axis=0)), ("rigid_hand", rigid))
     }
-    return {name: float(np.nanmean(mean_over_hands(table))) for name, table in errors.items()}
+    return {name: float(np.nanmean(mean_over_samples(table))) for name, table in errors.items()}
 
 
 def _hands_of_some_size(hands_m: Floats) -> Floats:
@@ -196,8 +196,8 @@ def compare(config: ExperimentConfig, claim: Comparison) -> Row:
     """Compare two arms over all seeds: a row with the differences `better` minus `than`.
 
     "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
-    is on the better side of zero. The interval is Student's, with the sum of two variances: that of the mean over
-    seeds, and that of the bootstrap over hands, which all seeds share.
+    is on the better side of zero. The interval is Student's. Its variance is the sum of the variance of the mean over
+    seeds and the variance of the bootstrap over hands, which all seeds share.
     """
     better, than = (
         [np.load(_tables_file(config, seed, name))[claim.metric] for seed in config.seeds]

@@ -20,9 +20,10 @@ def available_cores() -> int:
 
 @functools.cache
 def warn_of_threads(key: str, threads: int, processes_here: int) -> None:
-    """Warn once if there are more than twice as many threads as cores; `key` of the configuration sets them.
+    """Warn once if there are more than twice as many threads as cores.
 
-    Each of `processes_here` processes on this machine has so many.
+    Each of the `processes_here` processes on this machine has this number of threads. `key` is the key of the
+    configuration that sets it.
     """
     cores = available_cores()
     if threads * processes_here > 2 * cores:

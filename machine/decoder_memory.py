@@ -2,8 +2,8 @@
 
 nvImageCodec 0.9, the decoder of DALI 2.4, decodes a JPEG into its own memory and then copies the result. If a row
 starts at a multiple of 32 bytes, libjpeg-turbo writes it with stores that bypass the caches, and the copy waits for
-main memory. Where malloc places the rows is chance, but stays the same for a thread. So this library, and no other,
-gets an `operator new[]` that avoids these addresses for large arrays.
+main memory. malloc places the rows at random, but always alike in the same thread. So this library, and no other, gets
+an `operator new[]` that avoids these addresses for large arrays.
 
 The decoder also allocates memory for each image. Every new page of the system costs a page fault and is cleared, which
 takes longer than reading the files. So malloc is set to keep freed memory.
@@ -106,7 +106,7 @@ def keep_freed_memory() -> bool:
     """Set malloc to keep freed memory, for the whole process.
 
     Returns:
-        Whether this is possible; it is not if the C library is not glibc.
+        Whether it was done. False if the C library is not glibc.
     """
     mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

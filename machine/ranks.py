@@ -1,4 +1,4 @@
-"""Which of a run's processes this one is, as torchrun says it in the environment."""
+"""Reads the rank of this process and the number of ranks from torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from errors import UserError
 
 
 class Ranks(NamedTuple):
-    """This process among those of the run; the default is a run of one process.
+    """The rank of this process, and the number of ranks. The default is a run of one process.
 
     Attributes:
         rank: 0 <= rank < world_size.
@@ -25,14 +25,14 @@ class Ranks(NamedTuple):
 
 
 def described_ranks(rank: int | None = None, world_size: int | None = None) -> Ranks:
-    """What `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` say; one process where they are not set.
+    """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`; one process if they are not set.
 
     Args:
-        rank: in place of what the environment says.
-        world_size: the same; both or none are given.
+        rank: used instead of `RANK`.
+        world_size: used instead of `WORLD_SIZE`. Give both or neither.
 
     Raises:
-        UserError: they are no numbers, or do not fit each other.
+        UserError: a variable is not a number, or the variables contradict each other.
     """
     if (rank is None) != (world_size is None):
         raise UserError(f"rank = {rank} and world_size = {world_size}: expected both, or none, as under torchrun")

@@ -1,4 +1,4 @@
-"""Configuration of the networks; that of the losses is in `models.losses`.
+"""Configuration of the networks. The losses have theirs in `models.losses`.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
@@ -22,7 +22,7 @@ ENCODERS: Final = {
     **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), "models.encoders:ResNet"),
     "timm/": "models.timm_encoder:TimmEncoder",
 }
-"""For each encoder, or each family up to its slash, its class: an `Encoder`. It is imported when it is built."""
+"""Name of an encoder, or of a family up to its slash -> "module:class" of its `Encoder`, imported when it is built."""
 
 WEIGHTS_EXPECTED: Final = (
     'the weights of a torchvision ResNet or a model of timm (.pth or .safetensors), "imagenet" or "random"'
@@ -35,10 +35,10 @@ class EncoderConfig:
 
     Attributes:
         name: a torchvision ResNet, or "timm/" and the name of a model of timm, such as "timm/vit_small_patch16_224".
-        weights: "imagenet" (torchvision's IMAGENET1K_V1, as the authors; of timm what it publishes under the name),
-            "random", or the path of a file of weights: a torchvision ResNet or the model of timm (.safetensors or
-            .pth), a file that the authors published (pre-trained or fine-tuned), a Lightning checkpoint of their
-            pre-training, or a checkpoint of ours.
+        weights: "imagenet" (torchvision's IMAGENET1K_V1, as in the authors' code, or the weights that timm publishes
+            for its model), "random", or the path of a file: weights of a torchvision ResNet or of a timm model
+            (.safetensors or .pth), weights that the authors published (pre-trained or fine-tuned), a Lightning
+            checkpoint of their pre-training, or a checkpoint of this project.
     """
 
     name: str = "resnet50"
@@ -65,7 +65,7 @@ def require_weights(weights: str) -> None:
 
 
 def encoder_class(name: str) -> str | None:
-    """The entry in `ENCODERS` of an encoder; None if there is none."""
+    """The value in `ENCODERS` for the name of an encoder; None if there is none."""
     family, slash, _ = name.partition("/")
     return ENCODERS.get(family + slash)
 

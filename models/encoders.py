@@ -18,13 +18,13 @@ from models.weights import check_state, encoder_state, read_weights
 class Encoder(nn.Module):
     """A network up to its pooled features.
 
-    A subclass is built with its name and the side of the views in pixels, and sets what is named here.
+    The constructor of a subclass takes the encoder's name and the side of the views in pixels, and sets the attributes.
 
     Attributes:
         feature_dim: C, the length of a feature vector.
         inner: the attribute that holds the network; a checkpoint calls its tensors "encoder.INNER.NAME".
-        library: whose names the tensors have.
-        classifier: what the names of tensors begin with that are left out in loading.
+        library: the library whose tensor names are used.
+        classifier: prefixes of the tensor names that are left out in loading.
     """
 
     feature_dim: int
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         return features
 
     def undecayed(self) -> Collection[str]:
-        """Under the library's names, the parameters without weight decay beyond biases and the norms'."""
+        """Names, as in the library, of parameters without weight decay; biases and norm parameters have none anyway."""
         return ()
 
     def library_state_dict(self) -> dict[str, Tensor]:
@@ -46,11 +46,11 @@ class Encoder(nn.Module):
         return dict(getattr(self, self.inner).state_dict())
 
     def note_on_file(self, file: Path) -> str:
-        """What a file of `library_state_dict` is, in words for its user."""
+        """A note for the user of a file with `library_state_dict`: how to load it."""
         return f"{self.library}'s names"
 
     def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
-        """The inverse; a `UserError` that names the origin and the encoder if a name or a shape does not fit."""
+        """Load what `library_state_dict` gives. A name or shape that does not fit is a `UserError` with the origin."""
         check_state(
             state,
             self.library_state_dict(),
@@ -64,8 +64,8 @@ class Encoder(nn.Module):
         getattr(self, self.inner).load_state_dict(kept)
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
-        """What `encoder.weights = "imagenet"` stands for, and its origin; a `UserError` if it cannot be had."""
-        raise UserError(f'encoder.weights = "imagenet": {self.library} has none. Set it to "random" or a file.')
+        """The weights for `encoder.weights = "imagenet"`, and their origin. Without such weights: a `UserError`."""
+        raise UserError(f'encoder.weights = "imagenet": {self.library} has no such weights. Set "random" or a file.')
 
 
 class ResNet(Encoder):
@@ -84,11 +84,11 @@ class ResNet(Encoder):
         self._weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
 
     def note_on_file(self, file: Path) -> str:
-        """As `Encoder`."""
+        """See `Encoder.note_on_file`."""
         return "torchvision's names, without fc"
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
-        """torchvision's IMAGENET1K_V1."""
+        """torchvision's weights IMAGENET1K_V1."""
         try:
             state: Mapping[str, Tensor] = self._weights.get_state_dict(progress=False, check_hash=True)
         except (OSError, RuntimeError) as error:  # no network, a proxy's answer, a broken or half-written cache
@@ -104,11 +104,11 @@ def make_encoder(name: str, side_px: int | None = None) -> Encoder:
     """The encoder of a name that `EncoderConfig` takes, with random weights, on the CPU.
 
     Args:
-        name: which one.
-        side_px: of the views; unset, of what the network was designed for.
+        name: name of the encoder.
+        side_px: side of the views; None: the side that the network was designed for.
 
     Raises:
-        UserError: it cannot be built, or not for views of this size.
+        UserError: the encoder cannot be built, or not for views of this size.
     """
     encoder: Encoder = pkgutil.resolve_name(encoder_class(name) or "")(name, side_px)
     return encoder
@@ -118,8 +118,8 @@ def build_encoder(config: EncoderConfig, side_px: int | None = None) -> Encoder:
     """The encoder with its starting weights, on the CPU; arguments as `make_encoder`.
 
     Raises:
-        UserError: it cannot be built for this size, the published weights cannot be downloaded, or the file is missing,
-            unreadable or of another model.
+        UserError: the encoder cannot be built for this size, the published weights cannot be downloaded, or the file is
+            missing, unreadable or of another model.
     """
     encoder = make_encoder(config.name, side_px)
     if config.weights == "imagenet":

@@ -20,14 +20,14 @@ from models.encoders import Encoder
 log = logging.getLogger(__name__)
 
 _RATES: Final = ("drop_prob", "drop_rate", "attn_drop_p", "dropout")
-"""What modules call the rates of dropout and of stochastic depth, besides the `p` and `prob` of those named Drop."""
+"""Attributes that hold rates of dropout and stochastic depth, besides `p` and `prob` of modules named Drop."""
 
 
 class TimmEncoder(Encoder):
     """A model of timm up to its pooled features, for views of `side_px`; without dropout and stochastic depth.
 
-    A transformer is built for `side_px`. Published weights and those of another run have their position embeddings
-    resampled by timm where they were made for another size.
+    A transformer is built for `side_px`. If weights were made for another size, timm resamples their position
+    embeddings.
 
     Raises:
         UserError: timm is missing or has no such model, or the model does not fit `side_px` or the exact gradient.
@@ -83,21 +83,21 @@ class TimmEncoder(Encoder):
         if rest := self._side_px % patch_px:
             fitting = sorted({max(patch_px, self._side_px - rest), self._side_px - rest + patch_px})
             raise UserError(
-                f"{where}: its patches of {patch_px} pixels do not fill the view; {' or '.join(map(str, fitting))} "
-                "would do"
+                f"{where}: expected a multiple of its patch size, {patch_px} pixels, such as "
+                f"{' or '.join(map(str, fitting))}"
             )
 
     def undecayed(self) -> Collection[str]:
-        """What timm excepts from weight decay: position embeddings, class tokens, and the like."""
+        """Parameters that timm exempts from weight decay, such as position embeddings and class tokens."""
         return getattr(self.network, "no_weight_decay", tuple)()
 
     def note_on_file(self, file: Path) -> str:
-        """The call that reads it."""
+        """The call of timm that reads the file."""
         options = ", ".join(f"{name}={value}" for name, value in self._options.items())
         return f"for timm.create_model({self._model!r}, checkpoint_path={str(file)!r}, {options})"
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
-        """The weights that timm publishes under the name, whatever they were trained on."""
+        """The weights that timm publishes under this name. They may have been trained on any dataset."""
         published = self._timm.get_pretrained_cfg(self._model)
         talkers = {logger: logger.level for logger in map(logging.getLogger, ("huggingface_hub", "timm"))}
         try:
@@ -116,13 +116,13 @@ class TimmEncoder(Encoder):
         constants = importlib.import_module("timm.data.constants")
         if (published.mean, published.std) != (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD):
             log.warning(
-                "%s: its weights were trained on pixels of mean %s and deviation %s; here pixels have ImageNet's",
+                "%s: its weights were trained with pixel mean %s and deviation %s; this project uses those of ImageNet",
                 self._model, published.mean, published.std,
             )  # fmt: skip
         return network.state_dict(), f"timm's weights of {self._model}"
 
     def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
-        """As `Encoder`; what was made for another size of the views is resampled by timm's own function."""
+        """See `Encoder.load_library_state`. timm resamples position embeddings that were made for another size."""
         wanted = self.network.state_dict()
         if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
             resample = getattr(sys.modules[type(self.network).__module__], "checkpoint_filter_fn", None)
@@ -132,7 +132,7 @@ class TimmEncoder(Encoder):
 
 
 def _without_chance(network: nn.Module) -> bool:
-    """Sets all rates of dropout and stochastic depth to 0: whether one was above."""
+    """Set all rates of dropout and stochastic depth to 0. Returns whether a rate was above 0."""
     changed = False
     for module in network.modules():
         rates = (*_RATES, "p", "prob") if "Drop" in type(module).__name__ else _RATES
@@ -150,5 +150,5 @@ def _two_passes(network: nn.Module, side_px: int) -> tuple[Tensor, Tensor]:
         image = torch.rand(2, 3, side_px, side_px)
         first, second = (functional_call(network, buffers, (image,)) for _ in range(2))
     if not isinstance(first, Tensor) or first.ndim != 2:
-        raise ValueError("it gives no vector of features")
+        raise ValueError("it does not give one vector of features per image")
     return first, second

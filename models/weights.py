@@ -52,20 +52,21 @@ class _Foreign:
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
-    """Read tensors by name from .safetensors, or from torch.save: at the top, under "state_dict" or "network".
+    """Read tensors by name from a file of safetensors or torch.save.
 
-    No code in the file is run. Lightning's checkpoints contain objects of other classes (callbacks, settings); these
-    become empty stand-ins. A prefix "module." (DataParallel) is removed.
+    In a file of torch.save, the tensors are at the top level, under "state_dict" or under "network". No code in the
+    file is run. Lightning's checkpoints contain objects of other classes (callbacks, settings); these become empty
+    stand-ins. A prefix "module." (DataParallel) is removed.
 
     Args:
         key: the option or key that names the file, for messages, such as "encoder.weights".
-        expected: what the file should hold, for messages.
+        expected: the expected content of the file, for messages.
 
     Raises:
         UserError: the file is missing or unreadable, can only be read by running its code, or has no tensors by name.
     """
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "is no file"
+        found = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{key} = {str(path)!r} {found}: expected {expected}.")
     try:
         content: Any = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _load_tensors_only(path)
@@ -219,7 +220,7 @@ def check_state(
 
     Args:
         wanted: the expected tensors.
-        origin: the file, for messages, as are `model`, the name of `wanted`, and `remedy`, their last part.
+        origin: the file, for messages. `model` is the name of the expected network, `remedy` the end of a message.
         ignored: whether a name that is not in `wanted` is allowed.
 
     Raises:
@@ -233,5 +234,5 @@ def check_state(
     ]
     problems += [f"{key} is unknown" for key in state if key not in wanted and not ignored(key)]
     if problems:
-        more = f" and {len(problems) - 1} more such" if len(problems) > 1 else ""
+        more = f"  and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UserError(f"{origin} does not fit {model}: {problems[0]}{more}: {remedy}")

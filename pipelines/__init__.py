@@ -1,4 +1,4 @@
-"""Images on disk to batches of augmented views with their matrices; `make_loader` is the way in, see docs/library.md.
+"""Makes batches of augmented views with their matrices from images on disk; see `make_loader` and docs/library.md.
 
 Names are imported lazily: the configuration needs neither torch nor DALI.
 """

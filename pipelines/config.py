@@ -1,4 +1,4 @@
-"""Configuration of the data and of the loader. `views/augmentation.py` has that of the augmentations.
+"""Configuration of the data and of the loader. The augmentations have theirs in `views/augmentation.py`.
 
 This file imports neither torch nor DALI nor Numba, so that a mistake in a configuration is reported at once.
 """
@@ -21,7 +21,7 @@ SOURCES: Final = {
     name: f"pipelines.sources.{name}:load_{name}"
     for name in ("freihand", "youtube3d", "ho3d", "dexter_object", "coco", "folder", "shards")
 }
-"""For each layout the function that reads it: a `DataConfig` to an `Index`. It is imported when it is called."""
+"""Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""
 
 D = TypeVar("D", bound="DataConfig")
 
@@ -58,7 +58,7 @@ class DataConfig:
         cache_gb: largest size of this folder, in 10^9 bytes.
         bad_list: list of files to leave out, written by the `check-data` command.
         max_bad_share: a run stops if a larger share of the drawn images cannot be used.
-        weight: with several sources: a source's share of every batch is its weight over the sum of all weights.
+        weight: for several sources. A source's share of every batch is its weight over the sum of all weights.
     """
 
     source: Annotated[str, one_of(SOURCES)] = "freihand"
@@ -95,11 +95,12 @@ class PipelinesConfig:
         prefetch: DALI batches in progress at once.
         ahead: training batches prepared ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
-        decode: "whole" images, or of large images only the "region" that the views show. The decoded pixels are the
-            same; a view of a region may differ by two levels before the colour jitter. "auto" decodes regions on a CPU
-            if a sample of the images contains a large one, else whole images.
+        decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
+            pixels are the same; a view of a region may differ by two levels before the colour jitter. "auto" decodes
+            regions on a CPU if a sample of the images contains a large one, else whole images.
         decoder_memory: "auto" makes a decoder on the CPU faster: malloc keeps freed memory, and the JPEG decoder's rows
-            are stored through the caches. "off" changes nothing. With a decoder on a GPU, neither is done.
+            are stored through the caches. "off" changes nothing. If the decoder is on a GPU, "auto" changes nothing
+            either.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -152,7 +153,7 @@ def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) ->
         if not any(part.startswith(".") for part in within.parts):
             raise UserError(
                 f"{out} is within data.root = {one.root}: its pictures would be read as images of the data. Name a "
-                "folder outside"
+                "folder outside it"
             )
 
 

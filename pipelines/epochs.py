@@ -1,4 +1,4 @@
-"""The loader for a training loop of one's own: `make_loader`, and what it gives."""
+"""The loader for a user's own training loop: `make_loader` returns an `EpochLoader`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipelines.feed import Quarantine
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, even_share, steps_per_epoch
+from pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
 from pipelines.sources import load_index
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 
@@ -35,6 +35,7 @@ def make_loader(
     device: torch.device | str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    micro_batch: int = 1,
     views: int = 2,
     geometry: GeometryConfig = GeometryConfig(),  # noqa: B008  frozen
     colour: ColourConfig = ColourConfig(),  # noqa: B008
@@ -42,17 +43,19 @@ def make_loader(
     config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
     prepare: bool = False,
 ) -> EpochLoader:
-    """Batches of augmented views with their matrices, for any training loop; docs/library.md shows it at work.
+    """Make a loader of augmented views with their matrices, for any training loop. Examples: docs/library.md.
 
     Args:
-        data: a folder with images at any depth; or a dataset's configuration, or several; or their index.
+        data: a folder with images at any depth, the configuration of one or several datasets, or an index.
         batch: images in a step, over all ranks. A rank gets an even share of consecutive rows; where the ranks do not
             divide the batch, the first ranks get one more.
-        seed: of the order and of all draws.
-        device: where the batches are to be; None, the GPU of this local rank if torch sees one, else the CPU.
-        rank: of this process; None, what torchrun says in the environment, as for `world_size`.
-        world_size: processes that share each batch.
-        views: of each image.
+        seed: seed of the order and of all draws.
+        device: device of the batches. None: the GPU of this local rank if torch sees one, else the CPU.
+        rank: rank of this process. None: from torchrun's environment variables.
+        world_size: number of processes that share each batch. None: from torchrun's environment variables.
+        micro_batch: a rank gets whole micro-batches of so many images, as its `train.ExactStep` takes them. If the
+            micro-batches are no multiple of the number of ranks, the first ranks get one more.
+        views: number of views of each image.
         geometry: ranges of the random affine maps, and the size of the views.
         colour: ranges of the colour jitter.
         appearance: further augmentations of pixels.
@@ -61,15 +64,16 @@ def make_loader(
         prepare: set up this process's memory for a faster decoder on a CPU, see `PipelinesConfig.decoder_memory`.
 
     Raises:
-        UserError: the data cannot be used, a batch needs more images or fewer ranks, the ranks do not fit, a number is
-            out of bounds, or torch cannot use the device.
+        UserError: the data cannot be used, a batch needs more images or fewer ranks, it is not whole micro-batches, the
+            ranks do not fit, a number is out of bounds, or torch cannot use the device.
     """
     _require("batch", batch, 1)
+    _require("micro_batch", micro_batch, 1)
     _require("views", views, 1)
     _require("seed", seed, 0, LARGEST_SEED)
     ranks = described_ranks(rank, world_size)
     if batch < ranks.world_size:
-        raise UserError(f"batch = {batch} is fewer images than the {ranks.world_size} ranks: expected one for each")
+        raise UserError(f"batch = {batch} is smaller than the number of ranks, {ranks.world_size}. Raise the batch.")
     if device is None:
         device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
     place = _usable(device)
@@ -81,7 +85,7 @@ def make_loader(
         raise UserError(f"data = {data!r}: expected a folder, or at least one dataset's configuration")
     return EpochLoader(
         data if isinstance(data, Index) else load_index(data),
-        even_share(batch, ranks.rank, ranks.world_size),
+        micro_batch_share(batch, micro_batch, ranks.rank, ranks.world_size, table=""),
         batch=batch,
         seed=seed,
         config=config,
@@ -98,7 +102,7 @@ def _require(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -
 
 
 def _usable(device: torch.device | str) -> torch.device:
-    """The device, a GPU with its number. One that torch does not know or see is a `UserError`."""
+    """The device; a GPU gets its number. A device that torch does not know or see is a `UserError`."""
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -110,27 +114,27 @@ def _usable(device: torch.device | str) -> torch.device:
 
 
 class EpochLoader:
-    """An epoch of batches for each `for`; `make_loader` makes it.
+    """Yields one epoch of batches in each `for` loop. `make_loader` makes it.
 
-    A `for` goes through the rest of the epoch that the loader stands in: a whole one, or what is left of it after
-    `load_state_dict`. If a `for` is left early, the next one begins the next epoch. The batches of following epochs
-    are made ahead of time; `close`, the end of a `with` block or of the process stops that.
+    A `for` loop yields the current epoch: all of it, or its rest after `load_state_dict`. If a loop is left early, the
+    next loop begins the next epoch. Batches are prepared ahead, also across epochs, until `close`, the end of a `with`
+    block or the end of the process.
 
     Args:
         index: the samples.
-        rows: of each batch, those of this rank.
+        rows: the rows of each batch that this rank loads.
         batch: samples in a step, over all ranks.
-        seed: of the order and of all draws.
-        device: where the batches are to be.
-        loader: what `pipelines.loader.Loader` takes besides.
+        seed: seed of the order and of all draws.
+        device: device of the batches.
+        loader: further arguments of `pipelines.loader.Loader`.
 
     Attributes:
         index: the samples; `batch.samples` are its rows.
-        device: where the batches are.
-        quarantine: files that cannot be used, as far as they have been met.
+        device: device of the batches.
+        quarantine: the files found so far that cannot be used.
 
     Raises:
-        UserError: a batch needs more samples than there are.
+        UserError: there are fewer samples than a batch.
     """
 
     def __init__(
@@ -150,11 +154,11 @@ class EpochLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of this rank, to the end of the epoch. Nothing begins before the first is asked for.
+        """Yield the batches of this rank to the end of the epoch. Loading begins when the first is requested.
 
         Raises:
             UserError: so many files are bad that a batch cannot be filled.
-            RuntimeError: the loader was moved meanwhile, by another `for`, `set_epoch` or `load_state_dict`.
+            RuntimeError: another `for`, `set_epoch` or `load_state_dict` has changed the position meanwhile.
         """
         if self._pass is not None:  # one before was left early
             self._step = -(-self._step // self._steps) * self._steps
@@ -163,11 +167,11 @@ class EpochLoader:
         while self._step < end:
             yield self._next()
             if self._pass is not this:
-                raise RuntimeError("the loader has moved since this batch: begin another `for`")
+                raise RuntimeError("the loader's position has changed since this batch: start another `for`")
         self._pass = None
 
     def _next(self) -> Batch:
-        """The batch of the step where the loader stands; it is made ahead if the step follows the one before."""
+        """The batch of the current step. It was prepared ahead if this step follows the previous one."""
         if self._running is None or self._running.step != self._step:
             self.close()
             loader = self._make(schedule=replace(self._schedule, first_step=self._step))
@@ -187,7 +191,7 @@ class EpochLoader:
         return self._step // self._steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `for` go through this epoch: from its beginning, or on from a loaded state that is in it.
+        """Let the next `for` yield this epoch: all of it, or the rest after a loaded state in this epoch.
 
         Raises:
             UserError: the epoch is negative, or not a whole number.
@@ -198,11 +202,11 @@ class EpochLoader:
 
     @property
     def sampler(self) -> EpochLoader:
-        """What frameworks call `set_epoch` of, as they do of a DataLoader's DistributedSampler."""
+        """The object whose `set_epoch` frameworks call, as they do with a DataLoader's DistributedSampler."""
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: the same on all ranks, whatever their number. What was made ahead does not count.
+        """The loader's position, the same on all ranks and for any number of ranks. Batches made ahead do not count.
 
         Returns:
             Plain values. "position": images that all ranks together have received since the beginning of epoch 0.
@@ -210,22 +214,22 @@ class EpochLoader:
         return {"position": self._step * self._data["batch"], **self._data}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next `for` go on where `state` was taken, on this or another number of ranks.
+        """Let the next `for` continue at the position of `state`, also with another number of ranks.
 
         Raises:
-            UserError: the state is of another batch, seed or number of images, which have another order.
+            UserError: the state was saved with another batch, seed or number of images, so with another order.
         """
         of = {key: state.get(key) for key in self._data}
         if of != self._data:
-            raise UserError(f"the loader's state is of {of}, expected {self._data}: make the loader as it was made")
+            raise UserError(f"the loader's state is of {of}, expected {self._data}: give the loader the same arguments")
         position = state.get("position")
         step, rest = divmod(position, self._data["batch"]) if isinstance(position, Integral) else (-1, 0)
         if step < 0 or rest:
-            raise UserError(f"the loader's state has position {position!r}, expected whole batches")
+            raise UserError(f"the loader's state has position {position!r}, expected a multiple of the batch")
         self._step, self._pass = step, None
 
     def close(self) -> None:
-        """Stop working ahead and free what it holds; the next `for` starts it again."""
+        """Stop preparing batches and free their memory. The next `for` starts again."""
         if self._running is not None:
             self._running.close()
             self._running = None
@@ -239,7 +243,7 @@ class EpochLoader:
 
 @dataclass
 class _Running:
-    """What makes the batches: the step of the next, and how to stop it."""
+    """A running loader: the step of its next batch, its batches, and the function that stops it."""
 
     step: int
     batches: Iterator[Batch]
@@ -247,7 +251,7 @@ class _Running:
 
 
 def _finish(loader: Loader) -> None:
-    """Stop a loader, when asked to, or at the end of the process, or when its owner is collected, by any thread."""
+    """Stop a loader: in `close`, at the end of the process, or, in any thread, when its owner is garbage-collected."""
     if threading.current_thread() is threading.main_thread():
         loader.close()
     else:  # it may be one of the loader's own, which cannot wait for itself

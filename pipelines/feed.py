@@ -132,7 +132,7 @@ class Feed:
         return Chunk(Request([file.encoded for file in files], plan), positions, used, np.array(bad, np.int64))
 
     def _read_at_once(self, samples: IntArray) -> Sequence[ImageFile | None]:
-        """Read at once all samples that are sound JPEGs in single files, as most are."""
+        """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""
         if self.index.store is not None:
             return [None] * len(samples)
         paths = [f"{self.index.root}/{self.index.paths[sample]}" for sample in samples.tolist()]

@@ -66,7 +66,7 @@ class Part:
 
     name: str
     number: int
-    """Its word in the seeds of the random streams."""
+    """The part's number in the seeds of the random streams."""
 
     poses: int
     versions: int
@@ -100,7 +100,7 @@ def make_dataset(
 
     Args:
         out: output folder: missing, empty, or with this same dataset, finished or not.
-        poses: of the training part, which has four images of each.
+        poses: number of poses of the training part; each has four images.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
         progress: called with (images done, images in all) as they are written.
@@ -136,7 +136,7 @@ def _marker(recipe: Recipe) -> str:
 
 
 def _is_finished(out: Path, recipe: Recipe) -> bool:
-    """Whether `out` holds this dataset, finished. Raises if it holds anything else than its beginning."""
+    """Whether `out` holds this dataset, finished. Anything but this dataset or its beginning is a `UserError`."""
     if not out.exists():
         return False
     if not out.is_dir():
@@ -156,7 +156,7 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
             return name == _FINISHED
     if any(out.iterdir()):
         raise UserError(
-            f"{out} is not empty and holds no dataset of ours (no {_FINISHED}): choose a new or an empty folder"
+            f"{out} is not empty and holds no dataset of 'make-data' (no {_FINISHED}): choose a new or an empty folder"
         )
     return False
 

@@ -132,7 +132,7 @@ def _prepared(capsules: Floats) -> Floats:
 
 
 def _digit_bounds(parts: Floats) -> Floats:
-    """Capsules around the digits, (5, 9), with room for what smooth joining adds."""
+    """Capsules around the digits, (5, 9), including the flesh that smooth joining adds."""
     bounds = np.zeros((DIGITS, 9))
     for digit in range(DIGITS):
         begin, stop = DIGIT + 3 * digit, DIGIT + 3 * digit + 3

@@ -1,4 +1,4 @@
-"""Lights surface samples; fast, since one rendering is lit once for each of its scenes."""
+"""Lights surface samples. It is fast, since a rendering is lit once for each of its scenes."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class Light(NamedTuple):
 
 
 def shade(rendering: Rendering, light: Light, intrinsics: Floats) -> Pixels:
-    """The lit rendering, (H, W, 4) linear RGB multiplied by coverage, and coverage."""
+    """Light the rendering. Returns (H, W, 4): linear RGB multiplied by the coverage, then the coverage."""
     height, width = rendering.depth_m.shape
     picture = np.zeros((height, width, 4), np.float32)
     lens = np.array([intrinsics[0, 0], intrinsics[1, 1], intrinsics[0, 2], intrinsics[1, 2]])

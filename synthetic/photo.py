@@ -1,4 +1,4 @@
-"""From a lit rendering and a scene to the bytes of a photograph: composition, lens, sensor, JPEG."""
+"""Makes the bytes of a photograph from a lit rendering and a scene: composition, lens, sensor, JPEG."""
 
 import cv2
 import numpy as np
@@ -49,7 +49,7 @@ def _background(rng: np.random.Generator, scene: Scene) -> Pixels:
 
 
 def _cast_shadow(coverage: Pixels, to_light: Floats) -> Pixels:
-    """Soft shadow of the hand on what is behind it, 0 to 1."""
+    """Soft shadow of the hand on the background, 0 to 1."""
     small = cv2.resize(coverage, (SIDE_PX // 4, SIDE_PX // 4), interpolation=cv2.INTER_AREA)
     offset_px = -5.0 * to_light[:2] / max(-float(to_light[2]), 0.35)
     matrix = np.array([[1.0, 0.0, offset_px[0]], [0.0, 1.0, offset_px[1]]])

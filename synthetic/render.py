@@ -21,7 +21,7 @@ from synthetic.surface import CLOTH, OBJECT, SKIN, Paint, Vector, cloth_at, skin
 _TILE_PX = 4
 _NEAR_M = 0.08
 HIT_M = 0.0003
-"""Distance from the surface at which rays stop: a quarter of a pixel outside."""
+"""Distance to the surface, in metres, at which a ray stops: about a quarter of a pixel."""
 _OUTLINE_M = 0.004
 
 

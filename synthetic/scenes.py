@@ -62,7 +62,7 @@ def draw_scene(rng: np.random.Generator) -> Scene:
 
 
 def _graded(canvas: Pixels, direction: Floats, tint: Floats, falloff: float, level: float) -> Picture:
-    """Tint by the light and let it fall off away from where it comes from."""
+    """Tint a picture by the light, and darken it away from the light's direction."""
     across = np.linspace(-1, 1, SCENE_PX, dtype=np.float32)
     ramp = direction[0] * across[None, :] + direction[1] * across[:, None]
     graded = canvas * (level * (1.0 + falloff * ramp))[..., None] * np.sqrt(tint)

@@ -30,12 +30,12 @@ _SKIN_SRGB = (
 
 
 class Paint(NamedTuple):
-    """Colours of one hand and what it wears and holds; all linear RGB.
+    """Colours of one hand, its sleeve and its object, in linear RGB.
 
     Attributes:
         skin: (12,) back of the hand, palm, nail (3 each); strength of mottling, of creases, of gloss.
-        cloth: (4,) colour; stripes per metre, 0 for plain.
-        thing: (8,) two colours; bands per metre, 0 for plain; gloss.
+        cloth: (4,) colour, and stripes per metre (0: plain).
+        thing: (8,) two colours, bands per metre (0: plain), and gloss.
     """
 
     skin: Floats

@@ -67,7 +67,7 @@ def test_help_does_not_wait_for_torch() -> None:
         "bench-loader --set optim.learning_rate=1",
         "bench-train --set optim.learning_rate=1",
         "bench-scale --set optim.learning_rate=1",
-        "experiment configs/experiment_hands.toml --set poses=many",
+        "experiment configs/studies/hands.toml --set poses=many",
         "pretrain -c configs/demo.toml --print-config",
     ],
 )
@@ -127,7 +127,8 @@ def test_warnings_of_commands_without_a_log_are_one_line_each(
         layouts.write_image(tmp_path / "images" / name, 60, 40)
     (tmp_path / "images" / "\x1b[31m\nerror: lost.jpg").write_bytes(b"<html>")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest has its own
-    settings = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
+    values = ("data.source=folder", f"data.root={tmp_path / 'images'}", "pipelines.decoder_memory=off")  # "auto" logs
+    settings = [word for value in values for word in ("--set", value)]
     assert run_cli("views", *settings, str(tmp_path / "views.png")) == 0
     warning = capsys.readouterr().err
     assert warning.count("\n") == 1
@@ -155,8 +156,9 @@ def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
 
     tiny_run.write_images(tmp_path / "images", count=2)
     monkeypatch.setattr(os, "fsync", full)
-    words = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
-    assert run_cli("views", *words, str(tmp_path / "views.png")) == 2
+    values = ("data.source=folder", f"data.root={tmp_path / 'images'}", "pipelines.decoder_memory=off")  # "auto" logs
+    settings = [word for value in values for word in ("--set", value)]
+    assert run_cli("views", *settings, str(tmp_path / "views.png")) == 2
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/views.png cannot be written: No space left on device. Make room, or name another place\n"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.samples.order import micro_batch_share
 from train.config.load import load_config
 from train.config.pretraining import Config
-from train.distributed.world import micro_batch_share
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "pretrain.slurm"
 STAND_INS = {

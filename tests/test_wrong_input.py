@@ -204,7 +204,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # Weights and runs.
     "no weights": (
         pretrain("encoder.weights={root}/no.pth"),
-        ["encoder.weights = '{root}/no.pth' is no file", "expected"],
+        ["encoder.weights = '{root}/no.pth' does not exist", "expected"],
     ),
     "unreadable weights": (
         pretrain("encoder.weights={root}/garbage.pth"),
@@ -221,11 +221,11 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "run folder in use": (pretrain(out="{root}/run"), ["{root}/run holds a run already", "--resume auto", "run.out="]),
     "folder of something else": (
         pretrain(out="{root}/notes"),
-        ["{root}/notes holds files that are no run's", "run.out="],
+        ["{root}/notes holds files, but not a run", "run.out="],
     ),
     "folder of somebody's own configuration": (
         pretrain(out="{root}/thesis", resume="auto"),
-        ["{root}/thesis holds files that are no run's", "run.out="],
+        ["{root}/thesis holds files, but not a run", "run.out="],
     ),
     "run.out is a file": (pretrain(out="{root}/a_file"), ["run.out = {root}/a_file is a file", "expected a folder"]),
     "run.out among the images": (
@@ -248,15 +248,15 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "torn checkpoint": (
         pretrain(out="{root}/torn", resume="auto"),
-        ["{root}/torn/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
+        ["{root}/torn/" + STEP + " and all others are damaged", "Restore one of them"],
     ),
     "empty checkpoint": (
         pretrain(out="{root}/emptied", resume="auto"),
-        ["{root}/emptied/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
+        ["{root}/emptied/" + STEP + " and all others are damaged", "Restore one of them"],
     ),
     "foreign checkpoint": (
         pretrain(out="{root}/foreign", resume="auto"),
-        ["{root}/foreign/" + STEP + " is no checkpoint, or a torn one", "restore one of them"],
+        ["{root}/foreign/" + STEP + " and all others are damaged", "Restore one of them"],
     ),
     "checkpoint of another model": (
         pretrain("projector.hidden=24", out="{root}/other_model", resume="auto"),
@@ -269,11 +269,11 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "key of pre-training": (
         finetune("projector.dim=8"),
-        ["unknown key projector", "it is one of 'pretrain', not of this command"],
+        ["unknown key projector", "it is a key of 'pretrain', not of this command"],
     ),
     "key of fine-tuning": (
         pretrain("pose.head=mlp"),
-        ["unknown key pose", "it is one of 'finetune', not of this command"],
+        ["unknown key pose", "it is a key of 'finetune', not of this command"],
     ),
     "unknown root keypoint": (finetune("pose.root=palm"), ["pose.root = 'palm'", "expected one of wrist"]),
     "images without labels": (
@@ -341,7 +341,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "export of nothing": (
         ["export", "{root}/nowhere", "{root}/e.pth"],
-        ["{root}/nowhere is no file and no folder", "expected the"],
+        ["{root}/nowhere does not exist", "expected the"],
     ),
     "export of a torn checkpoint": (
         ["export", "{root}/torn", "{root}/e.pth"],
@@ -353,7 +353,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/run/" + STEP + " is from pre-training", "python cli.py finetune --from {root}/run"],
     ),
     "ONNX of another ending": (["export", "{root}/run", "--onnx", "{root}/e.pth"], ["e.pth ends in .pth", ".onnx"]),
-    "report of no run": (["report", "{root}/empty"], ["{root}/empty is no run's folder", "pretrain or finetune"]),
+    "report of no run": (["report", "{root}/empty"], ["{root}/empty is not a run's folder", "pretrain or finetune"]),
     "report to another kind": (
         ["report", "{root}/run", "--out", "{root}/report.pdf"],
         ["report.pdf ends in .pdf", "expected .html"],

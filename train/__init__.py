@@ -1,4 +1,4 @@
-"""Trains pose encoders; for a loop of one's own: `ExactStep`, `Lars`, and ranks (`World`)."""
+"""Trains pose encoders. A user's own training loop can use `ExactStep`, `Lars` and `World` (the ranks)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports torch only for who asks for one of these: the commands import this package first."""
+    """Import torch only when one of these names is used, since every command imports this package."""
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -165,11 +165,11 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
 
     def state_dict(self) -> dict[str, Any]:
-        """Adds the best validation, and a note on the labels."""
+        """Add the best validation, and a note on the labels."""
         return {**super().state_dict(), "best": self.best, **self._labels.note}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores the best validation too."""
+        """Restore the best validation too."""
         super().load_state_dict(saved)
         if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
             raise TypeError(f"the best validation is {saved['best']!r}")

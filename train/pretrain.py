@@ -42,7 +42,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
     """Pre-training: encoder and projection head, LARS around Adam, the loss. Other arguments as `TrainingState`.
 
     Args:
-        index: the images, for the probe; without them there is none.
+        index: the images for the probe; None: no probe.
     """
 
     title = "pre-training"
@@ -109,7 +109,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         log.info(
             "%d images%s, %d steps per epoch, %s backend on %s, %s, %s",
             len(index),
-            f" ({whole} without a box: the whole image is used)" if whole else "",
+            f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
             loader.backend,
             self.world.device,
@@ -118,8 +118,8 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         )
         if index.sources:
             rows = rows_per_batch([source.weight for source in index.sources], self.config.train.batch)
-            parts = zip(rows, index.sources, strict=True)
-            log.info("of every batch: %s", ", ".join(f"{count} of {part.name} ({part.count})" for count, part in parts))
+            parts = [f"{count} of {part.name} ({part.count})" for count, part in zip(rows, index.sources, strict=True)]
+            log.info("rows of every batch: %s", ", ".join(parts))
 
     def draw(self, folder: RunFolder) -> None:
         """Draw the loss and the rank of the positive."""
@@ -143,7 +143,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return {"step": done, **self._probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Adds the number of ranks over which batch norm is taken."""
+        """Add the number of ranks over which batch norm is taken."""
         return {**super().state_dict(), "norm_ranks": self._norm_ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

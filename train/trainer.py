@@ -18,7 +18,7 @@ from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
@@ -26,7 +26,7 @@ from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import Together, together
-from train.distributed.world import World, described_world, joined, micro_batch_share
+from train.distributed.world import World, described_world, joined
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, load_checkpoint
@@ -60,7 +60,7 @@ class Task(TrainingState[N, R]):
         """Draw the run's curves; called in another thread after each checkpoint."""
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
-        """Validate if the last step requires it: the row for validation.jsonl, the same on all ranks; else None."""
+        """Validate, if due after this step. Returns the row for validation.jsonl, the same on all ranks, or None."""
 
 
 class Trainer:
@@ -147,7 +147,7 @@ class Trainer:
             raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
         for key in (*task.state_dict(), "images"):
             if key not in saved:
-                raise UserError(f"{path} is no checkpoint to go on from: it has no {key}. Use another one of this run.")
+                raise UserError(f"{path} cannot be resumed: it has no {key}. Use another one of this run.")
         if saved["images"] != images:
             before, now = (" + ".join(map(str, counts)) for counts in (saved["images"], images))
             raise UserError(

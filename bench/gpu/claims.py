@@ -25,8 +25,8 @@ class Claim:
 
     Attributes:
         what: the quantity measured.
-        found: with its unit.
-        wanted: with its unit.
+        found: the measured value, with its unit.
+        wanted: the value that is claimed, with its unit.
         holds: whether the claim holds; None without a claim, or where it cannot be checked.
     """
 
@@ -52,7 +52,7 @@ def looked_at(what: str, found: str) -> Claim:
 
 
 Findings = dict[str, Any]
-"""What a stage found: keys of its row, of which "claims" is a list of `Claim`."""
+"""The findings of a stage, as keys of its row. "claims" is a list of `Claim`."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Job:
         return load_config(Config, [CONFIGS / name for name in files], self.overrides(*overrides))
 
     def seconds(self, seconds: float) -> float:
-        """How long to measure."""
+        """The time for a measurement: `seconds`, or a fraction of a second in a dry run."""
         return 0.05 if self.tiny else seconds
 
     def step_settings(self, *, repeats: int = 2, repeat_s: float = 1.0, steps_per_sync: int = 4) -> StepSettings:
-        """How long to measure a step; nothing is measured for comparison."""
+        """How long to measure a step. Alternatives to the step are not measured."""
         return StepSettings(
             repeats=repeats,
             repeat_s=self.seconds(repeat_s),

@@ -1,4 +1,4 @@
-"""Stages that measure: the loader beside a step and other loaders, the step, and the memory of small cards."""
+"""Stages that measure the loader (against a step and other loaders), the step, and the memory on small cards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 def loader(job: Job, *, sources: str, repeats: int) -> Findings:
-    """The loader beside a step and other loaders, on sources of 224 pixels ("small") or 1280 x 720 ("large")."""
+    """Measure the loader, a step and other loaders, on images of 224 pixels ("small") or 1280 x 720 ("large")."""
     config = job.config("peclr_rn50.toml", "a100.toml")
     needed = cached_rate(config, job.step_settings())
     if sources == "large":
@@ -57,7 +57,7 @@ def loader(job: Job, *, sources: str, repeats: int) -> Findings:
 
 
 def loader_claims(row: dict[str, Any]) -> list[Claim]:
-    """Claims: the loader makes twice the images of a step, and three times those of OpenCV on the same cores."""
+    """Claims: the loader is twice as fast as a step, and three times as fast as OpenCV on the same cores."""
     counts = [int(count) for count in row["threads"]]
     threads = _THREADS if _THREADS in counts else max(counts)
     what = f"loader with {threads} threads, {row['sources']} sources, over what a ResNet-50 step takes"
@@ -69,7 +69,7 @@ def loader_claims(row: dict[str, Any]) -> list[Claim]:
 
 
 def step(job: Job, *, file: str, repeats: int) -> Findings:
-    """The step of a configuration at the batch of 2048, compiled and not."""
+    """Measure the step of a configuration with a batch of 2048, compiled and not compiled."""
     made: list[Claim] = []
     peak = matrix_peak(described_world().device, 256 if job.tiny else 8192)
     for compiled in (False,) if job.tiny else (False, True):
@@ -88,24 +88,24 @@ def step(job: Job, *, file: str, repeats: int) -> Findings:
 
 
 def step_claims(name: str, found: Row, peak_flop_per_s: float, waits: str | None) -> list[Claim]:
-    """Claims: loader and optimiser take almost no time of a step, and nothing in a step waits for the device."""
+    """Claims: loader and optimiser take almost none of a step's time, and nothing in a step waits for the device."""
     flop_per_s = found["model_flop_per_s"]
     achieved = f"{flop_per_s / 1e12:.1f} TFLOP/s, {flop_per_s / peak_flop_per_s:.1%} of its matrix peak"
     with_loader = 1 / (1 - found["loader_share"])
     return [
-        at_most(f"{name}: step with the loader over step with batches at hand", with_loader, 1.01),
-        at_most(f"{name}: of the time with the loader, waited", 100 * found["waited_share"], 1, "%"),
-        at_most(f"{name}: of the step, LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
-        Claim(f"{name}: waits for the device in a step", waits or "none", "none", waits is None)
+        at_most(f"{name}: step with the loader over step with batches in memory", with_loader, 1.01),
+        at_most(f"{name}: share of the time spent waiting for the loader", 100 * found["waited_share"], 1, "%"),
+        at_most(f"{name}: share of the step taken by LARS and Adam", 100 * found["optimizer_share"], 3, "%"),
+        Claim(f"{name}: operations of a step that wait for the device", waits or "none", "none", waits is None)
         if found["device"].startswith("cuda")
-        else looked_at(f"{name}: waits for the device in a step", "cannot be seen on a CPU"),
+        else looked_at(f"{name}: operations of a step that wait for the device", "cannot be seen on a CPU"),
         looked_at(f"{name}: step of {found['batch']}, recompute = {found['recompute']}", f"{found['step_s'][0]:.4f} s"),
         looked_at(f"{name}: model FLOP/s", achieved),
     ]
 
 
 def matrix_peak(device: torch.device, side: int) -> float:
-    """Measured FLOP/s of a product of two square bfloat16 matrices of normal numbers, an upper bound for the card."""
+    """Measure the FLOP/s of a product of two square bfloat16 matrices: an upper bound for this card."""
     from torch.utils.benchmark import Timer  # this import warns where there is no GPU
 
     first, second = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -157,11 +157,11 @@ def memory_claims(
     name = f"{encoder.removesuffix('.toml')} in {card_bytes / 1e9:.0f} GB"
     return [
         at_most(
-            f"{name}: largest memory on the device, loader running", (highest - before) / 1e9, card_bytes / 1e9, "GB"
+            f"{name}: largest memory on the device, with the loader", (highest - before) / 1e9, card_bytes / 1e9, "GB"
         )
         if on_gpu
         else looked_at(f"{name}: largest memory of the process, on a CPU", f"{highest / 1e9:.2f} GB"),
-        at_most(f"{name}: time of an image over that without the limit", large.mean / small.mean, 1.4),
+        at_most(f"{name}: time per image over that without the limit", large.mean / small.mean, 1.4),
     ]
 
 

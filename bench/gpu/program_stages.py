@@ -28,11 +28,11 @@ _RENDERING_S: Final = 60.0
 _TRAINING_S: Final = 300.0
 _FEW_POSES: Final = 200
 _MARGIN: Final = 1.1
-"""Share of the time that the steps take; `_TRAINING_S` has to be reached without the rest of a run."""
+"""Factor of the training time, so that the steps alone take at least `_TRAINING_S`."""
 
 
 def run_tests(job: Job) -> Findings:
-    """Run the tests marked `gpu` in a process of their own; a dry run only collects them."""
+    """Run the tests marked `gpu` in a separate process. A dry run only collects them."""
     found = job.out / "gpu-tests.xml"
     # Another version of torch or DALI than the locked one may warn; that is not tested here.
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", f"--junitxml={found}"]
@@ -109,8 +109,8 @@ def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, want
         at_least("real run: time of all steps", seconds, wanted_s, "s"),
         Claim("real run: stopped and resumed", f"after step {stopped_at} of {steps[-1]}", "before the end", whole),
         at_most("real run: last loss over first", rows[-1]["loss"] / rows[0]["loss"], 0.98),
-        at_most("real run: waited, median of the rows", 100 * statistics.median(r["wait_share"] for r in rows), 1, "%"),
-        looked_at("real run: median of the rows", f"{rate:.0f} images/s on {images} images"),
+        at_most("real run: waiting for data, median", 100 * statistics.median(r["wait_share"] for r in rows), 1, "%"),
+        looked_at("real run: rate, median", f"{rate:.0f} images/s on {images} images"),
     ]
 
 

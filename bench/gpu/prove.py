@@ -1,4 +1,4 @@
-"""`bench-gpu`: checks claims about a GPU in independent stages, each in a process of its own."""
+"""`bench-gpu`: checks claims about a GPU in independent stages, each in a separate process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prove(names: Sequence[str], job: Job) -> bool:
     dry run makes its own images first.
 
     Returns:
-        Whether no claim was found not to hold. In a dry run: whether every stage ended without an error.
+        Whether every claim that could be checked holds. In a dry run: whether every stage ended without an error.
     """
     if job.tiny:
         make_dataset(job.data, poses=24, seed=0, scenes=2)
@@ -66,7 +66,7 @@ def prove(names: Sequence[str], job: Job) -> bool:
 
 
 def prove_stage(name: str, stage: Callable[[Job], Findings], limit_s: float, job: Job) -> dict[str, Any]:
-    """Run one stage in a fresh process, so that DALI's memory is not counted for the next stage; returns its row."""
+    """Run one stage in a fresh process, so that its memory is not counted for the next stage. Returns its row."""
     click.echo(f"stage {name}", err=True)
     before, began = len(_rows(job)), time.perf_counter()
     process = multiprocessing.get_context(_START).Process(target=_run, args=(name, stage, job))
@@ -128,7 +128,7 @@ def _write(job: Job, name: str, began: float, found: Findings) -> None:
 
 def as_table(rows: Sequence[dict[str, Any]], *, dry: bool) -> Table:
     """A table with a line for each claim of each stage."""
-    title = "dry run at toy size: the figures mean nothing" if dry else rows[0]["machine"]["gpu"]
+    title = "dry run at toy size: its figures mean nothing" if dry else rows[0]["machine"]["gpu"]
     table = Table(title=title, box=SIMPLE_HEAD)
     for heading in ("stage", "s", "what", "found", "wanted", "holds"):
         table.add_column(heading, overflow="fold")

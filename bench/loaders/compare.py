@@ -68,7 +68,7 @@ def compare_loaders(
     require_sound(index)  # reading also fills the page cache, for all loaders alike
     paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
     if index.store is not None:
-        log.info("the data is packed: other loaders and passes from a cold cache need single files and are left out")
+        log.info("packed data: other loaders and passes from a cold cache are left out, since they need single files")
 
     def ours(config: Config) -> Start:
         return lambda: our_batches(index, config, settings.batch, device)

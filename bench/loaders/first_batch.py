@@ -21,8 +21,8 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
     """Read the index and make the first batch of this process.
 
     Returns:
-        A row of bench/results/. "index_s" is what the index took; "first_batch_s" is from building the loader to its
-        first batch; it includes work that a process does only once.
+        A row of bench/results/. "index_s": seconds to read the index. "first_batch_s": seconds from building the loader
+        to its first batch, including the work that a process does only once.
     """
     known = load_enough(config, settings)
     if known.store is None:
@@ -54,7 +54,7 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
 
 
 def summary(row: Mapping[str, Any]) -> str:
-    """One sentence."""
+    """The row in one sentence."""
     return (
         f"index of {row['images']} images: {row['index_s']:.2f} s; first batch of {row['settings']['batch']}: "
         f"{row['first_batch_s']:.2f} s more"

@@ -1,4 +1,4 @@
-"""Makes large frames, as of a video, in which a hand is small, with its box: for benchmarks of large sources."""
+"""Makes large frames, like those of a video, with one small hand and its box, for benchmarks of large images."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
 def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:
     """Write JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
 
-    Each frame is a mosaic of enlarged pictures of hands, as texture. One more picture lies on it, enlarged so that its
-    hand's box is 250 pixels wide.
+    The background is a mosaic of enlarged pictures of hands. One more picture lies on it, enlarged so that the box of
+    its hand is 250 pixels wide.
 
     Raises:
         UserError: there is no picture, or one cannot be read.

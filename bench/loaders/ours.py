@@ -27,10 +27,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings(Rounds):
-    """How long to measure, and on what.
+    """Settings of a measurement of loaders.
 
     Attributes:
-        cores: every loader may use so many.
+        cores: number of cores that each loader may use.
         batch: images in a batch.
         peers: whether to measure other loaders too.
         only_peers: names of the other loaders to measure; empty: all that are installed.
@@ -46,7 +46,7 @@ class LoaderSettings(Rounds):
 
 
 def make_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
-    """Our loader as configured, for one rank; endless."""
+    """Our loader as configured, for one rank. It does not end."""
     prepare_process(config.pipelines, device)
     schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
     return Loader(index, schedule, config.pipelines, config.augmentation, device=device)
@@ -73,7 +73,7 @@ def load_enough(config: Config, settings: LoaderSettings) -> Index:
     index = load_index(config.data)
     require_images(len(index), settings.batch, index.root)
     if settings.cores > available_cores():
-        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}")
+        raise UserError(f"--cores {settings.cores}: this process may use {available_cores()}. Give a smaller number.")
     return index
 
 

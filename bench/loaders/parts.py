@@ -40,7 +40,7 @@ class Part:
         name: short name, for a table.
         description: what it does.
         start: makes an endless iterator over numbers of images done.
-        views: views made of an image.
+        views: number of views that it makes from an image.
         as_configured: False for a part with another setting than the configured one.
     """
 
@@ -67,7 +67,7 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
     found = [
-        part("read only", "files read, checked and queued, from the page cache; draws made", _read),
+        part("read only", "files read from the page cache, checked and queued; views planned", _read),
         part("decode only", what, _decode),
     ]
     for load in _ENGINE_LOADS if graph.device == "gpu" else ():
@@ -76,15 +76,15 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
         found.append(replace(one, as_configured=False))
     if backend == "opencv":
         found += [
-            part("geometry only", "decoded images to both views, colours as they are", _views, plain),
-            part("views only", "decoded images to both views, colours and all", _views),
+            part("geometry only", "decoded images to both views, without colour jitter", _views, plain),
+            part("views only", "decoded images to both views, with colour jitter", _views),
         ]
     else:
         found += [
-            part("decode + geometry", "the graph, colours as they are, from bytes in memory", _graph, plain),
+            part("decode + geometry", "the graph without colour jitter, from bytes in memory", _graph, plain),
             part("decode + views", "the graph, from bytes in memory", _graph),
         ]
-    what = "ready views copied into a batch, and taken on the device"
+    what = "finished views copied into a batch and moved to the device"
     return [*found, part("hand-over only", what, partial(_hand_over, device=device))]
 
 
@@ -133,7 +133,7 @@ def _views(loader: Loader) -> Generator[int]:
 
 
 def _write(loader: Loader, rendered: Iterable[tuple[Outputs, Chunk]]) -> Generator[int]:
-    """Write what DALI made of each chunk into a batch."""
+    """Write DALI's outputs for each chunk into a batch."""
     views = loader.empty_batch(0).views
     for outputs, chunk in rendered:
         loader.renderer.write(outputs, chunk.request.plan, [view.rows(0, len(chunk.positions)) for view in views])()

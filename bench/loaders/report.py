@@ -65,7 +65,7 @@ def save_plot(row: Row, out: Path) -> None:
     for place, (mean, error) in enumerate(zip(means, errors, strict=True)):
         axes.text(mean + error, place, f"  {mean:.0f}", va="center", fontsize=8)
     if row["step_images_per_s"] is not None:
-        axes.axvline(row["step_images_per_s"], color="#b03a2e", linestyle="--", label="what a training step takes")
+        axes.axvline(row["step_images_per_s"], color="#b03a2e", linestyle="--", label="rate of a training step")
         axes.legend(loc="lower right", frameon=False)
     axes.set_xscale("log")
     axes.set_xlim(right=max(means) * 2)
@@ -87,7 +87,7 @@ def find_row(place: str) -> Row:
     file, wanted = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), 0)
     rows = [row for row in read_rows(file) if row.get("bench") == "loader" and "machine" in row]
     if not 0 <= wanted <= len(rows) or not rows:
-        raise UserError(f"--compare {place}: {file} holds {len(rows)} rows of bench-loader")
+        raise UserError(f"--compare {place}: {file} holds {len(rows)} rows of bench-loader. Name one of its rows.")
     return rows[wanted - 1]
 
 

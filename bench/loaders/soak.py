@@ -18,7 +18,7 @@ SETTLED_AFTER_S = 60.0
 """Seconds until the memory should have settled; half of the soak if that is shorter."""
 
 MEMORY_MAY_GROW = 0.02
-"""Share of the settled memory."""
+"""Largest growth, as a share of the settled memory."""
 
 _LAG_S = 3.0
 """Seconds for which the first batch is held. Meanwhile the loader works ahead as far as it can and takes all the memory
@@ -71,7 +71,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
 def judge(settled: Sequence[float], end: Sequence[float]) -> dict[str, Any]:
     """Whether memory grew by at most `MEMORY_MAY_GROW`, and the number of open files did not grow.
 
-    Both hold seconds, MiB and open files.
+    `settled` and `end` hold seconds, MiB and the number of open files.
     """
     growth = float(end[1] / settled[1] - 1)
     return {
@@ -83,7 +83,7 @@ def judge(settled: Sequence[float], end: Sequence[float]) -> dict[str, Any]:
 
 
 def summary(row: Mapping[str, Any]) -> str:
-    """One sentence."""
+    """The row in one sentence."""
     (at_s, before_mib, before_files), (_, mib, files) = row["settled"], row["end"]
     what = (
         f"{row['seconds'] / 60:.0f} minutes, {row['images']} images: memory {before_mib:.0f} MiB after {at_s:.0f} s "

@@ -1,4 +1,4 @@
-"""States in one sentence whether training is loader-bound, and by what."""
+"""States in one sentence whether training is loader-bound, and which resource is the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY: Final[Mapping[Cost, str]] = {
 
 
 class PageCache(NamedTuple):
-    """Rates of a pass over all files, in the page cache or dropped from it, start-up included, in images/s."""
+    """Images/s of a pass over all files, start-up included, with the files in the page cache or dropped from it."""
 
     warm: Interval
     cold: Interval
@@ -51,20 +51,20 @@ def verdict(
 ) -> str:
     """One sentence: whether training is loader-bound, the limiting resource, what to change.
 
-    `ours` is our loader on so many `cores`, `parts` its parts, each alone, and `step` the training step on batches in
-    memory.
+    `ours` is the rate of our loader on `cores` cores. `parts` are the rates of its parts, each measured alone. `step`
+    is the rate of the training step on batches in memory.
     """
     limit = _limit(ours, cores, parts, cache)
     made = f"the loader makes {ours.mean:.0f} images/s"
     if step is None:
-        return f"{made[0].upper()}{made[1:]}; {limit}. Whether training waits, --step tells."
+        return f"{made[0].upper()}{made[1:]}; {limit}. With --step, the verdict says whether training waits."
     if ours.interval[0] >= step.interval[1]:
         return (
-            f"Training is not loader-bound: with batches at hand a step takes {step.mean:.0f} images/s, and {made}, "
-            f"{ours.mean / step.mean:.1f} times that; a faster model or GPU is what would speed it up."
+            f"Training is not loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made},  "
+            f"{ours.mean / step.mean:.1f} times that; only a faster model or GPU would speed it up."
         )
     return (
-        f"Training is loader-bound: with batches at hand a step takes {step.mean:.0f} images/s, and {made}, "
+        f"Training is loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made},  "
         f"{ours.mean / step.mean:.2f} of that; {limit}."
     )
 
@@ -73,7 +73,7 @@ def _limit(ours: Rate, cores: int, parts: Mapping[str, Rate], cache: PageCache |
     # Slower by a factor, the intervals not overlapping.
     if cache is not None and cache.cold.high < cache.warm.low and cache.cold.mean < 0.5 * cache.warm.mean:
         return (
-            f"from a cold page cache it is storage that limits ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "
+            f"from a cold page cache, storage limits it ({cache.cold.mean:.0f} against {cache.warm.mean:.0f} "
             f"images/s, {cache.cold.mean * cache.bytes_per_image / 2**20:.0f} MiB/s): change to a local or faster "
             f"disk, or to packed shards"
         )

@@ -1,7 +1,7 @@
 """`bench-scale`: measures exchanges and step on the ranks of a run, and projects to more nodes (docs/cluster.md).
 
-In the model of the step nothing overlaps: the micro-batches one after the other, the exchange of the embeddings and of
-their gradient, and one sum of the weights' gradients.
+In the model of a step nothing overlaps. A step is: all micro-batches, one after the other; the exchange of the
+embeddings and of their gradient; one sum of the weights' gradients.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from bench.training.step import wait_for, with_train
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
+from pipelines.samples.order import micro_batch_share
 from train.config.pretraining import Config
-from train.distributed.world import World, described_world, joined, micro_batch_share
+from train.distributed.world import World, described_world, joined
 from train.pretrain import Pretraining
 from train.trainer import set_threads
 
@@ -118,8 +119,8 @@ class ScalingTimes:
     Attributes:
         ranks: number of ranks.
         sums: (bytes, seconds) of each sum over all ranks; empty with one rank.
-        micro_batch_s: see `Cluster`, from two sizes of share.
-        fixed_s: see `Cluster`; without the exchanges.
+        micro_batch_s: as in `Cluster`, from steps of two sizes.
+        fixed_s: as in `Cluster`, without the exchanges.
         step_s: time of the whole step, exchanges included.
         load: the system's load average over the minute before the measurement.
     """

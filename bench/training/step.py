@@ -1,4 +1,4 @@
-"""`bench-train`: times a step on batches in memory and with the loader, and measures what the exact batch costs."""
+"""`bench-train`: times a step on batches in memory and with the loader, and measures the cost of the exact batch."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ _CACHED: Final = 2
 """Batches in memory that are used in turn."""
 
 _SHARE_OF_FREE_MEMORY: Final = 0.7
-"""Largest graph of a whole batch for which the plain step is tried: on a CPU, running out of memory kills the
-process."""
+"""Share of the free memory that the graph of a whole batch may take, so that the plain step is tried.
+
+On a CPU, running out of memory kills the process.
+"""
 
 _SETTLING_STEPS: Final = 2
 """First steps of a round with the loader that are not timed: their batches were made before the round."""
@@ -112,7 +114,8 @@ def figures_of(rates: Mapping[str, Rate], batch: int, flop_per_image: float) -> 
     """Figures derived from the rates of several ways to step.
 
     "step_s" is the cached step's mean and interval. "optimizer_share" is the optimiser's share of it. "loader_share" is
-    the share of the time with the loader that a cached step does not need: waiting, and on a CPU sharing the cores.
+    the share of a loaded step's time that a cached step does not need: it waits for data, and on a CPU it shares the
+    cores with the loader.
 
     Args:
         rates: images/s of steps on batches in memory ("cached"), on batches of the loader ("loaded"), cached without
@@ -163,8 +166,8 @@ class StepBench:
         "images_per_s" holds the rates that `figures_of` reads and, with `comparisons`, three more:
 
         - "recomputed": cached, with recompute = "always".
-        - "averaged": cached, with the mean of the micro-batches' own losses as in the authors' code: another function,
-          with fewer negatives.
+        - "averaged": cached, with the mean of the losses of the micro-batches, as in the authors' code. This is another
+          loss, with fewer negatives.
         - "plain": cached, on the whole batch at once, without micro-batches; only if it fits into memory.
 
         "waited_share" is the share of the time with the loader in which the device waited for a batch.
@@ -255,7 +258,7 @@ class StepBench:
         return exact
 
     def _averaged(self, batch: Batch) -> None:
-        """The mean of the losses of small batches: gradient accumulation as it is usually written."""
+        """Backward passes of the losses of small batches, as in the usual gradient accumulation."""
         train, exact = self._config.train, self.state.exact
         self.state.network.zero_grad()
         count = train.batch // train.micro_batch
@@ -264,7 +267,7 @@ class StepBench:
             self.state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _with_gradient(self, gradient: Callable[[Batch], object]) -> Callable[[Batch], object]:
-        """The whole step with another gradient."""
+        """The optimiser step with another function for the gradient."""
         state = copy.copy(self.state)
         state.gradient = gradient  # type: ignore[method-assign,assignment]
         return state.step

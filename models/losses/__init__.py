@@ -1,4 +1,4 @@
-"""The losses of pre-training, by name: a file each."""
+"""The losses of pre-training by name. Each loss has its own file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from models.losses.nt_xent import NTXent
 from models.losses.vicreg import VICReg
 
 LOSSES: dict[str, type[Loss]] = {"nt_xent": NTXent, "vicreg": VICReg}
-"""What `loss.name` may be. Entries may be added before a configuration is read."""
+"""Value of `loss.name` -> class of the loss. Entries may be added before a configuration is read."""
 
 
 def build_loss(table: Any) -> Loss:
-    """The loss that a table [loss] describes; one that is a loss already stays.
+    """Build the loss that a table [loss] describes. If `table` is a loss already, it is returned.
 
     Raises:
-        ValidationError: of pydantic, if there is no loss of that name, or it does not take the table's keys.
+        ValidationError: (pydantic) there is no loss of that name, or it does not have the table's keys.
     """
     if isinstance(table, Loss):
         return table

@@ -1,4 +1,4 @@
-"""What a loss of pre-training is."""
+"""The base class of the losses of pre-training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Loss(ABC):
     `models.losses` imports torch inside functions only: a configuration is read before torch is imported.
 
     Attributes:
-        title: of its curve.
+        title: title of the loss's curve.
     """
 
     title: ClassVar[str] = "loss"
@@ -33,24 +33,24 @@ class Loss(ABC):
         """
 
     def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
-        """Figures for metrics.jsonl, scalars of the same embeddings; none by default."""
+        """Further figures for metrics.jsonl: scalars of the same embeddings. By default there are none."""
         return {}
 
     def chance(self, samples: int) -> tuple[float, str] | None:
-        """The loss of a batch of N = `samples` where all views look alike, and its formula; None if it has none."""
+        """The loss of N = `samples` samples whose embeddings are all equal, and its formula; None if not defined."""
         return None
 
 
 class AnchorLoss(Loss):
     """A loss that is a sum over anchors, each against all embeddings.
 
-    Every rank takes the anchors of its own samples, and the gradients are summed over ranks. Of any other loss each
-    rank computes the whole.
+    Every rank takes the anchors of its own samples, and the gradients are summed over ranks. Any other loss is computed
+    completely on every rank.
     """
 
     @abstractmethod
     def share(self, embeddings: Tensor, rows: range) -> Tensor:
-        """What the anchors of some samples add to the loss.
+        """The contribution of some samples' anchors to the loss.
 
         Args:
             embeddings: (V, N, D), of all samples.
@@ -66,7 +66,7 @@ class AnchorLoss(Loss):
 
 
 def require_pairs(embeddings: Tensor, *, least: int = 1) -> None:
-    """Embeddings that are not (2, N, D) with N at least `least` are a ValueError."""
+    """Raise a `ValueError` unless the embeddings are (2, N, D) with N at least `least`."""
     if embeddings.ndim != 3 or embeddings.shape[0] != 2 or embeddings.shape[1] < least:
         shape = tuple(embeddings.shape)
         raise ValueError(f"embeddings have shape {shape}, expected (2, N, D) with N at least {least}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TILE_ELEMENTS = 2**24
-"""Similarities in memory at once: 64 MiB in float32. The whole matrix has (2n)(2N) of them."""
+"""Largest number of similarities in memory at once: 64 MiB in float32. The whole matrix has (2n)(2N) of them."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -68,7 +68,7 @@ class NTXent(AnchorLoss):
 
 @cache  # torch is not imported before the first call
 def _cross_entropy() -> type[torch.autograd.Function]:
-    """Summed cross entropy of some anchors, of which the backward pass keeps the gradient alone."""
+    """Summed cross entropy of some anchors. Only the gradient is kept for the backward pass."""
     import torch
     from torch.autograd.function import once_differentiable
 
@@ -92,8 +92,8 @@ def _cross_entropy() -> type[torch.autograd.Function]:
 def _in_tiles(unit: Tensor, rows: range, temperature: float, *, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
     """Summed cross entropy of some anchors' rows of the similarity matrix, and its gradient, a strip of rows at a time.
 
-    A row of softmax needs no other row, so that one pass gives both the loss and its gradient, and nothing of a strip
-    is kept: neither for backward nor until the next one.
+    A row of the softmax needs no other row. So one pass gives the loss and its gradient, and the memory of a strip is
+    free again before the next strip.
     """
     import torch
 

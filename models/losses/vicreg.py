@@ -23,7 +23,7 @@ class VICReg(Loss):
     Attributes:
         name: "vicreg".
         invariance: weight of the mean squared distance of the two views of a sample (eq. 5).
-        variance: weight of what the deviation of a coordinate lacks of `gamma` (eq. 1 and 2), a mean over coordinates.
+        variance: weight of max(0, `gamma` - deviation of a coordinate) (eq. 1 and 2), a mean over coordinates.
         covariance: weight of the squared covariances of different coordinates (eq. 3 and 4), their sum over D.
         gamma: the deviation that every coordinate should have.
         eps: added to the variance before its root.

@@ -34,7 +34,7 @@ _OTHER_KINDS: Final = (
 
 
 def check_image(data: bytes | npt.NDArray[np.uint8]) -> ImageFile:
-    """Check that a file is a JPEG, PNG or WebP of whole structure, which DALI's decoder can read.
+    """Check that a file is a JPEG, PNG or WebP with a complete structure, which DALI's decoder can read.
 
     The kind is read from the bytes of the whole file, not from its name. Bytes after the image's end are tolerated.
 
@@ -72,5 +72,5 @@ def _kind_of(data: bytes) -> str:
     if not any(start):
         return "zero bytes"
     if start.startswith(b"\xff\xd8") or start.startswith(PNG_START[:4]):
-        return f"an image's first bytes, then damage (file of {len(data)} bytes)"
+        return f"damaged after the first bytes of an image (file of {len(data)} bytes)"
     return "bytes of an unknown kind"

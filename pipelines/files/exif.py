@@ -24,7 +24,7 @@ _UPRIGHT = np.array([
     [[1, 0], [0, 1]], [[-1, 0], [0, 1]], [[-1, 0], [0, -1]], [[1, 0], [0, -1]],
     [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[0, -1], [-1, 0]], [[0, 1], [-1, 0]],
 ])  # fmt: skip
-"""For orientations 1 to 8: matrix from directions (x, y) in the stored image to those in the upright one."""
+"""For orientations 1 to 8: matrix that turns directions (x, y) of the stored image into those of the upright image."""
 
 
 @cached(numba.njit, nogil=True)
@@ -67,7 +67,7 @@ def _number(data: Any, at: int, count: int, little: bool) -> Any:
 
 
 def upright_size_px(size_px: IntArray, orientation: IntArray) -> IntArray:
-    """(N, 2) heights and widths of upright images, from those of the stored ones and their orientations (N,)."""
+    """(N, 2) heights and widths of upright images, from (N, 2) of the stored images and their orientations (N,)."""
     return np.asarray(np.where(orientation[:, None] > 4, size_px[:, ::-1], size_px))
 
 

@@ -11,7 +11,7 @@ MAX_PIXELS: Final = 100_000_000
 """Largest number of pixels of an image: 300 MB of RGB. A header with more is damaged or an attack."""
 
 MAX_FILE_BYTES: Final = 2**28
-"""Largest file that is read; an image of so many pixels is rarely larger."""
+"""Largest file that is read. A file with `MAX_PIXELS` pixels is rarely larger."""
 
 MIN_PIXELS: Final = 4
 """Smallest number of pixels of an image, since the CPU's kernel reads eight bytes at once."""
@@ -28,7 +28,7 @@ class ImageFile(NamedTuple):
     """(bytes,) of the file; of a PNG or WebP, without metadata."""
 
     size_px: tuple[int, int]
-    """Height and width as stored; `exif.upright_size_px` gives those of the upright image."""
+    """Height and width as stored. `exif.upright_size_px` computes the size of the upright image."""
 
     orientation: int = 1
     """Exif's orientation: 1 is upright, 2 to 8 are rotated or mirrored."""
@@ -53,4 +53,4 @@ def require_pixels(kind: str, width: int, height: int) -> int:
 
 def size_reason(kind: str, width: object, height: object) -> str:
     """The reason why an image of this size is not read."""
-    return f"{kind} header says {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read"
+    return f"{kind} header says {width} x {height} pixels; only images of {MIN_PIXELS} to {MAX_PIXELS} pixels are read"

@@ -25,7 +25,7 @@ _crc = struct.Struct(">I").unpack_from
 
 
 def check_png(data: bytes) -> ImageFile:
-    """A PNG that is whole in its structure.
+    """Check that a PNG's structure is complete.
 
     Raises:
         BadImage: it is not.
@@ -41,12 +41,12 @@ def check_png(data: bytes) -> ImageFile:
         length, kind = _chunk(data, at)
         end = at + 8 + length
         if end + 4 > size:
-            raise BadImage(f"PNG chunk at byte {at} of length {length} in a file of {size} bytes")
+            raise BadImage(f"PNG chunk at byte {at} has {length} bytes, more than the rest of the file ({size} bytes)")
         if zlib.crc32(memoryview(data)[at + 4 : end]) != _crc(data, end)[0]:
             raise BadImage(f"PNG chunk at byte {at} is damaged (wrong checksum)")
         if kind == b"IHDR":
             if raw_bytes or length != 13:
-                raise BadImage(f"PNG header of {length} bytes at byte {at}")
+                raise BadImage(f"PNG header at byte {at} has {length} bytes, or is the second one")
             raw_bytes = _png_raw_bytes(data, at + 8)
         elif not raw_bytes:
             raise BadImage("PNG does not begin with its header")
@@ -60,7 +60,7 @@ def check_png(data: bytes) -> ImageFile:
     if not coded_bytes:
         raise BadImage("PNG without image data")
     if raw_bytes > _PNG_BYTES_PER_BYTE * coded_bytes:
-        raise BadImage(f"PNG header of {raw_bytes} bytes of pixels over only {coded_bytes} bytes of image data")
+        raise BadImage(f"PNG header says {raw_bytes} bytes of pixels, but the image data has only {coded_bytes} bytes")
     width, height = _header(data, len(PNG_START) + 8)[:2]
     return ImageFile(np.frombuffer(b"".join(kept), np.uint8), (height, width), orientation or 1)
 
@@ -68,5 +68,5 @@ def check_png(data: bytes) -> ImageFile:
 def _png_raw_bytes(data: bytes, at: int) -> int:
     width, height, depth, colour, compression, filtering, interlace = _header(data, at)
     if depth not in _PNG_DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
-        raise BadImage(f"PNG header of unknown values: depth {depth}, colour type {colour}, interlace {interlace}")
+        raise BadImage(f"PNG header has unknown values: depth {depth}, colour type {colour}, interlace {interlace}")
     return require_pixels("PNG", width, height) * depth * _PNG_CHANNELS[colour] // 8 or 1

@@ -20,10 +20,10 @@ _read: Any = types.ExternalFunction("read", types.intp(types.int32, types.intp, 
 _close: Any = types.ExternalFunction("close", types.int32(types.int32))
 
 _HOW = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""Opens without waiting: a pipe without a writer would block."""
+"""Flags to open a file without waiting: a pipe without a writer would block."""
 
 _USUAL_BYTES = 2**15
-"""Initial room for each file; pages that are not written cost nothing."""
+"""Initial buffer for each file, in bytes. Memory pages that are not written cost nothing."""
 
 
 def read_sound_jpegs(paths: Sequence[str]) -> list[ImageFile | None]:
@@ -56,7 +56,7 @@ def _read_into(memory: Any, names: Any, name_starts: Any, found: Any) -> int:
 
     Args:
         names: file names, each ended by a zero.
-        name_starts: where the name of each begins.
+        name_starts: (N,) place in `names` where each file's name begins.
         found: (N, 5) written to: start and end of each file in `memory`, orientation, height and width. The end equals
             the start if the file is not a sound JPEG.
 

@@ -17,14 +17,14 @@ _riff_chunk = struct.Struct("<4sI").unpack_from
 
 
 def check_webp(data: bytes) -> ImageFile:
-    """A still image in one chunk, lossy or lossless, alone or in the extended form with a canvas of its size.
+    """Check that a WebP has one still image in one chunk, lossy or lossless. A canvas must have the image's size.
 
     Raises:
         BadImage: it is anything else.
     """
     size, end = len(data), 8 + _riff_chunk(data, 0)[1]
     if end > size or end % 2:
-        raise BadImage(f"WebP of {end} bytes in a file of {size} bytes")
+        raise BadImage(f"WebP header says {end} bytes, but the file has {size} bytes")
     at, canvas, image, orientation = 12, None, None, 0
     kept = []
     while at < end:
@@ -33,10 +33,10 @@ def check_webp(data: bytes) -> ImageFile:
         kind, length = _riff_chunk(data, at)
         body, after = at + 8, at + 8 + length + length % 2
         if after > end:
-            raise BadImage(f"WebP chunk at byte {at} of length {length} in a file of {size} bytes")
+            raise BadImage(f"WebP chunk at byte {at} has {length} bytes, more than the rest of the file ({size} bytes)")
         if kind == b"VP8X":
             if at != 12 or length != 10:
-                raise BadImage(f"WebP canvas of {length} bytes at byte {at}")
+                raise BadImage(f"WebP canvas at byte {at} has {length} bytes; expected 10 bytes at byte 12")
             if data[body] & _WEBP_ANIMATED:
                 raise BadImage("animated WebP is not read")
             canvas = tuple(int.from_bytes(data[body + at : body + at + 3], "little") + 1 for at in (4, 7))

@@ -92,7 +92,7 @@ def make_renderer(backend: Literal["dali", "opencv"], graph: GraphConfig, augmen
 
 
 class DaliViews:
-    """Backend "dali": the graph has made the views; they are copied into the training batch."""
+    """Backend "dali": the DALI graph makes the views, and they are copied into the training batch."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation
@@ -126,7 +126,7 @@ class DaliViews:
 
 
 class FastViews:
-    """Backend "opencv": DALI has decoded; a pool of threads makes the views in place."""
+    """Backend "opencv": DALI decodes, and a pool of threads writes the views into the training batch."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation

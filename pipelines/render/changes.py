@@ -18,7 +18,7 @@ _AT_ONCE = 64
 """Views that are changed together."""
 
 _IN_LOOPS = frozenset({"cpu"})
-"""Devices whose views are changed in loops. Tests empty it, and hold the arithmetic of a GPU to the oracle."""
+"""Devices whose views are changed by compiled loops. Tests empty this set to compare the GPU's code with the oracle."""
 
 for _helper in {helper for change in CHANGES.values() for helper in change.helpers}:
     register_jitable(_helper)
@@ -29,13 +29,13 @@ _LOOPS = {column: _compiled(change.loop) for column, change in CHANGES.items()}
 def change_appearance(
     views: Tensor, draws: FloatArray, appearance: AppearanceConfig, share: slice = slice(None)
 ) -> None:
-    """Augment those of N views, in place, that the draws name.
+    """Apply to N views, in place, the augmentations that the draws switch on.
 
     Args:
         views: (N, S, S, 3) uint8, contiguous.
         draws: (N, COLUMNS) table of draws.
-        appearance: which augmentations.
-        share: which of the views to look at.
+        appearance: configuration of the augmentations.
+        share: the views to change.
     """
     if not appearance.active:
         return

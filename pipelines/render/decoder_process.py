@@ -48,7 +48,7 @@ class DaliDecoder:
         self._many, self._one = (self._pipeline(config, batch) for batch in (config.batch, 1))
 
     def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
-        """Which of at most `config.batch` files decode."""
+        """For each of at most `config.batch` files, whether it decodes."""
         if self._decodes(self._many, encoded):
             return [True] * len(encoded)
         # DALI names the file only in the text of its message.

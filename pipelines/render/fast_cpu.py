@@ -71,7 +71,7 @@ def start_views(
     Args:
         threads: how many of the pool's threads share the work.
         images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes in the plan.
-        outs: per view (N, S, S, 3) uint8, contiguous, written to.
+        outs: outputs; for each view (N, S, S, 3) uint8, contiguous.
 
     Returns:
         Futures. Wait for them before the views are read and before `images` is freed.

@@ -205,8 +205,8 @@ def make_views(
         view_to_source: (V, N, 6) row-major 2 x 3 matrices from view pixels to pixels of the halved and padded image,
             the centre of the first pixel being 0, 0 in both.
         jitter: whether to apply `colours`.
-        colours: (V, N, 4) factors of hue and saturation, factor of the value and what is added to it, in 8-bit units.
-        fill: grey of what lies outside.
+        colours: (V, N, 4) factors of hue, saturation and value, and the number added to the value, in 8-bit units.
+        fill: grey value outside the image.
         edge: repeat the border outside instead of `fill`.
         side: S, side of a view in pixels, at least 2.
         out_addresses: (V,) of each view's (N, S, S, 3) uint8 pixels.

@@ -15,7 +15,7 @@ Encoded = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Request:
-    """N samples.
+    """The files and the plan of N samples.
 
     Attributes:
         encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8.

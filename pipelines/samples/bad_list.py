@@ -57,9 +57,9 @@ def _read_paths(file: Path) -> list[str]:
             f"data.bad_list = {str(file)!r}: {error.strerror}; 'python cli.py check-data' makes it."
         ) from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"{file}: torn, or no list of bad files. Make it again with 'check-data'.") from error
+        raise UserError(f"{file}: damaged, or not a list of bad files. Make it again with 'check-data'.") from error
     if len(paths) != expected:
-        raise UserError(f"{file}: torn, {len(paths)} files of {expected}. Make it again with 'check-data'.")
+        raise UserError(f"{file}: incomplete, with {len(paths)} of {expected} files. Make it again with 'check-data'.")
     return paths
 
 
@@ -73,7 +73,7 @@ def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 
 def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """The same for shards, found by bisection: their names are sorted, and reading all of them takes too long."""
+    """As `_rows_of_paths`, for shards. Their names are sorted, so bisection reads only a few of them."""
     rows = []
     for path in listed:
         row = bisect_left(index.paths, path)
@@ -85,5 +85,5 @@ def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 def _unknown(index: Index, path: str, file: Path) -> UserError:
     return UserError(
-        f"{file}: {index.root} has no {path!r}: the list is of other data. Make it again with 'check-data'."
+        f"{file}: {index.root} has no {path!r}: the list is of another dataset. Make it again with 'check-data'."
     )

@@ -16,7 +16,7 @@ from pipelines.samples.index import Index
 _LOOKED_AT: Final = 32
 
 _CHUNK_BYTES: Final = 2**28
-"""Largest number of decoded pixels in a DALI batch, of which a few are in memory at once."""
+"""Largest size of a DALI batch's decoded images, in bytes. A few batches are in memory at once."""
 
 _MOST: Final = 256
 """Largest number of samples in a DALI batch; more are not faster."""

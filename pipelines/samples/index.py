@@ -38,7 +38,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """One of several sources in an index: `count` rows after those of the sources before it.
+    """One source of a joined index. Its `count` rows follow those of the previous source.
 
     Attributes:
         weight: its share of a batch is this weight over the sum of all weights.
@@ -68,7 +68,7 @@ class Index:
         mirror: (N,) bool, the samples whose canonical view is the box seen in a mirror, left for right, so that left
             hands look like right ones; None mirrors none. The mirror is part of `source_to_view_px` and not of the
             augmentation, so keypoints are mirrored too and the loss does not undo it. Boxes, keypoints and targets of
-            the index are those of the image before the mirror.
+            the index belong to the image before mirroring.
         group: (N,) int64 or None; samples of the same pose or moment share a number, so that subsets keep them
             together. None: each sample is its own group.
         targets: further float32 arrays with N rows, by name, as far as the dataset has them:
@@ -123,7 +123,7 @@ class Index:
     def select(self, rows: npt.NDArray[np.int64]) -> Index:
         """The index of the samples at `rows`, in this order. The index must have a single source."""
         if self.sources:
-            raise ValueError(f"{self.name}: rows are selected of each source before they are joined")
+            raise ValueError(f"{self.name}: select rows of each source before the sources are joined")
         store = self.store
         arrays: dict[str, Any] = {name: None if table is None else table[rows] for name, table in self._arrays.items()}
         return replace(
@@ -166,7 +166,7 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         if found.st_size > MAX_FILE_BYTES:
-            raise OSError(f"{found.st_size >> 20} MiB; up to {MAX_FILE_BYTES >> 20} are read")
+            raise OSError(f"{found.st_size >> 20} MiB; only files of up to {MAX_FILE_BYTES >> 20} MiB are read")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
             return file.read()
     finally:

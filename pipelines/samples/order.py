@@ -46,11 +46,11 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
 
 
 class EpochOrder:
-    """Every epoch a new shuffle of the same `count` samples; an epoch visits the first `length` of it.
+    """Every epoch is a new shuffle of the same `count` samples, and visits the first `length` of the shuffle.
 
     Args:
         length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
-        rows: (length,) what every epoch visits, in this order; None shuffles.
+        rows: (length,) rows that every epoch visits in this order; None: shuffle.
         blocks: shuffle only within windows of these blocks.
     """
 
@@ -78,7 +78,7 @@ class EpochOrder:
 
 
 class MixtureOrder:
-    """Several sources. Each has a fixed number of rows in every batch, and is shuffled in laps of its own.
+    """The order of several sources. Each source has a fixed number of rows in every batch and its own laps.
 
     A lap is one pass over a source in a new shuffle. Laps do not end with batches or epochs: a small source has many
     laps in an epoch, a large one may not finish its first. The rows of a source are spread evenly over a batch, so that
@@ -88,7 +88,7 @@ class MixtureOrder:
         counts: samples of each source, one after the other in the index.
         rows: rows of each source in every batch, all positive.
         length: places in an epoch, whole batches.
-        blocks: blocks of each source, see `EpochOrder`; empty for none.
+        blocks: blocks of each source, see `EpochOrder`; empty if no source has blocks.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class _Laps:
 
 
 class _Kept:
-    """Caches the last two shuffles: a batch needs at most those of two successive epochs or laps."""
+    """Caches the last two shuffles. A batch needs at most two: those of successive epochs or laps."""
 
     def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
         self._shuffled = shuffled
@@ -195,9 +195,9 @@ Order = EpochOrder | MixtureOrder
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
-    """Divide `batch` rows among weights: the whole parts of the shares, then one more for the largest remainders.
+    """Divide the rows of a batch by weight. Each source gets the whole part of its share, the largest rests one more.
 
-    The result holds for every batch. A source's share differs from its weight by less than one row.
+    All batches are divided alike. A source's number of rows differs from its exact share by less than one.
     """
     shares = np.array(weights, np.float64) * (batch / sum(weights))
     # A share just below a whole number, from rounding, counts as this number.
@@ -237,10 +237,10 @@ def _substitutes(seed: int, epoch: int, place: int, count: int, attempts: int) -
 
 
 def steps_per_epoch(index: Index, batch: int, name: str = "batch") -> int:
-    """Whole batches that the samples give; what does not fill one sits the epoch out.
+    """Number of whole batches that the samples fill. The remaining samples are not used in this epoch.
 
     Raises:
-        UserError: there are fewer samples than a batch, which is the key `name` of the configuration.
+        UserError: there are fewer samples than a batch. `name` is the batch's key, for the message.
     """
     steps = len(index) // batch
     if steps == 0:
@@ -251,10 +251,41 @@ def steps_per_epoch(index: Index, batch: int, name: str = "batch") -> int:
 
 
 def even_share(count: int, rank: int, world_size: int) -> range:
-    """The consecutive ones of `count` that a rank takes; the first ranks take one more where it does not divide."""
+    """The consecutive part of `count` items that a rank takes. If uneven, the first ranks take one more."""
     each, more = divmod(count, world_size)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))
+
+
+def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
+    """Raise a `UserError` if a batch is not a multiple of the micro-batch; their names begin with `table`."""
+    if batch % micro_batch:
+        raise UserError(
+            f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "
+            "micro-batches, so change one of the two."
+        )
+
+
+def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, *, table: str = "train.") -> range:
+    """The share of a global batch that a rank computes.
+
+    A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
+    content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
+    images. `table` is what the names of the sizes begin with in a message.
+
+    Raises:
+        UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.
+    """
+    require_whole_micro_batches(batch, micro_batch, table)
+    micro_batches = batch // micro_batch
+    if micro_batches < world_size:
+        raise UserError(
+            f"{table}batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
+            f"{world_size} ranks: start fewer processes, or set a smaller {table}micro_batch (which changes what batch "
+            "norm sees)."
+        )
+    share = even_share(micro_batches, rank, world_size)
+    return range(share.start * micro_batch, share.stop * micro_batch)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import csv
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,16 @@ from parsing import as_numbers, parse_json, regular
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import WHOLE_IMAGE
 
-_COLUMNS = ("file", "x0", "y0", "x1", "y1")
+_COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
+_HEADERS: Final = (_COLUMNS, (*_COLUMNS, "hand"), (*_COLUMNS, "hand", "confidence"))
+_WITHOUT_A_BOX: Final = ("none", "unreadable")
+_HANDS: Final = ("left", "right", *_WITHOUT_A_BOX)
+
 _log = logging.getLogger(__name__)
 
-_Row = tuple[str, object, Sequence[object]]
-"""Position of a row (for messages), its file name, and its four edges; not checked yet."""
+_Row = tuple[str, object, Sequence[object], object]
+"""Position of a row (for messages), its file name, its four edges, and its hand; not checked yet. The hand is None in
+all rows of a file without hands."""
 
 
 def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -32,52 +38,109 @@ def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.floa
 
 
 def refuse_boxes(config: DataConfig, reason: str) -> None:
-    """For a source that knows its boxes: a `UserError` with the reason if it was given a file of others."""
+    """Raise a `UserError` with the reason if `data.box` is set for a source that has its own boxes."""
     if box_file(config) is not None:
         raise UserError(f"data.box = {config.box!r}: {reason}. Leave it out.")
 
 
-def read_boxes(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Read squares around the boxes of a file, in the order of `names`.
+class Boxes(NamedTuple):
+    """The boxes of a file, in the order of their images; those of an image in the order of the file.
 
-    A CSV has the header `file,x0,y0,x1,y1`; a JSON is `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with the
-    CSV's columns as keys. Edges are in pixels of the image as displayed (EXIF orientation applied), corner-based.
+    Attributes:
+        image: (M,) row of the image among the given names. With `mirror`, an image may have several boxes.
+        box_px: (M, 3) float32, centre x, centre y and side of the square around the box.
+        mirror: (M,) bool, left hands; None if the file has no column "hand".
+    """
+
+    image: npt.NDArray[np.int64]
+    box_px: npt.NDArray[np.float32]
+    mirror: npt.NDArray[np.bool_] | None
+
+
+def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
+    """Read the boxes of a file.
+
+    A CSV has the header `file,x0,y0,x1,y1`, with or without `hand`, and `confidence` after it; a JSON is
+    `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with the CSV's columns as keys. Edges are in pixels of the
+    image as displayed (EXIF orientation applied), corner-based. With "hand", each row is a hand, "left" or "right", and
+    an image may have several; a row with "none" or "unreadable" has no box. The confidence is not read.
 
     Args:
         names: (N,) the images' names in the file: relative to the source's folder, with "/".
 
-    Returns:
-        (N, 3) centre x, centre y, side; `WHOLE_IMAGE` for an image without a box. One line is logged about these.
-
     Raises:
-        UserError: the file is missing or unreadable or has no box, a box is invalid, or its image is unknown or has a
-            second box.
+        UserError: the file is missing or unreadable or has no box, a box is invalid, its image is unknown, or it is
+            a second one without "hand".
     """
     row_of = {name: row for row, name in enumerate(names)}
-    edges_px = np.full((len(names), 4), np.nan)
-    for where, name, edges in _rows(file):
+    images, edges_px, left = list[int](), list[npt.NDArray[np.float64]](), list[bool]()
+    seen = set[int]()
+    with_hands = False
+    for where, name, edges, hand in _rows(file):
+        with_hands = hand is not None
         row = row_of.get(name.removeprefix("./")) if isinstance(name, str) else None
         if row is None:
             raise UserError(
                 f"{file}, {where}: there is no image {_text(name)}; names are relative to the source's folder, "
                 f"such as {names[0]!r}. Mend the name or remove the box."
             )
-        if not np.isnan(edges_px[row, 0]):
-            raise UserError(f"{file}, {where}: a second box for {name!r}; an image has one hand. Remove one of them.")
+        if row in seen and not with_hands:
+            raise UserError(
+                f"{file}, {where}: a second box for {name!r}; an image has one hand, unless the file has a column "
+                "'hand'. Remove one of them."
+            )
+        seen.add(row)
+        if with_hands and hand not in _HANDS:
+            raise UserError(f"{file}, {where}: hand is {_text(hand)}; expected {', '.join(_HANDS)}. Mend this row.")
+        if hand in _WITHOUT_A_BOX:
+            if any(edge not in ("", None) for edge in edges):
+                raise UserError(
+                    f"{file}, {where}: hand is {hand!r}, and the box is {_text(list(edges))}; expected no box there. "
+                    "Remove the box, or write left or right."
+                )
+            continue
         box_px = as_numbers(edges)
         if box_px is None or box_px.shape != (4,) or not np.isfinite(box_px).all() or (box_px[2:] <= box_px[:2]).any():
             raise UserError(
-                f"{file}, {where}: {_text(list(edges))} is no box; expected four numbers x0, y0, x1, y1 in pixels "
+                f"{file}, {where}: {_text(list(edges))} is not a box; expected four numbers x0, y0, x1, y1 in pixels "
                 "with x0 < x1 and y0 < y1. Mend this box."
             )
-        edges_px[row] = box_px
-    boxes_px = squares_around(edges_px[:, :2], edges_px[:, 2:])
-    without = np.isnan(edges_px[:, 0])
-    if without.all():
+        images.append(row)
+        edges_px.append(box_px)
+        left.append(hand == "left")
+    if not images:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
-    boxes_px[without] = WHOLE_IMAGE
-    if without.any():
-        told = f"{without.sum()} of {len(names)} images ({names[int(without.argmax())]} the first)"
+    image, edges_of = np.array(images, np.int64), np.array(edges_px)
+    order = np.argsort(image, kind="stable")
+    boxes_px = squares_around(edges_of[:, :2], edges_of[:, 2:])[order]
+    return Boxes(image[order], boxes_px, np.array(left)[order] if with_hands else None)
+
+
+def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Read a square for each image of a source that has one hand in an image, and knows which; as `with_whole_images`.
+
+    Raises:
+        UserError: as for `read_boxes`, or an image has several boxes.
+    """
+    boxes = read_boxes(file, names)
+    if (again := np.flatnonzero(np.diff(boxes.image) == 0)).size:
+        raise UserError(
+            f"{file}: several boxes for {names[boxes.image[again[0]]]!r}; this source has one hand in an image. "
+            "Keep one of them, or read the images with data.source = 'folder'."
+        )
+    return with_whole_images(boxes, file, names)
+
+
+def with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """One square for each image, (N, 3), in the order of `names`; `WHOLE_IMAGE` for an image without a box.
+
+    One line is logged about images without a box.
+    """
+    boxes_px = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(names), 1))
+    boxes_px[boxes.image] = boxes.box_px
+    without = np.setdiff1d(np.arange(len(names)), boxes.image)
+    if len(without):
+        told = f"{len(without)} of {len(names)} images ({names[without[0]]} the first)"
         _log.warning("%s: no box for %s; for these, the whole image is used", file, told)
     return boxes_px
 
@@ -103,15 +166,18 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
     lines = csv.reader(text.splitlines(), skipinitialspace=True)
     try:
         header = tuple(cell.strip() for cell in next(lines, []))
-        if header != _COLUMNS:
+        if header not in _HEADERS:
             found = ",".join(header)[:80]
             raise UserError(
-                f"{file}: line 1 is {found!r}; expected the header {','.join(_COLUMNS)!r}. "
-                "Columns are separated by commas, edges are in pixels. Write this header, and the boxes below it."
+                f"{file}: line 1 is {found!r}; expected the header {','.join(_COLUMNS)!r}, with or without hand and "
+                "confidence. Columns are separated by commas, edges are in pixels. Write this header, and the boxes "
+                "below it."
             )
         for cells in lines:
             if cells:
-                yield f"line {lines.line_num}", cells[0], cells[1:]
+                surplus = cells[len(header) :]
+                hand = "".join(cells[5:6]) if "hand" in header else None
+                yield f"line {lines.line_num}", cells[0], [*cells[1:5], *surplus], hand
     except csv.Error as error:
         raise UserError(f"{file}, line {lines.line_num}: not CSV ({error}). Mend this line.") from error
 
@@ -123,15 +189,17 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
         raise UserError(f"{file}: not JSON ({error}). Mend the file of boxes.") from error
     if isinstance(content, dict):
         for number, (name, edges) in enumerate(content.items(), start=1):
-            yield f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges]
+            yield f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges], None
     elif isinstance(content, list):
+        hands = isinstance(content[0], dict) and "hand" in content[0] if content else False
         for number, entry in enumerate(content, start=1):
             if not isinstance(entry, dict) or not entry.keys() >= set(_COLUMNS):
                 raise UserError(
                     f"{file}, entry {number}: expected an object with the keys {', '.join(_COLUMNS)}, "
                     f"found {_text(entry)}. Mend this entry."
                 )
-            yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]]
+            hand = entry.get("hand", "") if hands else None
+            yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]], hand
     else:
         raise UserError(
             f'{file}: expected {{"hand.jpg": [x0, y0, x1, y1], ...}} or a list of objects, found {text[:40]!r}. '

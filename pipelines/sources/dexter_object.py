@@ -25,7 +25,7 @@ from parsing import regular
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.boxes import read_boxes, squares_around
+from pipelines.sources.boxes import boxes_of_images, squares_around
 from skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -104,7 +104,7 @@ def load_dexter_object(config: DataConfig) -> Index:
         name="dexter_object",
         root=root,
         paths=names,
-        box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else read_boxes(boxes, names),
+        box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else boxes_of_images(boxes, names),
         keypoints_px=keypoints_px.astype(np.float32),
         mirror=np.ones(len(kept), bool),
         targets={

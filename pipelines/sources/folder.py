@@ -1,10 +1,11 @@
-"""Any folder of images with one hand or body each."""
+"""Any folder of images of hands or bodies."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources.boxes import read_boxes
+from pipelines.sources.boxes import read_boxes, with_whole_images
 
 _ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
 _NOT_READ: Final = {
@@ -34,7 +35,8 @@ def load_folder(config: DataConfig) -> Index:
     and images of other formats are left out and counted in one warning.
 
     Paths of the index, and names in a file of boxes (see `read_boxes`), are relative to `data.root`. Images
-    without a box are used whole.
+    without a box are used whole. If the file says which hand a box shows, each of its hands is a sample, left ones are
+    mirrored, and images without a hand are left out.
 
     Raises:
         UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
@@ -54,8 +56,22 @@ def load_folder(config: DataConfig) -> Index:
         log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
     paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
-    box_px = whole if config.box == "center" else read_boxes(Path(config.box), paths)
-    return Index(name=root.name or str(root), root=root, paths=paths, box_px=box_px)
+    index = Index(name=root.name or str(root), root=root, paths=paths, box_px=whole)
+    return index if config.box == "center" else _with_boxes(index, Path(config.box))
+
+
+def _with_boxes(index: Index, file: Path) -> Index:
+    boxes = read_boxes(file, index.paths)
+    if boxes.mirror is None:
+        return replace(index, box_px=with_whole_images(boxes, file, index.paths))
+    shown = len(np.unique(boxes.image))
+    if shown < len(index):
+        log.info(
+            "%s: %d hands in %d of %d images; images without a hand are left out",
+            file, len(boxes.image), shown, len(index),
+        )  # fmt: skip
+    hands = index.select(boxes.image)
+    return replace(hands, box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
 
 
 class _Found(NamedTuple):

@@ -19,7 +19,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index, read_file
 from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.boxes import read_boxes, squares_around
+from pipelines.sources.boxes import boxes_of_images, squares_around
 from pipelines.sources.subsets import rows_of_split
 from skeleton import HAND
 
@@ -91,7 +91,7 @@ def load_freihand(config: DataConfig) -> Index:
             raise UserError(
                 f"data.box = {box!r}: expected 'center', 'joints' or the path of a .csv or .json file of boxes."
             )
-        box_px = read_boxes(Path(box), [_name(part, image) for image in range(count)])[images]
+        box_px = boxes_of_images(Path(box), [_name(part, image) for image in range(count)])[images]
     return Index(
         name=f"freihand {part}",
         root=root,
@@ -185,7 +185,7 @@ def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.floa
     size_px = read_upright_size_px(lambda: read_file(str(first_image)))
     if size_px is None:
         raise UserError(
-            f"{first_image}: not a readable image, and box 'center' takes the size of all images from it. Replace it."
+            f"{first_image}: not a readable image; box 'center' takes the size of all images from it. Replace it."
         )
     height_px, width_px = size_px
     return np.array([width_px / 2, height_px / 2, center_frac * min(width_px, height_px)], np.float32)

@@ -27,13 +27,13 @@ from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from pipelines.sources.annotations.stored_images import first_stored
-from pipelines.sources.boxes import read_boxes, squares_around
+from pipelines.sources.boxes import boxes_of_images, squares_around
 from skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
 
 OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
-"""From the annotations' axes (y up, negative z forward) to ours (y down, z forward)."""
+"""Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 
 _ENDINGS: Final = ("jpg", "png", "jpeg")
 _MANY_FRAMES: Final = 2000
@@ -120,7 +120,7 @@ def load_ho3d(config: DataConfig) -> Index:
         name=f"ho3d {part}",
         root=root,
         paths=names,
-        box_px=squares_around(low_px[usable], high_px[usable]) if boxes is None else read_boxes(boxes, names),
+        box_px=squares_around(low_px[usable], high_px[usable]) if boxes is None else boxes_of_images(boxes, names),
         keypoints_px=keypoints_px[usable].astype(np.float32),
         group=np.array([_number(f"{_recording(sequence)}/{frame}") for sequence, frame in used]),
         targets={

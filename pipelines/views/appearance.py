@@ -1,9 +1,9 @@
 """The further augmentations of finished views: keys, draws and arithmetic (paper, Fig. 5 and 6).
 
-Since the keys are a part of the configuration, this file imports neither torch nor Numba. `pipelines.render.changes`
-does: on a CPU, Numba compiles the loops over a view's pixels; on a GPU, torch computes with tensors of many views. The
-arithmetic of a pixel is written once for both, and so are the tables that it needs. A view has the same bits in any
-batch: nothing is summed over views. Greys and noise are whole-number arithmetic, the same on every device.
+The keys belong to the configuration, so this file imports neither torch nor Numba. `pipelines.render.changes` applies
+the augmentations: on a CPU, Numba compiles the loops over a view's pixels; on a GPU, torch computes with tensors of
+many views. The arithmetic of a pixel is written once for both, and so are the tables that it needs. A view has the same
+bits in any batch: nothing is summed over views. Greys and noise are whole-number arithmetic, the same on every device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
 """Smallest sigma of a blur; such a blur is invisible, with a weight of 2e-22 for the neighbours."""
 
 QUANTILE_BITS: Final = 12
-"""4096 quantiles: they end at 3.7 standard deviations, and 25 levels of deviation are rounded coarser than that."""
+"""The noise has 2 ** 12 = 4096 quantiles, up to 3.7 standard deviations."""
 
 F, I32 = np.float32, np.int32
 
@@ -89,7 +89,7 @@ class AppearanceConfig:
 
 
 class Column(IntEnum):
-    """Columns of the table of draws. A column whose name is that of an augmentation is 1 if it is applied, else 0."""
+    """Columns of the table of draws. A column named like an augmentation is 1 if it is applied, else 0."""
 
     COLOUR_DROP = 8
     SOBEL = 9
@@ -122,7 +122,7 @@ def draw_appearance(appearance: AppearanceConfig, side_px: int, uniform: DoubleA
 
 
 def _grey(red: Any, green: Any, blue: Any) -> Any:
-    """In thousandths of a level: whole numbers, which float32 holds. Weights of ITU-R BT.601, as OpenCV's."""
+    """Grey in thousandths of a level: a whole number, exact in float32. Weights of ITU-R BT.601, as in OpenCV."""
     return red * F(299) + green * F(587) + blue * F(114)
 
 
@@ -140,7 +140,7 @@ def _drop_colour_of_tensors(views: Tensor) -> Tensor:
 
 
 def _squared_slope(a: Any, b: Any, c: Any, d: Any, f: Any, g: Any, h: Any, i: Any) -> Any:
-    """Of greys a b c above a pixel, d and f beside it and g h i below: squared length of the 3 x 3 Sobel gradient."""
+    """Squared length of the 3 x 3 Sobel gradient: greys a b c above the pixel, d and f beside it, g h i below."""
     across, down = c - a + i - g + (f - d) * F(2), g - a + i - c + (h - b) * F(2)
     return across * across + down * down
 
@@ -194,10 +194,11 @@ def _cut_out_of_tensors(views: Tensor, holes: Tensor) -> Tensor:
 
 
 def _blur_tables(draws: FloatArray, side_px: int) -> Arrays:
-    """Gaussians that end at ceil(3 sigma), and rows that are mirrored at both ends.
+    """Tables of the blur: Gaussians that end at ceil(3 sigma), and the order of pixels in a row mirrored at both ends.
 
     Returns:
-        (N, 2 R + 1) weights, R being the farthest end; and (S + 2 R,) which pixel stands where in a row.
+        (N, 2 R + 1) weights, R being the largest reach; and (S + 2 R,) the number of the pixel at each place of a
+        mirrored row.
     """
     sigma_px = draws[:, [Column.BLUR_SIGMA_PX]].astype(np.float64)
     reach_px = np.ceil(3 * sigma_px)
@@ -210,7 +211,7 @@ def _blur_tables(draws: FloatArray, side_px: int) -> Arrays:
 
 
 def _blur(views: Views, rows: IntArray, weights: FloatArray, mirrored: IntArray) -> None:
-    """First along the rows, then down the columns."""
+    """Blur the views along the rows, then along the columns."""
     side, long, reach = views.shape[1], len(mirrored), weights.shape[1] // 2
     wide, blurred, total = np.empty(3 * long, F), np.empty((long, 3 * side), F), np.empty(3 * side, F)
     for m in range(len(rows)):
@@ -231,7 +232,7 @@ def _blur(views: Views, rows: IntArray, weights: FloatArray, mirrored: IntArray)
 
 
 def _weigh(values: FloatArray, step: int, weights: FloatArray, total: FloatArray) -> None:
-    """Sum up neighbours, which lie `step` apart, of as many values as the total has."""
+    """Set `total` to the weighted sums of neighbouring values, which are `step` apart."""
     total[:] = F(0)
     for tap in range(len(weights)):
         weight, shifted = weights[tap], values[step * tap : step * tap + len(total)]
@@ -251,13 +252,13 @@ def _blur_of_tensors(views: Tensor, weights: Tensor, mirrored: Tensor) -> Tensor
 
 
 def _noise_tables(draws: FloatArray, _: int) -> Arrays:
-    """(n,) keys of the views."""
+    """Table of the noise: (n,) keys of the views."""
     halves = draws[:, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]].astype(np.uint32)
     return ((halves[:, 0] << 16 | halves[:, 1]).view(np.int32),)
 
 
 def _noise_constants(appearance: AppearanceConfig, side_px: int) -> Arrays:
-    """(S, S, 3) hashes of pixels, without which neighbouring keys would give the same noise, shifted; and levels."""
+    """(S, S, 3) hashes of the pixels, and the levels. Without hashes, neighbouring keys would give shifted copies."""
     hashes = _mix(np.arange(3 * side_px**2, dtype=np.int32)).reshape(side_px, side_px, 3)
     return hashes, noise_levels(appearance.noise_std)
 
@@ -280,7 +281,7 @@ def noise_levels(std: float) -> npt.NDArray[np.int16]:
 
 
 def _quantile(pixel_hash: Any, key: Any) -> Any:
-    """Number of the quantile that a pixel and channel gets in the view of that key."""
+    """Number of the quantile for a pixel and channel in the view with this key."""
     return _mix(pixel_hash ^ key) >> 32 - QUANTILE_BITS & 2**QUANTILE_BITS - 1
 
 
@@ -304,13 +305,14 @@ class Change(NamedTuple):
     """The arithmetic of an augmentation.
 
     Attributes:
-        loop: change the views of some rows, in place, on a CPU: (N, S, S, 3) uint8 views, their (n,) rows, tables,
-            constants.
-        of_tensors: n changed views, on any device, of (n, S, S, 3) uint8, tables, constants. One channel stands for
-            all three. Floating numbers of at least 0 are rounded and clipped afterwards.
+        loop: changes some of N views in place, on a CPU. Arguments: (N, S, S, 3) uint8 views, (n,) rows to change,
+            tables, constants.
+        of_tensors: returns n changed views, on any device. Arguments: (n, S, S, 3) uint8 views, tables, constants. The
+            result may have one channel for all three, and floating numbers of at least 0, which are rounded and clipped
+            afterwards.
         helpers: functions that the loop calls. Numba compiles them too.
-        tables: arrays that depend on the draws of n views: (n, COLUMNS) draws, S.
-        constants: arrays that depend on `AppearanceConfig` and S only. They are kept on the device.
+        tables: makes the arrays that depend on the draws. Arguments: (n, COLUMNS) draws, S.
+        constants: makes the arrays that depend on `AppearanceConfig` and S only. They are kept on the device.
     """
 
     loop: Callable[..., None]
@@ -327,4 +329,4 @@ CHANGES: Final[dict[Column, Change]] = {
     Column.NOISE: Change(_add_noise, _add_noise_to_tensors, (_mix, _quantile), _noise_tables, _noise_constants),
     Column.COLOUR_DROP: Change(_drop_colour, _drop_colour_of_tensors, (_grey,)),
 }
-"""In the order of their composition. The name of a column is the start of the augmentation's keys."""
+"""The augmentations, in the order in which they are applied. An augmentation's keys begin with its column's name."""

@@ -24,7 +24,7 @@ _PHILOX_BLOCK = 4
 
 
 class Draw(IntEnum):
-    """Columns of the table of draws, besides those of `Column`."""
+    """Columns of the table of draws; `Column` has further ones."""
 
     ANGLE_DEG = 0
     SHIFT_X_FRAC = 1

@@ -227,7 +227,7 @@ def test_what_cannot_be_run_is_told(
 def test_missing_images_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert run_cli("bench-gpu", "--data", "none") == 2
-    assert "--data none is no folder: make it with 'python cli.py make-data none'" in capsys.readouterr().err
+    assert "--data none is not a folder: make it with 'python cli.py make-data none'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

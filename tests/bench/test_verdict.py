@@ -58,7 +58,7 @@ def test_storage_is_named_where_a_cold_cache_is_much_slower() -> None:
     warm = Interval(5000, 4900, 5100)
     slow = PageCache(warm, Interval(100, 90, 110), 2**20)
     said = verdict(rate(5000, 0.37), 2, stages(), cache=slow)
-    assert "storage that limits (100 against 5000 images/s, 100 MiB/s)" in said
+    assert "storage limits it (100 against 5000 images/s, 100 MiB/s)" in said
     unsure = PageCache(warm, Interval(2000, -9000, 13000), 2**20)
     assert "storage" not in verdict(rate(5000, 0.37), 2, stages(), cache=unsure)
 

@@ -182,6 +182,6 @@ def test_labels_of_one_point_do_not_count() -> None:
     ],
 )
 def test_a_mistake_in_any_arm_is_told_before_the_first(arm: str, said: str) -> None:
-    file = Path(__file__).parents[2] / "configs" / "experiment_hands.toml"
+    file = Path(__file__).parents[2] / "configs" / "studies" / "hands.toml"
     with pytest.raises(UserError, match=said):
         load_experiment(file, [arm])

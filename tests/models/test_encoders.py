@@ -67,7 +67,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
     torch.save(torchvision.models.resnet18(weights=None), tmp_path / "module.pth")  # code, not tensors
     torch.save({f"encoder.{name}": value for name, value in state.items()}, tmp_path / "renamed.pth")
     for file, message in {
-        "absent.pth": "is no file",
+        "absent.pth": "does not exist",
         ".": "is a folder",
         "garbage.pth": "cannot be read",
         "garbage.safetensors": "cannot be read",

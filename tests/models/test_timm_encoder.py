@@ -59,8 +59,8 @@ def test_a_network_that_stays_random_is_refused() -> None:
     [
         ("vit_smal_patch16_224", 32, r"has no model of this name; did you mean 'timm/vit_small_patch16_224'\?"),
         ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) names them"),
-        ("test_vit", 40, r"side_px = 40: its patches of 16 pixels do not fill the view; 32 or 48 would do"),
-        ("test_vit", 8, r"side_px = 8: its patches of 16 pixels do not fill the view; 16 would do"),
+        ("test_vit", 40, r"side_px = 40: expected a multiple of its patch size, 16 pixels, such as 32 or 48"),
+        ("test_vit", 8, r"side_px = 8: expected a multiple of its patch size, 16 pixels, such as 16"),
         ("vgg11", 8, r"side_px = 8: timm cannot build it .*expect 224-pixel views. Set geometry.side_px"),
     ],
 )
@@ -127,4 +127,4 @@ def test_published_weights_are_taken(caplog: pytest.LogCaptureFixture) -> None:
     wanted = published.state_dict()
     assert all(torch.equal(value, wanted[key]) for key, value in encoder.library_state_dict().items())
     assert len(caplog.messages) == 1
-    assert "deviation (0.5, 0.5, 0.5); here pixels have ImageNet's" in caplog.messages[0]
+    assert "deviation (0.5, 0.5, 0.5); this project uses those of ImageNet" in caplog.messages[0]

@@ -1,7 +1,4 @@
-"""A Lightning run that writes down what its rank gets, and ends in the middle of a step.
-
-Usage: python -m tests.pipelines.lightning_run IMAGES RUN RANK WORLD_SIZE KILL_AT
-"""
+"""A Lightning run that writes down what its rank gets, and ends in the middle of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -90,14 +86,13 @@ def fit(run: Path, module: Recorder, *, save_every: int, limit: int = STEPS_PER_
     trainer.fit(module, ckpt_path=last if last.exists() else None, weights_only=True)
 
 
-def killed() -> None:
-    """As the kernel does it where memory ends."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
+def main(images: Path, run: Path, rank: int, world_size: int, kill_at: int) -> None:
+    """One rank, in a process of its own, which ends as the kernel ends it where memory runs out."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    images, run, rank, world_size, kill_at = sys.argv[1:]
-    module = Recorder(Path(images), Path(run) / f"rows_{rank}.jsonl", int(rank), int(world_size), int(kill_at), killed)
-    fit(Path(run), module, save_every=2)
+    torch.set_num_threads(1)
+
+    def killed() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    fit(run, Recorder(images, run / f"rows_{rank}.jsonl", rank, world_size, kill_at, killed), save_every=2)

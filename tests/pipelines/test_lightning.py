@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 from PIL import Image
 
 from pipelines import Batch, View
+from tests.pipelines import lightning_run
 from tests.pipelines.harness import smooth_image
 from tests.pipelines.lightning_run import BATCH, EPOCHS, STEPS_PER_EPOCH, Recorder, fit
 
-ROOT = Path(__file__).parents[2]
 Rows = dict[int, tuple[int, str]]
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of torch that is deprecated
 
@@ -64,10 +63,13 @@ def in_this_process(images: Path, run: Path, rank: int, world_size: int, kill_at
 def in_a_process(images: Path, run: Path, rank: int, world_size: int, kill_at: int, limit: int) -> bool:
     """The same of a process that SIGKILL ends."""
     assert limit == STEPS_PER_EPOCH
-    arguments = [str(images), str(run), str(rank), str(world_size), str(kill_at)]
-    done = subprocess.run([sys.executable, "-m", "tests.pipelines.lightning_run", *arguments], cwd=ROOT, check=False)
-    assert done.returncode in (0, -signal.SIGKILL)
-    return done.returncode != 0
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([lightning_run.__name__])  # so that no process imports everything again
+    process = context.Process(target=lightning_run.main, args=(images, run, rank, world_size, kill_at))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from errors import UserError
 from pipelines.arrays import IntArray
 from pipelines.samples.index import Index, SourceRows
-from pipelines.samples.order import EpochOrder, MixtureOrder, Order, RankSlice, build_order, rows_per_batch, spread
-from train.distributed.world import micro_batch_share
+from pipelines.samples.order import (
+    EpochOrder,
+    MixtureOrder,
+    Order,
+    RankSlice,
+    build_order,
+    micro_batch_share,
+    rows_per_batch,
+    spread,
+)
 
 
 @settings(max_examples=50, deadline=None)

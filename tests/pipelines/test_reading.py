@@ -65,7 +65,7 @@ def test_what_is_no_file_or_absurdly_large_is_told_at_once(tmp_path: Path) -> No
     for path in (paths[0], str(tmp_path)):
         with pytest.raises(OSError, match="not a regular file"):
             read_file(path)
-    with pytest.raises(OSError, match="256 MiB; up to 256 are read"):
+    with pytest.raises(OSError, match="256 MiB; only files of up to 256 MiB are read"):
         read_file(paths[1])
     assert read_file(paths[2]) == good
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -135,7 +135,7 @@ def test_other_arguments_for_a_used_folder_are_refused(made: Path) -> None:
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="is not empty and holds no dataset of ours") as refusal:
+    with pytest.raises(UserError, match="is not empty and holds no dataset of 'make-data'") as refusal:
         make_dataset(tmp_path, poses=1, seed=0)
     assert "\n" not in str(refusal.value)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -83,7 +83,7 @@ def test_a_prediction_has_17_points_and_no_depth(
     runs: tuple[Path, Path], people: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli("predict", str(runs[1]), str(people / "images" / "0003.jpg"), "--out", str(tmp_path)) == 0
-    assert "only keypoints in the picture: the network was trained without depths" in capsys.readouterr().out
+    assert "the poses have only 2D keypoints: the network was trained without depths" in capsys.readouterr().out
     said = json.loads((tmp_path / "0003.json").read_text())
     assert said["keypoints"] == list(BODY.keypoints)
     assert np.shape(said["keypoints_px"]) == (17, 2)
@@ -109,7 +109,7 @@ def test_a_finished_run_is_resumed_as_it_was(runs: tuple[Path, Path], people: Pa
 
 def test_labels_of_another_skeleton_are_refused(people: Path, tmp_path: Path) -> None:
     config = load_config(FinetuneConfig, [], tiny_hands.settings(people, tmp_path / "run", "data.source=coco"))
-    with pytest.raises(UserError, match=r"labels a body, and pose.skeleton = 'hand': set pose.skeleton = 'body'"):
+    with pytest.raises(UserError, match=r"has labels of a body, pose.skeleton is 'hand': set pose.skeleton = 'body'"):
         finetune(config)
     hands = tmp_path / "hands"
     tiny_hands.write_hands(hands, 4)

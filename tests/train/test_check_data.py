@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import cli
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.render.decoder_process import LIMIT_S
@@ -26,6 +27,7 @@ from tests.pipelines.harness import smooth_image
 from tests.pipelines.test_loader import UNDECODABLE, jpeg
 from tests.train import tiny_run
 from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder
+from train.data import check_data as check_data_file
 from train.data.check_data import Checked, check_data
 
 
@@ -80,6 +82,24 @@ def test_a_folder_of_bad_files_gets_its_list(tmp_path: Path) -> None:
     (found,) = check(DataConfig(source="folder", root=str(root)), out=tmp_path / "bad.jsonl")
     assert set(found.reasons) == {f"{number:03}.jpg" for number in range(1000) if number % 20}
     assert read_bad_list(tmp_path / "bad.jsonl") == found.reasons
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "last"), [(0, 0, "0 of 3 images"), (2, 1, "data.bad_list="), (3, 2, "no image")]
+)
+def test_the_exit_code_says_whether_all_some_or_no_images_can_be_used(
+    bad: int, code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["a.jpg", "b.jpg", "c.jpg"]
+    index = Index("images", tmp_path, names, np.zeros((3, 3), np.float32))
+    found = Checked("data", index, dict.fromkeys(names[:bad], "empty file"), tmp_path / "bad.jsonl")
+    monkeypatch.setattr(check_data_file, "check_data", lambda *args, **kwargs: [found])
+    monkeypatch.setattr(sys, "argv", ["cli.py", "check-data", str(tmp_path / "bad.jsonl")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code or 0) == code
+    told = capsys.readouterr()
+    assert last in (told.err if code == 2 else told.out).splitlines()[-1]
 
 
 def write_killers(root: Path, killers: dict[int, bytes], count: int) -> DataConfig:
@@ -183,7 +203,7 @@ def test_lists_that_do_not_fit_are_one_clear_line(images: Path, tmp_path: Path) 
     assert "torn" in message()
     (images / "07.jpg").unlink()
     file.write_text(whole)
-    assert f"{images} has no '07.jpg': the list is of other data" in message()
+    assert f"{images} has no '07.jpg': the list is of another dataset" in message()
 
 
 def test_all_hands_of_a_bad_frame_are_left_out(tmp_path: Path) -> None:

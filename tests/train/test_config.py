@@ -13,12 +13,12 @@ import pytest
 
 from errors import UserError
 from experiments.config import load_experiment
+from pipelines.samples.order import micro_batch_share
 from tests.command_line import run_cli
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
 from train.config.tables import first_difference, key_meanings, to_dict, to_toml
-from train.distributed.world import micro_batch_share
 
 ROOT = Path(__file__).parents[2]
 

@@ -275,7 +275,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         archive.writestr("a", "b")
     (tmp_path / "folder").mkdir()
     for file, message in {
-        "absent.pth": "is no file",
+        "absent.pth": "does not exist",
         "folder": "holds no checkpoint",
         "zip.pth": "cannot be read",
         "no_refinement.pth": "zroot_ref.zroot_ref.6.weight is missing and 1 more",
@@ -298,7 +298,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         ("good.pth", "out.safetensors", "ours", "expected a name that ends in .pth"),
         ("good.pth", "out.safetensors", "published", "expected .pth"),
         ("run", "out.pth", "ours", "is a checkpoint of ours already"),
-        ("good.pth", "out.pth", "lightning", "is no pre-training run of ours"),
+        ("good.pth", "out.pth", "lightning", "is not a pre-training run of this project"),
         ("good.pth", "absent/out.pth", "ours", "cannot be written"),
     ):
         with pytest.raises(UserError, match=message):

@@ -224,8 +224,8 @@ def test_images_without_depth_or_without_keypoints(
         probe = build_probe(index, config, World())
     if known == "nothing":
         assert probe is None
-        found = f"no probe: {index.root} ({index.name}) has {len(index)} images, 0 of them with all keypoints"
-        assert f"{found}; with probe.every_epochs = 100 it needs about 8, 8 of them with all keypoints" in caplog.text
+        found = f"no probe: {index.root} ({index.name}) has {len(index)} images, 0 with all keypoints"
+        assert f"{found}; expected about 8 images, 8 with all keypoints, at probe.every_epochs = 100" in caplog.text
         return
     assert probe is not None
     figures = probe.figures(seeded_network(config), None)

@@ -11,6 +11,7 @@ from models.losses.loss import Loss
 from models.losses.nt_xent import NTXent
 from models.losses.vicreg import VICReg
 from pipelines.batch import Batch, View
+from pipelines.samples.order import micro_batch_share
 from tests.train import ranks
 from tests.train.tiny_step import (
     Recompute,
@@ -24,7 +25,7 @@ from tests.train.tiny_step import (
     plain_gradients,
     run,
 )
-from train.distributed.world import World, described_world, joined, micro_batch_share
+from train.distributed.world import World, described_world, joined
 from train.steps.batch_statistics import synchronise
 
 SAMPLES, MICRO_BATCH = 8, 2  # four micro-batches: one each on four ranks, 2 + 1 + 1 on three

@@ -1,4 +1,4 @@
-"""Commands on data: render, look at, check, pack."""
+"""Commands on data: make-data, views, check-data, pack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_opti
 )
 @click.option("--workers", default=None, type=WORKERS, help="Processes.  [default: one per core]")
 def make_data(out: Path, poses: int, **options: Any) -> None:
-    """Render images of hands in FreiHAND's layout to OUT, to try every command without a real dataset.
+    """Render images of hands in FreiHAND's layout to OUT, as data for trying the other commands.
 
     If OUT holds this dataset already, nothing is done. If the rendering was interrupted, it is continued.
     """
@@ -44,7 +44,7 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.argument("out", type=FILE)
 @click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
-    """Draw the views that a configuration makes, with the keypoints that their matrices carry, to OUT (a .png)."""
+    """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
     from pipelines.config import refuse_among_images
     from train.data.preview import preview
@@ -67,7 +67,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
       python cli.py check-data --set data.root=/data/freihand bad.jsonl
       python cli.py pretrain --set data.root=/data/freihand --set data.bad_list=bad.jsonl
 
-    The exit code is 0 if every image can be used, 1 if one cannot, and 2 if the check itself could not be done.
+    The exit code is 0 if every image can be used, 1 if some cannot, and 2 if none can or the check failed.
     """
     config = pretraining_config(files, overrides)
     from train.data import check_data as check
@@ -81,10 +81,13 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
         say(f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
             say(f"  {path}: {reason}")
-        if len(one.reasons) == len(one.index):
-            say("no image is left: mend or replace the files, or name another folder", err=True)
-        elif one.reasons:
+        if 0 < len(one.reasons) < len(one.index):
             say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
+    for one in found:
+        if len(one.reasons) == len(one.index):
+            raise UserError(
+                f"{one.index.root}: no image can be used. Mend or replace the files, or name another folder."
+            )
     if any(one.reasons for one in found):
         sys.exit(1)
 

@@ -24,7 +24,7 @@ from train.commands.options import COUNT, FILE, PATH, FiniteRange, config_option
     "--crop",
     type=click.Choice(["boxes", "two-pass"]),
     default=None,
-    help="Crop by the data's boxes, or hands without boxes in the authors' two passes.  [default: boxes]",
+    help="Crop by the data's boxes, or crop hands without boxes by the authors' two passes.  [default: boxes]",
 )
 @click.option(
     "--freihand-submission", "submission", is_flag=True, help="Write pred.json and pred.zip for FreiHAND's leaderboard."
@@ -48,11 +48,11 @@ def evaluate(
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py evaluate runs/finetune --data /data/freihand --freihand-submission
 
-    The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels, only 2D EPE. The images are those
-    that the run held out; of a part that is not split (data.part=evaluation), all. -c and --set change the run's
-    configuration. The results are metrics.json, hands.csv with a row per pose, pck.png and worst.png. Intervals are
-    bootstrapped over images; they leave out how much training runs differ. --freihand-submission measures the
-    evaluation part in two passes.
+    The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels, only 2D EPE. It measures on the
+    images that the run held out, or on all images of a part that is not split (data.part=evaluation). -c and --set
+    change the run's configuration. The results are metrics.json, hands.csv with a row per pose, pck.png and worst.png.
+    Intervals are bootstrapped over images and do not include the variation between training runs. --freihand-submission
+    measures the evaluation part in two passes.
     """
     from rich.console import Console
 
@@ -84,8 +84,9 @@ def evaluate(
 @click.option(
     "--box",
     default=None,
-    metavar="X0,Y0,X1,Y1",
-    help="Box around the hand or body, in pixels.  [default: the whole picture]",
+    metavar="BOX",
+    help="X0,Y0,X1,Y1 around the hand or body, in pixels; or a file of boxes, as data.box, with the folder of its "
+    "pictures as IMAGE.  [default: the whole picture]",
 )
 @click.option("--intrinsics", default=None, type=PATH, help="JSON file with one 3 x 3 camera matrix for all pictures.")
 @click.option(
@@ -103,18 +104,20 @@ def predict(
     \b
       python cli.py predict runs/finetune_demo hand.jpg
       python cli.py predict runs/finetune_rn50 photo.jpg --box 420,310,760,640 --intrinsics camera.json --scale-m 0.03
+      python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
-    There is no detector of hands or bodies: without --box the network sees the whole picture. Pictures that cannot be
-    read are left out and listed at the end. The exit code is 2 only if no picture can be read.
+    Without --box the network sees the whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot
+    be read are left out and listed at the end. The exit code is 2 only if no picture can be read.
     """
     from train.pose.predict import predict as run_prediction
     from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
-    box_px = None if box is None else _box_px(box)
+    boxes = Path(box) if box is not None and box.lower().endswith((".csv", ".json")) else None
+    box_px = _box_px(box) if box is not None and boxes is None else None
     with progress_bar("predicting") as progress:
         done = run_prediction(
-            run, images, out, box_px=box_px, intrinsics=intrinsics, scale_m=scale_m, progress=progress
+            run, images, out, box_px=box_px, boxes=boxes, intrinsics=intrinsics, scale_m=scale_m, progress=progress
         )
     for result in done.predictions:
         say(f"{result.picture}")
@@ -122,9 +125,9 @@ def predict(
             say(f"  {result.note}")
     first = done.predictions[0]
     if first.joints is None:
-        say("only keypoints in the picture: the network was trained without depths")
+        say("the poses have only 2D keypoints: the network was trained without depths")
     elif scale_m is None:
-        say(f"poses are scale-normalised ({first.skeleton.reference_bone_words} is 1): --scale-m gives metres")
+        say(f"poses are scale-normalised: {first.skeleton.reference_bone_words} has length 1. --scale-m gives metres")
     if intrinsics is None and first.joints is not None:
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
@@ -135,7 +138,9 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
     try:
         x0, y0, x1, y1 = (FiniteRange(-1e6, 1e6)(edge) for edge in text.split(","))
     except (ValueError, click.BadParameter):
-        raise UserError(f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170") from None
+        raise UserError(
+            f"--box {text}: expected four numbers x0,y0,x1,y1 in pixels, such as 40,30,180,170, or a .csv or .json file"
+        ) from None
     return x0, y0, x1, y1
 
 
@@ -145,14 +150,14 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
 @click.option("--title", default="Pre-training and fine-tuning", show_default=True, help="Title of the page.")
 def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str) -> None:
-    """Write one page about RUNs, the folders of pre-training and fine-tuning; it contains all its pictures.
+    """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
 
     \b
       python cli.py evaluate runs/finetune --compare runs/from_scratch
       python cli.py predict runs/finetune photos/ --out predictions
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
 
-    It shows what the folders hold: losses, results of evaluate, views, predictions and the worst poses.
+    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them.
     """
     from train.report.write import write_report
 
@@ -171,7 +176,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
     help="Format of OUT: ours, that of the authors' published files, or of their pre-training's checkpoints.",
 )
 def convert(source: Path, out: Path, to: Any) -> None:
-    """Convert weights of PeCLR's authors in SOURCE into ours, or a run of ours into theirs.
+    """Convert weights of PeCLR's authors in SOURCE to this project's format, or a run of this project to theirs.
 
     \b
       python cli.py convert peclr_rn50_yt3dh_fh.pth encoder.safetensors
@@ -198,9 +203,9 @@ def export(source: Path, out: Path | None, onnx: Path | None) -> None:
       python cli.py export runs/finetune --onnx pose.onnx
 
     OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only
-    `fc` is missing. Of an encoder of timm, the printed line has the call that loads it. --onnx writes a fine-tuned
-    network with its head, and compares onnxruntime's results with torch's.
-    The checkpoint is the newest in a pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
+    `fc` is missing. For an encoder of timm, the printed line has the call that loads it. --onnx writes a fine-tuned
+    network with its head, and compares onnxruntime's results with torch's. The checkpoint is the newest in a
+    pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
     from train.weights.export import export_encoder, export_onnx
 

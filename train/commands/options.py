@@ -23,13 +23,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class IntegerRange(click.IntRange):
-    """An integer within bounds; click's own type calls it an "integer range"."""
+    """An integer within bounds. In the help it is called an integer, not an "integer range"."""
 
     name = "integer"
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds; click's own type takes nan."""
+    """A number within bounds. Unlike click's own type, it refuses NaN."""
 
     name = "number"
 

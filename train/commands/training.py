@@ -66,9 +66,9 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
       python cli.py finetune -c configs/finetune_rn50.toml --from runs/peclr_rn50 --set data.label_fraction=0.1
       torchrun --nproc-per-node=4 cli.py finetune -c configs/finetune_rn50.toml --set train.micro_batch=32
 
-    --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the
-    authors' weights, "imagenet" or "random". The run's folder holds the same files as pre-training's, and the
-    checkpoint with the smallest error on held-out images.
+    --from is short for --set encoder.weights=...: a run's folder, a checkpoint, a file of torchvision's or the authors'
+    weights, "imagenet" or "random". The new run's folder holds the same files as in pre-training, and the checkpoint
+    with the smallest error on held-out images.
     """
     from train.config.finetuning import FinetuneConfig
 
@@ -101,14 +101,14 @@ def _resolve(
     *,
     fresh: bool = False,
 ) -> C:
-    """The configuration of a run. `short`: keys that have an option of their own. --print-config prints it and ends.
+    """The configuration of a run. With --print-config, print it and end the program.
 
-    `fresh`: fine-tuning that reads its starting weights.
+    `short` holds the keys that have their own option. `fresh`: a fine-tuning run that reads its starting weights.
     """
     from models.config import require_weights
     from pipelines.config import refuse_among_images, require_roots
+    from pipelines.samples.order import require_whole_micro_batches
     from train.config.load import load_config
-    from train.config.pretraining import require_whole_micro_batches
     from train.config.tables import as_toml, to_toml
     from train.runs.lock import require_free
 

@@ -1,4 +1,4 @@
-"""Configuration of fine-tuning: pre-training's tables, with the paper's other defaults, and tables of its own."""
+"""Configuration of fine-tuning: the tables of pre-training with other defaults, and further tables."""
 
 from __future__ import annotations
 

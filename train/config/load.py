@@ -35,8 +35,8 @@ def load_config(
     Args:
         kind: the dataclass to fill, such as `Config`.
         files: TOML files.
-        overrides: "table.key=value", the value as in TOML, or any other text as a string. In an array of tables,
-            "table.0.key=value" changes the first table, and "table.key=value" the only one.
+        overrides: "table.key=value". The value is written as in TOML; any other text is taken as a string. In an array
+            of tables, "table.0.key=value" changes the first table, and "table.key=value" the only one.
         base: tables that the files override, as from `to_dict`; none by default.
 
     Raises:
@@ -65,7 +65,7 @@ def read_toml(file: Path) -> dict[str, Any]:
             )
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; expected a TOML file; configs/ and launch/ hold some") from error
+        raise UserError(f"{file}: {error.strerror}; expected a TOML file, such as configs/demo.toml") from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"{file} is not TOML: {shortened(str(error))}. Give a text file, and save it in UTF-8"
@@ -123,8 +123,7 @@ def _check_values(layer: Mapping[str, Any], origin: str) -> None:
 
 
 def _leaves(key: str, value: Any, origin: str, levels: int) -> Iterator[tuple[str, Any]]:
-    """All values that are neither table nor array, each with its dotted key. At most `levels` may nest; three are
-    used."""
+    """Yield each value that is neither table nor array, with its dotted key. At most `levels` tables may be nested."""
     if levels == 0:
         raise UserError(f"{origin}: {TOO_DEEP}")
     if isinstance(value, Mapping):

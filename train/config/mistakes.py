@@ -24,7 +24,7 @@ _EXPECTED = {
     "dataclass_type": "expected a table of keys, as [{key}] in a file or --set {key}.KEY=VALUE",
     "string_type": 'expected a string; write it in quotes: {key} = "...", or --set \'{key}="..."\'',
 }
-"""Messages for those of pydantic's error types whose own messages mention Python."""
+"""Messages for the types of pydantic's errors whose own messages mention Python."""
 
 
 def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -62,7 +62,7 @@ def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[s
 
 
 def _meant(value: object, expected: str) -> str | None:
-    """Which of the values that pydantic lists, such as "'auto', 'cpu' or 'cuda'", a misspelt one stands for."""
+    """The value nearest to a misspelt one, from pydantic's list of values, such as "'auto', 'cpu' or 'cuda'"."""
     return next(iter(difflib.get_close_matches(str(value), re.findall(r"'(\w+)'", expected), 1, 0.6)), None)
 
 
@@ -72,7 +72,7 @@ def shortened(text: str) -> str:
 
 
 def _origin(key: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The last file or option that sets a key or a key of its table; for an item of an array, that sets the array."""
+    """The last file or option that sets a key or a key of its table. For an item of an array: that sets the array."""
     given = [(origin, [name for name, _ in flatten(layer)]) for origin, layer in reversed(layers)]
     within = next((origin for origin, keys in given if any(f"{one}.".startswith(f"{key}.") for one in keys)), None)
     return within or next((origin for origin, keys in given if key.rpartition(".")[0] in keys), None)
@@ -83,7 +83,7 @@ def _hint(key: str, known: set[str]) -> str:
     for command, kind in (("pretrain", Config), ("finetune", FinetuneConfig)):
         keys = set(_known_keys(kind))
         if not keys <= known and without_numbers(key) in keys:
-            return f"it is one of '{command}', not of this command"
+            return f"it is a key of '{command}', not of this command"
     if key in known:
         owners = " or ".join(repr(name) for name, one in LOSSES.items() if key in _known_keys(one, "loss."))
         return f"it is a key of loss.name = {owners}: choose that loss, or leave the key out"
@@ -96,7 +96,7 @@ def _hint(key: str, known: set[str]) -> str:
         return f"did you mean {matches[0]}?"
     inside = "." in key and table in known
     siblings = sorted(one for one in known if (one.startswith(f"{table}.") if inside else "." not in one))
-    return f"known are {', '.join(siblings)}"
+    return f"expected one of {', '.join(siblings)}"
 
 
 def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Epochs, NotNegative, Positive, Seed, Threads, Timeout
-from errors import UserError
 from models.config import EncoderConfig, EquivarianceConfig, ProjectorConfig
 from models.losses import AnyLoss
 from models.losses.nt_xent import NTXent
@@ -36,9 +35,9 @@ class RunConfig:
         checkpoint_every: optimiser steps between two checkpoints; the last step always writes one.
         keep: number of checkpoints to keep.
         log_samples: write the samples of every step to a file, for audits.
-        rank_timeout_s: seconds without a sign of a rank, or without progress, after which the run ends; the message
-            names the rank.
-        trackers: what also gets the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
+        rank_timeout_s: the run ends if a rank does not answer or makes no progress for this number of seconds; the
+            message names the rank.
+        trackers: trackers that also get the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
         profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
             warm-up; 0 records none.
     """
@@ -68,7 +67,7 @@ class StepsConfig:
         device: "auto" uses a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.
-        threads: CPU threads of torch; unset, torch's choice, or with several processes each one's share of the cores.
+        threads: CPU threads of torch. Unset: torch's choice for one process, else the process's share of the cores.
     """
 
     epochs: Count = 100
@@ -130,12 +129,13 @@ class OptimConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ProbeConfig:
-    """Shows whether the encoder learns: ridge regression from its frozen features to keypoints, where these are known.
+    """A probe of the encoder during training: ridge regression from its frozen features to known keypoints.
 
     Attributes:
-        every_epochs: epochs between two probes; the first and the last step probe as well. 0 never does.
-        images: labelled images to use, three quarters to fit and one to measure. They are at most a sixteenth of the
-            images that are trained on between two probes, so that probing takes less than 2 % of the time.
+        every_epochs: epochs between two probes; the first and the last step are also probed. 0: no probes.
+        images: labelled images to use, three quarters to fit on and one quarter to measure on. They are at most a
+            sixteenth of the images that are trained on between two probes, so that probing takes less than 2 % of the
+            time.
         ridge: weight of the squared coefficients of standardised features, scikit-learn's `alpha`.
     """
 
@@ -164,14 +164,5 @@ class Config:
 
     @property
     def augmentation(self) -> Augmentation:
-        """How views are made at random."""
+        """The tables of the augmentations."""
         return Augmentation(self.geometry, self.colour, self.appearance)
-
-
-def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
-    """Raise a `UserError` if a batch is not a multiple of the micro-batch; their names begin with `table`."""
-    if batch % micro_batch:
-        raise UserError(
-            f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "
-            "micro-batches, so change one of the two."
-        )

@@ -112,11 +112,11 @@ def _why_no_contact(host: str, port: int) -> str:
     try:
         socket.create_connection((host, port), timeout=2.0).close()
     except socket.gaierror:
-        return f"this host ({platform.node()}) knows no address of {host}; look at MASTER_ADDR"
+        return f"this host ({platform.node()}) knows no address of {host}; check MASTER_ADDR"
     except ConnectionResetError:
         pass
     except ConnectionRefusedError:
-        return "nothing listens there; is rank 0 up, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
+        return "nothing listens there; is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
     except OSError:
         return f"is it up, and does the network let this host ({platform.node()}) through?"
     return (
@@ -176,8 +176,8 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         room.wait(["begin"], left)
     except dist.DistError as error:  # time is over, or rank 0 has ended
         raise RanksLost(
-            f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): it, or another rank, has not come; "
-            f"rank 0 names who"
+            f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): rank 0 or another rank is missing;  "
+            f"see the output of rank 0"
         ) from error
     return room
 

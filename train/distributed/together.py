@@ -65,7 +65,7 @@ class Together:
 
 
 def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -> tuple[T, int]:
-    """Result of the action on this rank, if it fails on none, and the highest signal number of all ranks."""
+    """Result of the action on this rank, and the highest signal number of all ranks. Any rank's failure is raised."""
     error: UserError | None = None
     try:
         result = action()

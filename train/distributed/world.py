@@ -16,8 +16,6 @@ from torch import Tensor
 
 from errors import RanksLost, UserError
 from machine.ranks import described_ranks
-from pipelines.samples.order import even_share
-from train.config.pretraining import require_whole_micro_batches
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Watchdog, activity
 
@@ -60,8 +58,8 @@ class World:
                 time.sleep(60)  # the watchdog has given its message and ends this process
             reason = str(error).strip().splitlines()[0]
             raise RanksLost(
-                f"another rank has left while this one, which {activity.doing}, exchanged with it: killed, or its "
-                f"host or link is down; look for its own message. Go on with --resume auto ({reason[:200]})"
+                f"another rank has ended during an exchange with this rank, which {activity.doing}: it was killed, or "
+                f"its host or link is down. See that rank's output; go on with --resume auto ({reason[:200]})"
             ) from error
 
     def barrier(self) -> None:
@@ -181,25 +179,3 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
     finally:
         dist.destroy_process_group()
-
-
-def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, *, table: str = "train.") -> range:
-    """The share of a global batch that a rank computes.
-
-    A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
-    content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
-    images. `table` is what the names of the sizes begin with in a message.
-
-    Raises:
-        UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.
-    """
-    require_whole_micro_batches(batch, micro_batch, table)
-    micro_batches = batch // micro_batch
-    if micro_batches < world_size:
-        raise UserError(
-            f"{table}batch = {batch} holds {micro_batches} micro-batches of {micro_batch} images, fewer than the "
-            f"{world_size} ranks: start fewer processes, or set a smaller {table}micro_batch (which changes what batch "
-            "norm sees)."
-        )
-    share = even_share(micro_batches, rank, world_size)
-    return range(share.start * micro_batch, share.stop * micro_batch)

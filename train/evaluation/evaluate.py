@@ -130,7 +130,7 @@ def _measured(
         )
     if labels.labelled and labels.skeleton is not run.network.skeleton:
         raise UserError(
-            f"{index.root} ({index.name}) labels a {labels.skeleton.name}, and {run.path} poses a "
+            f"{index.root} ({index.name}) has labels of a {labels.skeleton.name}, but {run.path} predicts a "
             f"{run.network.skeleton.name}: use another source"
         )
     poses = _ESTIMATES[crop](run.network, index, labels.intrinsics, config, world, progress=progress)

@@ -20,7 +20,7 @@ from train.config.tables import to_dict
 from train.pose.errors import Errors, errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
-from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_hands, paired_difference
+from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
 from train.pose.run import PoseRun
 
 
@@ -100,7 +100,7 @@ def intervals(evaluation: Evaluation, *, resamples: int = 1000) -> dict[str, Int
 
 
 def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
-    """Metrics of `one` minus those of `other` on the samples measured for both, with intervals."""
+    """Difference of the metrics, `one` minus `other`, on the samples measured for both, with intervals."""
     ours, theirs = one.tables(), other.tables()
     return paired_difference(
         {name: ours[name] for name in ours if name in theirs},
@@ -123,7 +123,7 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
-    """Whether, according to the configurations, an evaluation uses images of the run's training."""
+    """Whether the configurations say that an evaluation uses training images of the run."""
     same = attrgetter("source", "root", "part", "annotations")
     return run.step > 0 and any(
         same(source) == same(trained) and {source.split, trained.split} != {"train", "val"}
@@ -136,5 +136,5 @@ def worst_poses(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
     """Rows of the samples with the largest errors after alignment, the worst first."""
     errors = evaluation.errors
     table = errors.in_3d.pa_error_m if "pa_epe_cm" in evaluation.tables() else errors.in_px
-    means = mean_over_hands(table.T)
+    means = mean_over_samples(table.T)
     return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]

@@ -21,7 +21,7 @@ from pipelines.config import each_source
 from train.evaluation.network_errors import Evaluation
 from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
-from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_hands, pck_curve
+from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_samples, pck_curve
 from train.pose.pictures import pose_picture
 from writing import write_text
 
@@ -33,7 +33,7 @@ PCK: Final = {
     "3d_m": ("PCK, camera's frame", "cm", 100.0, "epe_cm"),
     "2d_px": ("PCK, picture", "px", 1.0, "epe_px"),
 }
-"""Curve in the results -> title, unit, that unit over the curve's own, and the metric of the same errors."""
+"""Name of a curve in the results -> title, unit on the page, factor to that unit, and the metric of the same errors."""
 
 
 def results(
@@ -55,7 +55,7 @@ def results(
         "metrics": intervals_for_json(intervals),
         "confidence": 0.95,
         "per_keypoint": {
-            name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_hands(table)), strict=True))
+            name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_samples(table)), strict=True))
             for name, table in tables.items()
         },
         "pck": {
@@ -94,18 +94,18 @@ def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = Fa
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-        limits = "none: one pose only" if np.isnan(interval.low) else f"{low} to {high}"
+        limits = "none: only one pose" if np.isnan(interval.low) else f"{low} to {high}"
         table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits)
     return table
 
 
 def of_poses(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
-    """For each row its file and the mean of each metric over the keypoints; None if not measured."""
+    """For each row: its file, and each metric's mean over the keypoints (None if not measured)."""
     tables, poses = evaluation.tables(), []
     for row in rows:
         pose: dict[str, Any] = {"file": evaluation.index.paths[row]}
         for name, table in tables.items():
-            (pose[name],) = _for_json(mean_over_hands(table[row][:, None]))
+            (pose[name],) = _for_json(mean_over_samples(table[row][:, None]))
         poses.append(pose)
     return poses
 

@@ -41,8 +41,8 @@ def estimate_in_two_passes(
 
     The first box is `FIRST_BOX_FRAC` of the image; the second is the rectangle around the predicted 2D keypoints, in
     whole pixels of the first view. The box's longer side is `BOX_IN_VIEW` of the view's side; the view is black outside
-    the image. The authors' code counts pixels from the first pixel's centre. This function does so for their networks
-    (`pose.first_keypoint = "palm"`), and counts from the corner for ours, as in training.
+    the image. The authors' code counts pixels from the first pixel's centre. For the authors' networks
+    (`pose.first_keypoint = "palm"`), this function does the same. For ours, it counts from the corner, as in training.
 
     Arguments and result as in `estimate_poses`; files that cannot be read have -1 in `samples`, and if all have, it is
     a `UserError`.

@@ -66,7 +66,7 @@ def errors_of(
         "unreadable": np.zeros(len(joints), bool) if unreadable is None else unreadable,
         "without labels": ~(known[0] | known[1]).any(axis=1),
         "label is one point": in_one_place(true, known[0]),
-        "prediction is no number": ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2)),
+        "prediction is not finite": ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2)),
     }
     usable, left_out = np.ones(len(joints), bool), {}
     for reason, found in reasons.items():  # each sample counts only for its first reason

@@ -123,7 +123,7 @@ class PoseLabels:
         Args:
             view: a view of N samples.
             samples: (N,) rows of the samples in these labels, on the CPU.
-            pose: has the root keypoint, and whether keypoint 0 is the wrist or the palm.
+            pose: configuration with the root keypoint, and with the meaning of keypoint 0 (wrist or palm).
             dtype: type of the result.
         """
         rows = samples.numpy()
@@ -152,7 +152,7 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
     Without 3D keypoints, a warning says that only 2D keypoints are learnt.
 
     Raises:
-        UserError: keypoints or camera matrices are missing, or the skeleton is not that of `pose`.
+        UserError: keypoints or camera matrices are missing, or `pose` has another skeleton.
     """
     missing = [name for name in ("K", "xyz_m") if name not in index.targets]
     of_source = np.split(index.keypoints_px, np.cumsum(index.counts)[:-1]) if index.keypoints_px is not None else []
@@ -163,8 +163,8 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
         )
     if index.skeleton.name != pose.skeleton:
         raise UserError(
-            f"{index.root} ({index.name}) labels a {index.skeleton.name}, and pose.skeleton = {pose.skeleton!r}: set "
-            f"pose.skeleton = {index.skeleton.name!r}, or use another source"
+            f"{index.root} ({index.name}) has labels of a {index.skeleton.name}, pose.skeleton is {pose.skeleton!r}: "
+            f"set pose.skeleton = {index.skeleton.name!r}, or use another source"
         )
     labels = PoseLabels.of(index)
     if not labels.in_metres:

@@ -2,8 +2,8 @@
 
 The defaults follow FreiHAND's evaluation script. Per keypoint it takes the mean error, and the trapezoidal area under
 the share of errors within 100 thresholds from 0 to 5 cm; both are averaged over keypoints. It aligns by SciPy's
-orthogonal_procrustes, which may mirror the prediction. Every metric is a mean over hands for each keypoint, then over
-keypoints, so resampling hands gives its confidence interval.
+orthogonal_procrustes, which may mirror the prediction. Every metric is a mean over poses for each keypoint, then over
+keypoints, so resampling poses gives its confidence interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THRESHOLDS_M: Final = np.linspace(0.0, 0.05, 100)
 THRESHOLDS_PX: Final = np.linspace(0.0, 30.0, 100)
 """Thresholds of the PCK curve in 2D."""
 LEAST_KEYPOINTS_TO_ALIGN: Final = 3
-"""Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any hand."""
+"""Smallest number of keypoints for an alignment; with fewer, a similarity transform fits any pose."""
 _EPSILON: Final = 1e-8  # added to divisors, as in FreiHAND's script
 
 
@@ -45,13 +45,13 @@ class Metric(NamedTuple):
 
 METRICS: Final = {
     "pa_epe_cm": Metric(
-        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the hand alone"
+        "PA-EPE", "cm", " (cm)", 2, False, "mean distance after alignment: the shape of the pose alone"
     ),
     "pa_auc": Metric("PA-AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve after alignment, 0 to 5 cm"),
     "pa_epe_px": Metric(
         "PA-EPE", "px", " (px of the source)", 1, False, "mean distance after alignment, in pixels of the source"
     ),
-    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: where the hand is, too"),
+    "epe_cm": Metric("EPE", "cm", " (cm)", 2, False, "mean distance in the camera's frame: shape and place"),
     "auc": Metric("AUC", "", ", 0 to 5 cm", 3, True, "area under the PCK curve in the camera's frame, 0 to 5 cm"),
     "epe_px": Metric(
         "2D EPE", "px", " (px of the source)", 1, False, "mean distance in the picture, in pixels of the source"
@@ -62,11 +62,11 @@ METRICS: Final = {
 
 @dataclass(frozen=True)
 class PoseErrors:
-    """Distances between predicted and true keypoints of N hands; NaN for keypoints that do not count.
+    """Distances between predicted and true keypoints of N poses; NaN for keypoints that do not count.
 
     Attributes:
         error_m: (N, K) metres.
-        pa_error_m: (N, K) metres, after alignment of each hand.
+        pa_error_m: (N, K) metres, after alignment of each pose.
         collapsed: (N,) whether the prediction is a single point.
     """
 
@@ -114,8 +114,7 @@ def pose_errors(
 
 
 def in_one_place(points: npt.ArrayLike, valid: npt.ArrayLike) -> Bools:
-    """Mask (N,) of hands whose two or more valid keypoints are all in one place, so that nothing can be aligned to
-    them.
+    """Mask (N,) of poses with two or more valid keypoints that are all in one place, so that they cannot be aligned.
 
     `points` is (N, K, 3), `valid` (N, K); points that are not valid may have any value.
     """
@@ -132,7 +131,7 @@ def align(
     valid: npt.ArrayLike | None = None,
     proper_rotation: bool = False,
 ) -> Floats:
-    """Align each prediction to its true hand by the best similarity transform (Procrustes).
+    """Align each prediction to its true pose by the best similarity transform (Procrustes).
 
     Arguments and errors as `pose_errors`.
 
@@ -146,8 +145,8 @@ def align(
     one_point = in_one_place(true, counts)
     if one_point.any():
         raise ValueError(
-            f"true_m: all keypoints of hand {int(one_point.argmax())} ({int(one_point.sum())} such) are in one place, "
-            "so nothing can be aligned to it; expected a hand, so mark it as not valid"
+            f"true_m: {int(one_point.sum())} poses have all keypoints in one place, pose {int(one_point.argmax())} the "
+            "first, so nothing can be aligned to them. Mark them as not valid."
         )
     true_shape, shape = true_shape / (true_size + _EPSILON), shape / (size + _EPSILON)
     # The orthogonal R that makes |true R - predicted| least, from the singular values of true^T predicted.
@@ -167,7 +166,7 @@ def pixel_errors(predicted_px: npt.ArrayLike, true_px: npt.ArrayLike, *, valid: 
 
 
 def score_tables(errors: PoseErrors) -> dict[str, Floats]:
-    """Tables (N, K) of the four metrics in 3D: the mean over hands, then over keypoints, is the metric.
+    """Tables (N, K) of the four metrics in 3D. The mean over poses, then over keypoints, is the metric.
 
     In the tables of the AUC, an entry is the area under the step function of one error.
     """
@@ -187,19 +186,19 @@ def confidence_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Bootstrap intervals (percentiles) of metrics, by resampling hands.
+    """Bootstrap intervals (percentiles) of metrics, by resampling poses.
 
     They do not include the variation between training runs, which needs several seeds. With a single group there is no
     interval, since all resamples are the same.
 
     Args:
         tables: (N, K) each, from `score_tables`, or differences of two; NaN if a keypoint does not count.
-        groups: (N,) group numbers. Hands that depend on each other, such as the backgrounds of a pose, have the same
-            number and are drawn together. By default every hand is a group.
+        groups: (N,) group numbers. Samples that depend on each other, such as one pose before several backgrounds, have
+            the same number and are drawn together. By default every sample is a group.
         confidence: share of the resamples inside the interval.
 
     Raises:
-        ValueError: there are no hands, or a table has another number of rows.
+        ValueError: there are no samples, or a table has another number of rows.
     """
     rows = {name: len(table) for name, table in tables.items()}
     count = next(iter(rows.values()), 0)
@@ -231,13 +230,14 @@ def paired_difference(
     groups: npt.ArrayLike | None = None,
     resamples: int = 1000,
 ) -> dict[str, Interval]:
-    """Metrics of one run minus those of another on the same hands, with intervals as in `confidence_intervals`.
+    """Difference of the metrics of two runs on the same samples, with intervals as in `confidence_intervals`.
 
-    The difficulty of a hand cancels in the difference, so smaller differences can be detected than with two intervals.
+    The difficulty of a sample cancels in the difference, so smaller differences can be detected than with two
+    intervals.
 
     Args:
         tables: (N, K) each, of the first run.
-        other: tables of the other run, with the same names and the same hands row by row.
+        other: tables of the other run, with the same names and the same samples row by row.
         groups: as in `confidence_intervals`; the same for `resamples`.
 
     Raises:
@@ -245,20 +245,20 @@ def paired_difference(
     """
     shapes, others = ({name: table.shape for name, table in t.items()} for t in (tables, other))
     if shapes != others:
-        raise ValueError(f"tables {shapes} and {others} are not of the same hands")
+        raise ValueError(f"tables {shapes} and {others} are not of the same samples")
     differences = {name: tables[name] - other[name] for name in tables}
     return confidence_intervals(differences, groups=groups, resamples=resamples)
 
 
-def mean_over_hands(table: Floats) -> Floats:
-    """Mean over hands, (N, K) -> (K,), without NaN; NaN for a keypoint without any value."""
+def mean_over_samples(table: Floats) -> Floats:
+    """Mean over poses, (N, K) -> (K,), without NaN; NaN for a keypoint without any value."""
     means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
 
 
 def metric_of(table: Floats) -> float:
-    """The metric of a table (N, K): the mean over hands, then over keypoints with a value; NaN if there is none."""
-    values = mean_over_hands(table)
+    """The metric of a table (N, K): the mean over poses, then over keypoints with a value; NaN if there is none."""
+    values = mean_over_samples(table)
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
@@ -266,7 +266,7 @@ def metric_of(table: Floats) -> float:
 def _checked(
     predicted: npt.ArrayLike, true: npt.ArrayLike, valid: npt.ArrayLike | None, *, dimensions: int
 ) -> tuple[Floats, Floats, Bools]:
-    """Both arrays as float64, with zeros for keypoints that do not count, and the mask of those that do."""
+    """Both arrays as float64, with zeros for keypoints that do not count, and the mask of keypoints that count."""
     ours, theirs = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     if theirs.ndim != 3 or theirs.shape[2] != dimensions or ours.shape != theirs.shape or not theirs.size:
         raise ValueError(
@@ -282,7 +282,7 @@ def _checked(
         bad = np.flatnonzero((~np.isfinite(points).all(axis=2) & counts).any(axis=1))
         if len(bad):
             raise ValueError(
-                f"{name}: {len(bad)} of {len(points)} hands have keypoints that are no numbers, hand {bad[0]} the "
+                f"{name}: {len(bad)} of {len(points)} poses have keypoints that are not finite, pose {bad[0]} the "
                 "first; leave them out with valid, and say how many they were"
             )
     keep = counts[..., None]

@@ -50,7 +50,7 @@ def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequ
                 f"best {title} {best[last]:.2f} {unit}", (best["step"], best[last]), xytext=(0, 6),
                 textcoords="offset points", ha="right", color=colour,
             )  # fmt: skip
-            axes[-1].set_ylabel(f"held-out hands [{unit}]")
+            axes[-1].set_ylabel(f"held-out images [{unit}]")
             axes[-1].legend(frameon=False)
         for axis in axes:
             log_axis(axis)
@@ -70,7 +70,8 @@ def save_predictions(path: Path, poses: Poses, labels: PoseLabels) -> None:
 def pose_picture(poses: Poses, shown: int, labels: PoseLabels, sample: int, *, depth: bool) -> Image:
     """Draw a pose in three pictures: the label, the prediction, and both from the side.
 
-    The poses have the view of number `shown`; the label is that of `sample`. Without depths the third picture is empty.
+    `shown` is the number of the view in `poses`; `sample` is the row of its label. Without depths the third picture is
+    empty.
     """
     image, row, skeleton = poses.images[shown], int(poses.image_rows[shown]), labels.skeleton
     large: Image = np.asarray(cv2.resize(image, (POSE_PX, POSE_PX), interpolation=cv2.INTER_CUBIC), np.uint8)

@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json, regular
+from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
+from pipelines.sources.folder import load_folder
 from train.distributed.world import World, described_world
 from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
@@ -54,11 +56,12 @@ def predict(
     out: Path,
     *,
     box_px: Box | None = None,
+    boxes: Path | None = None,
     intrinsics: Path | None = None,
     scale_m: float | None = None,
     progress: Progress | None = None,
 ) -> Predicted:
-    """Predict the pose in each readable picture, and write a drawing and a JSON file of it.
+    """Predict the pose in each readable picture, or each box of it, and write a drawing and a JSON file of it.
 
     OpenCV decodes the pictures, with the EXIF orientation applied, since it reads more formats than training does. They
     then pass the training loader without augmentation.
@@ -69,6 +72,8 @@ def predict(
         out: folder for the results.
         box_px: x0, y0, x1, y1 of a box around the hand or body, in pixels of the picture as displayed; None: the whole
             picture.
+        boxes: a file of boxes, as `data.box`; then `images` is the folder that its names count from. Each hand is a
+            prediction; left ones are mirrored for the network.
         intrinsics: JSON file with the camera matrix of the pictures; None: the focal length is the picture's longer
             side and the principal point its centre.
         scale_m: length of the skeleton's reference bone in metres; None: the pose is in units of that length.
@@ -76,23 +81,26 @@ def predict(
     Raises:
         UserError: an argument cannot be used, or no picture can be read.
     """
-    found = find_images(images)
-    if box_px is not None and len(found) > 1:
-        raise UserError(f"--box names one place, and there are {len(found)} pictures: predict them one by one")
+    seen = _pictures(images, box_px) if boxes is None else _pictures_with_boxes(images, boxes)
     loaded = load_pose_run(run, described_world().device)
     given = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes, unreadable = _sizes_px(found)
-    files, sizes_px = list(sizes), list(sizes.values())
-    names = result_names(files, out, inputs=[*found, *([] if intrinsics is None else [intrinsics])])
-    cameras = [assumed_intrinsics(*size) if given is None else given for size in sizes_px]
-    boxes = _boxes(box_px, sizes_px, loaded)
-    first = _estimate(loaded, files, boxes, cameras, progress)
-    second = None if box_px is not None else _second_look(loaded, files, first, cameras)
+    sizes, unreadable = _sizes_px([seen.path(row) for row in range(len(seen))])
+    seen = seen.select(np.array([row for row in range(len(seen)) if seen.path(row) in sizes], np.int64))
+    files = [seen.path(row) for row in range(len(seen))]
+    if box_px is not None:
+        _check_box(box_px, sizes[files[0]])
+    inputs = [*files, *(file for file in (intrinsics, boxes) if file is not None)]
+    names = result_names(files, out, inputs=inputs)
+    cameras = [assumed_intrinsics(*sizes[file]) if given is None else given for file in files]
+    seen.box_px[:, 2] *= loaded.box_margin  # 0 for a whole picture
+    with_box = seen.box_px[:, 2] > 0
+    first = _estimate(loaded, seen, cameras, progress)
+    second = None if with_box.all() else _second_look(loaded, seen, first, cameras)
     try:
         out.mkdir(parents=True, exist_ok=True)
         results = []
         for row, file in enumerate(files):
-            needed, note = _box_needed(loaded, first, second, row, sizes_px[row])
+            needed, note = _box_needed(loaded, first, None if with_box[row] else second, row, sizes[file])
             result = Prediction(
                 image=file,
                 picture=out / f"{names[row]}.png",
@@ -102,6 +110,7 @@ def predict(
                 unit="reference_bone" if scale_m is None else "m",
                 box_px=_shown_px(first, row, loaded.config.geometry.side_px),
                 intrinsics=cameras[row].astype(np.float64),
+                mirrored=seen.mirror is not None and bool(seen.mirror[row]),
                 intrinsics_assumed=given is None,
                 box_needed=needed,
                 note=note,
@@ -184,6 +193,7 @@ def as_json(result: Prediction, run: PoseRun) -> dict[str, Any]:
         "unit": result.unit,
         "scale_normalised": result.unit != "m",
         "box_px": [round(edge, 2) for edge in result.box_px],
+        "mirrored": result.mirrored,
         "box_needed": result.box_needed,
         "intrinsics": result.intrinsics.tolist(),
         "intrinsics_assumed": result.intrinsics_assumed,
@@ -200,9 +210,9 @@ def read_picture(file: str) -> Image:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a picture") from error
     except cv2.error as error:  # the header has more pixels than OpenCV allows
-        raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it anew") from error
+        raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it again") from error
     if decoded is None:
-        raise UserError(f"{file} is no picture that can be read: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
+        raise UserError(f"{file} is not a readable picture: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
     height, width, _ = decoded.shape
     if not MIN_PIXELS <= height * width <= MAX_PIXELS:
         raise UserError(
@@ -260,13 +270,32 @@ def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
         return False
 
 
-def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun) -> npt.NDArray[np.float32]:
-    if box_px is None:
-        return np.tile(np.array(WHOLE_IMAGE, np.float32), (len(sizes_px), 1))
+def _pictures(images: Sequence[str], box_px: Box | None) -> Index:
+    """The pictures as they are named, seen whole, or one of them with a box."""
+    found = find_images(images)
+    if box_px is not None and len(found) > 1:
+        raise UserError(
+            f"--box names one place, and there are {len(found)} pictures: predict them one by one, or give a file of "
+            "boxes"
+        )
+    squares = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(found), 1))
+    if box_px is not None:
+        squares = squares_around(np.array([box_px[:2]]), np.array([box_px[2:]]))
+    return Index("pictures", Path(), [str(file) for file in found], squares)
+
+
+def _pictures_with_boxes(images: Sequence[str], boxes: Path) -> Index:
+    """The hands of a file of boxes, as pre-training takes them."""
+    if len(images) != 1 or not Path(images[0]).is_dir():
+        raise UserError(f"--box {boxes}: expected the one folder that its names count from, found {' '.join(images)}")
+    return load_folder(DataConfig("folder", images[0], box=str(boxes)))
+
+
+def _check_box(box_px: Box, size_px: tuple[int, int]) -> None:
     x0, y0, x1, y1 = box_px
-    (width, height), *_ = sizes_px
+    width, height = size_px
     if not (np.isfinite(box_px).all() and x0 < x1 and y0 < y1):
-        raise UserError(f"--box {x0:g},{y0:g},{x1:g},{y1:g} is no box: expected x0,y0,x1,y1 with x0 < x1 and y0 < y1")
+        raise UserError(f"--box {x0:g},{y0:g},{x1:g},{y1:g} is not a box: expected x0,y0,x1,y1, x0 < x1 and y0 < y1")
     if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
         raise UserError(
             f"--box {x0:g},{y0:g},{x1:g},{y1:g} lies outside the picture of {width} x {height} pixels: "
@@ -277,42 +306,33 @@ def _boxes(box_px: Box | None, sizes_px: Sequence[tuple[int, int]], run: PoseRun
             f"--box {x0:g},{y0:g},{x1:g},{y1:g} is smaller than {LEAST_SIDE_PX:g} pixels: expected pixels of the "
             f"picture of {width} x {height}, not fractions of it"
         )
-    squares = squares_around(np.array([[x0, y0]]), np.array([[x1, y1]]))
-    squares[:, 2] *= run.box_margin
-    return squares
 
 
 class _Pictures(Store):
-    """Pictures of any kind as training's loader reads them: upright, eight bits, no alpha."""
+    """Pictures of any kind as PNGs that the training loader reads: upright, eight bits, no alpha."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
+    def __init__(self, pictures: Index) -> None:
+        self._pictures = pictures
 
     def read(self, row: int) -> bytes:
-        bgr = read_picture(str(self._files[row]))[..., ::-1]
+        bgr = read_picture(str(self._pictures.path(row)))[..., ::-1]
         return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
 
 
 def _estimate(
-    run: PoseRun,
-    files: Sequence[Path],
-    boxes_px: npt.NDArray[np.float32],
-    cameras: Sequence[npt.NDArray[np.float32]],
-    progress: Progress | None = None,
+    run: PoseRun, pictures: Index, cameras: Sequence[npt.NDArray[np.float32]], progress: Progress | None = None
 ) -> Poses:
-    index = Index("pictures", Path(), [str(file) for file in files], boxes_px, store=_Pictures(files))
+    index = dataclasses.replace(pictures, store=_Pictures(pictures))
     world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)
 
 
-def _second_look(
-    run: PoseRun, files: Sequence[Path], first: Poses, cameras: Sequence[npt.NDArray[np.float32]]
-) -> Poses:
+def _second_look(run: PoseRun, pictures: Index, first: Poses, cameras: Sequence[npt.NDArray[np.float32]]) -> Poses:
     """Predict again on the part of the picture around the first prediction."""
     boxes_px = squares_around(first.keypoints_px.min(axis=1), first.keypoints_px.max(axis=1))
     boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * run.box_margin
-    return _estimate(run, files, boxes_px, cameras)
+    return _estimate(run, dataclasses.replace(pictures, box_px=boxes_px), cameras)
 
 
 def _box_needed(
@@ -344,8 +364,8 @@ def _box_needed(
 
 
 def _shown_px(poses: Poses, row: int, side_px: int) -> Box:
-    """Edges, in the picture, of the square that the network saw."""
+    """Edges, in the picture, of the square that the network saw, mirrored or not."""
     matrix = poses.source_to_view_px[row]
-    x0, y0 = np.linalg.solve(matrix[:, :2], -matrix[:, 2])
-    x1, y1 = np.linalg.solve(matrix[:, :2], side_px - matrix[:, 2])
+    one, other = (np.linalg.solve(matrix[:, :2], corner - matrix[:, 2]) for corner in (0, side_px))
+    (x0, x1), (y0, y1) = sorted((one[0], other[0])), sorted((one[1], other[1]))
     return float(x0), float(y0), float(x1), float(y1)

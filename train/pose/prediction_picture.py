@@ -19,7 +19,7 @@ from train.pose.metrics import Floats
 Box = tuple[float, float, float, float]
 
 _LONGEST_PX = 1024
-"""Longest side of a drawn picture. Coordinates stay those of the original."""
+"""Longest side of a drawn picture. Coordinates refer to the original picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Prediction:
             without depths.
         unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
         box_px: x0, y0, x1, y1 of the square that the network saw; it may extend beyond the picture.
+        mirrored: the network saw the square in a mirror, left for right; a left hand. The other values are those of the
+            picture itself.
         intrinsics: (3, 3), as given or assumed.
         box_needed: "no" if a box was given; else "likely" or "unknown", with the reason in `note`.
     """
@@ -45,6 +47,7 @@ class Prediction:
     joints: Floats | None
     unit: Literal["m", "reference_bone"]
     box_px: Box
+    mirrored: bool
     intrinsics: Floats
     intrinsics_assumed: bool
     box_needed: Literal["no", "likely", "unknown"]
@@ -73,10 +76,11 @@ def save_prediction(path: Path, image: Image, result: Prediction) -> None:
         whole.set_xlim(0, width)
         whole.set_ylim(height, 0)
         whole.set_title(printable(result.image.name)[-60:], fontsize=9, parse_math=False)
-        crop.set_xlim(x0, x1)
+        crop.set_xlim(*((x1, x0) if result.mirrored else (x0, x1)))
         crop.set_ylim(y1, y0)
         crop.set_aspect("equal")
-        crop.set_title("what the network was shown", fontsize=9)
+        mirrored = ", mirrored" if result.mirrored else ""
+        crop.set_title(f"what the network was shown{mirrored}", fontsize=9)
         if result.joints is not None:
             space = figure.add_subplot(1, 3, 3, projection="3d")
             _draw_space(space, result.joints, result.unit, result.skeleton)

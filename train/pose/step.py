@@ -23,8 +23,8 @@ class PoseLosses(NamedTuple):
 
     Attributes:
         keypoints_px: mean absolute error of the 2D keypoints' coordinates.
-        depth: of the root-relative depths.
-        root_depth: of the refined root depth; 0 where the network does not refine.
+        depth: mean absolute error of the root-relative depths.
+        root_depth: mean absolute error of the refined root depth; 0 if the network does not refine.
     """
 
     keypoints_px: Tensor
@@ -68,10 +68,10 @@ class PoseStep(MicroBatchStep):
     """Loss and gradient of one global batch. Other attributes as `MicroBatchStep`.
 
     Attributes:
-        forward: views (n, 3, S, S) uint8 and intrinsics (n, 3, 3) to poses; may be compiled.
+        forward: computes poses from views (n, 3, S, S) uint8 and intrinsics (n, 3, 3); may be compiled.
         refined: whether the network refines the root's depth.
-        weights: of the losses.
-        autocast_dtype: 16-bit type for the network; None for none.
+        weights: weights of the losses.
+        autocast_dtype: 16-bit type for the network; None: no autocast.
     """
 
     forward: Callable[[Tensor, Tensor], PoseOutput]
@@ -80,11 +80,11 @@ class PoseStep(MicroBatchStep):
     autocast_dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     def __call__(self, batch: Batch, targets: PoseTargets) -> PoseStepResult:
-        """Leaves the gradient of the mean loss over the global batch in `.grad`, in place of what was there.
+        """Write the gradient of the mean loss over the global batch to `.grad`. Earlier gradients are dropped.
 
         Args:
             batch: this rank's share of the global batch, on its device; the first view is used.
-            targets: of that view.
+            targets: targets of the first view.
 
         Raises:
             ValueError: the batch is of another size than this rank's share.

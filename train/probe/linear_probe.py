@@ -1,4 +1,4 @@
-"""Whether an encoder learns what keypoints need: a linear read-out of its frozen features, measured while it trains."""
+"""Linear probe: measures during training how well keypoints can be read from the encoder's frozen features."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _SHARE = 1 / 16  # of the images that are trained on between two probes
 
 
 class Probe:
-    """Labelled images as canonical views in memory, each rank's share of them, and what is to be read out of them.
+    """This rank's share of the labelled images, as canonical views in memory, and the targets of all images.
 
-    That is 2.5D: x and y of each keypoint over the view's side, and its depth relative to the root's over the reference
-    bone's length. With the root's true depth it becomes 3D.
+    A target is a 2.5D pose: x and y of each keypoint, as fractions of the view's side, and its depth minus the root's,
+    over the reference bone's length. With the root's true depth, the pose becomes 3D.
 
     Args:
         index: the images.
         rows: (N,) of the index. A file that cannot be read is left out.
-        fitted: (N,) which of them the read-out is fitted to; it is measured on the others.
-        config: how the run makes views, and its table `probe`.
+        fitted: (N,) bool, the rows on which the probe is fitted. Its error is measured on the others.
+        config: configuration of the run.
         world: this rank among all.
 
     Raises:
@@ -85,16 +85,16 @@ class Probe:
 
     @property
     def usable(self) -> bool:
-        """Whether there are images to fit to, and others to measure."""
+        """Whether there are images to fit on, and other images to measure on."""
         return bool(self._fitted.sum() > 1) and bool(self._measured.any())
 
     def figures(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> dict[str, float]:
-        """How well keypoints are read out of the encoder as it is; the same on all ranks. The network stays as it was.
+        """Fit the probe to the present encoder and measure it. The result is the same on all ranks.
 
         Returns:
-            On the images that were not fitted to: "epe_px_of_224", the mean 2D error in pixels of a canonical view of
-            224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN if a feature is no
-            number.
+            Errors on the images that were not used for fitting: "epe_px_of_224", the mean 2D error in pixels of a
+            canonical view of 224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN
+            if a feature is not finite.
         """
         figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan)
         features = self._features(network, autocast_dtype)
@@ -108,7 +108,7 @@ class Probe:
         return figures
 
     def _features(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> Tensor:
-        """(N, D) float64, on the CPU."""
+        """Features (N, D) of all images, float64, on the CPU. The network's mode is restored."""
         device, training = self._world.device, network.training
         network.eval()
         found = []
@@ -126,7 +126,7 @@ class Probe:
         return self._world.sum_(everything)[: len(self._targets)].cpu()
 
     def _in_3d_m(self, table: Tensor) -> Tensor:
-        """Hands (M, K, 3) in metres of 2.5D (M, 3 K) of the measured images."""
+        """Convert 2.5D poses (M, 3 K) of the measured images to 3D poses (M, K, 3) in metres."""
         cameras = self._cameras[self._measured]
         intrinsics, root_depth, scale_m = cameras[:, :9].reshape(-1, 3, 3), cameras[:, 9:10], cameras[:, 10]
         depth = root_depth + table[:, 2 * self._keypoints :]
@@ -134,7 +134,7 @@ class Probe:
         return back_project(normalized, depth) * scale_m[:, None, None]
 
     def _in_2d(self, table: Tensor) -> Tensor:
-        """Keypoints (M, K, 2), in sides of the view, of a table that begins with them."""
+        """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D poses."""
         return table[:, : 2 * self._keypoints].reshape(len(table), -1, 2)
 
 
@@ -146,17 +146,17 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
         complete = int(np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2)).sum())
         every = config.probe.every_epochs
         log.info(
-            "no probe: %s (%s) has %d images, %d of them with all keypoints; with probe.every_epochs = %g it needs "
-            "about %d, %d of them with all keypoints",
+            "no probe: %s (%s) has %d images, %d with all keypoints; expected about %d images, %d with all keypoints, "
+            "at probe.every_epochs = %g",
             *(index.root, index.name, len(index), complete),
-            *(every, math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED),
+            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED, every),
         )
         return None
     return probe
 
 
 def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
-    """Rows (N,) of the images to probe, and (N,) which of them to fit to; a group stays together.
+    """Rows (N,) of the images to probe, and (N,) bool, the rows to fit on. A group stays together.
 
     All of their keypoints are known, and their depths, if there are any in the index.
     """

@@ -12,10 +12,10 @@ class Ridge(NamedTuple):
     """A linear map that was fitted to features (N, D) and targets (N, T).
 
     Attributes:
-        mean: (D,) of the features.
-        deviation: (D,), their population's; 1 where a feature is constant.
-        coefficients: (D, T), of standardised features.
-        intercept: (T,).
+        mean: (D,) mean of the features.
+        deviation: (D,) standard deviation of the features (divisor N); 1 where a feature is constant.
+        coefficients: (D, T) coefficients of the standardised features.
+        intercept: (T,) mean of the targets.
     """
 
     mean: Tensor
@@ -24,12 +24,12 @@ class Ridge(NamedTuple):
     intercept: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Predicts T targets from D features: (M, D) -> (M, T)."""
+        """Predict T targets from D features: (M, D) -> (M, T)."""
         return (features - self.mean) / self.deviation @ self.coefficients + self.intercept
 
 
 def fit_ridge(features: Tensor, targets: Tensor, alpha: float) -> Ridge:
-    """Least |targets - X W - b|^2 + alpha |W|^2, X being the standardised features; b is not penalised.
+    """Minimise |targets - X W - b|^2 + alpha |W|^2, where X are the standardised features; b is not penalised.
 
     scikit-learn's StandardScaler and Ridge(alpha) give the same map.
 

@@ -58,7 +58,7 @@ def line_chart(
     percent: bool = False,
     level: tuple[float, str] | None = None,
 ) -> Chart:
-    """At least one line over a common axis.
+    """A chart of at least one line over a common axis.
 
     The y axis is logarithmic, or shows a share of one in percent. `level` is the value and name of a dashed line.
     """

@@ -77,8 +77,8 @@ def read_run(root: Path) -> Run:
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"{root} is no run's folder: config.toml cannot be read ({why}); expected a folder that pretrain or "
-            "finetune wrote. Name one"
+            f"{root} is not a run's folder: config.toml cannot be read ({why}); expected a folder that pretrain or "
+            "finetune wrote. Name such a folder"
         ) from error
     kind: Kind = "fine-tuning" if "pose" in config else "pre-training"
     if not _is_of_run(config):
@@ -166,7 +166,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(regular(file).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read ({error}); expected JSON. Make it anew") from error
+        raise UserError(f"{file} cannot be read ({error}); expected JSON. Make it again") from error
     if not isinstance(content, dict):
-        raise UserError(f"{file} holds no object; expected what evaluate or predict writes. Make it anew")
+        raise UserError(f"{file} holds no object; expected what evaluate or predict writes. Make it again")
     return content

@@ -94,7 +94,7 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
     validations = [row for run in runs for row in run.validations]
     if validations:
         in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
-        name, title = ("pa_epe_cm", "Held-out hands, PA-EPE [cm]") if in_3d else ("epe_px", "Held out, 2D EPE [px]")
+        name, title = ("pa_epe_cm", "Held out, PA-EPE [cm]") if in_3d else ("epe_px", "Held out, 2D EPE [px]")
         lines = _lines([run.validations for run in runs], name, dots=True)
         charts.append(line_chart(title, lines, x_label="step", log=True))
     text = "The losses on augmented training images, and the error on images that were not trained on."

@@ -59,7 +59,7 @@ def predictions(folder: Path | None) -> list[Gallery]:
         return []
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run it first")
+        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
     tiles = []
     for file in files[:SHOWN]:
         said, picture = read_json(file), cv2.imread(str(file.with_suffix(".png")))
@@ -79,8 +79,8 @@ def predictions(folder: Path | None) -> list[Gallery]:
     return [Gallery("Predictions", text, tiles, wide=True)]
 
 
-def hands(found: Measured | None) -> list[Gallery]:
-    """Held-out samples of the first run: some, and those with the largest errors."""
+def held_out(found: Measured | None) -> list[Gallery]:
+    """Held-out samples of the first run: samples from validation, and those with the largest errors."""
     if found is None:
         return []
     run, alt, galleries = found.runs[0], "label, prediction and both from the side", []
@@ -92,9 +92,9 @@ def hands(found: Measured | None) -> list[Gallery]:
     sheet = run.folder.root / "evaluation" / "worst.png"
     if run.evaluation is not None and sheet.exists():
         pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
-        hands = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
+        worst = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
         text = f"The samples on which “{run.name}” has the largest errors after alignment."
-        tiles = [_tile(picture, alt, _errors_of(hand)) for picture, hand in hands]
+        tiles = [_tile(picture, alt, _errors_of(pose)) for picture, pose in worst]
         galleries.append(Gallery("Largest errors", text, tiles))
     return galleries
 
@@ -109,7 +109,7 @@ def _sheet(path: Path, height: int, width: int) -> list[Image]:
     try:
         return read_sheet(path, height=height, width=width)
     except OSError as error:
-        raise UserError(f"{error}; expected the pictures that a run or evaluate wrote. Make it anew") from error
+        raise UserError(f"{error}; expected the pictures that a run or evaluate wrote. Make it again") from error
 
 
 def _tile(picture: Image, alt: str, caption: str = "") -> Tile:

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from train.pose.metrics import METRICS, Metric
 from train.report.contents import Measured
 
-NO_INTERVAL: Final = "no interval: all hands are of one pose"
+NO_INTERVAL: Final = "no interval: there is only one pose"
 
 Mark = Literal["", "better", "worse", "open"]
 
@@ -97,8 +97,8 @@ def facts(found: Measured) -> list[str]:
         f"Measured on {first['images']} images of {first['data']}"
         + (f", left out: {', '.join(left_out)}" if left_out else "")
         + f". Alignment: {first['alignment']}.",
-        "Intervals are 95 %, bootstrapped over hands. They do not know the luck of a training run, and there is one "
-        "run of each: another seed may say otherwise.",
+        "Intervals are 95 %, bootstrapped over images. They do not include the variation between training runs: with "
+        "other seeds, the result may differ.",
     ]
     if found.elsewhere:
         names = ", ".join(f"“{run.name}”" for run in found.elsewhere)

@@ -34,7 +34,7 @@ def write_report(
         figures = {"table": [], "verdict": "", "facts": []} if found is None else {
             "table": numbers.table(found), "verdict": numbers.verdict(found), "facts": numbers.facts(found)
         }  # fmt: skip
-        error_curves, worst = curves.error_curves(found), galleries.hands(found)
+        error_curves, worst = curves.error_curves(found), galleries.held_out(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error

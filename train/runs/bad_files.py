@@ -79,11 +79,11 @@ class BadFiles:
             if share > limit:
                 of = "" if len(self._limits) == 1 else f"{number}."
                 raise UserError(
-                    f"{share:.2%} of what was drawn from {self._names[number]} up to step {self._state.steps_done} "
+                    f"{share:.2%} of the images drawn from {self._names[number]} up to step {self._state.steps_done} "
                     f"cannot be used, more than data.{of}max_bad_share = {limit:g}: {self._summary(number)}, "
-                    f"listed in {self._file}; the run is saved. Mend the data; or list the bad with "
-                    f"'python cli.py check-data' and start anew with data.{of}bad_list; or raise the limit and go on "
-                    f"with --resume auto"
+                    f"listed in {self._file}. The run is saved. Mend the data and start a new run; or list the bad "
+                    f"files with 'python cli.py check-data' and start a new run with data.{of}bad_list; or raise the "
+                    f"limit and go on with --resume auto"
                 )
 
     def _per_source(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -69,8 +69,8 @@ class Checkpoints:
             torn.append(path)
         if torn:
             raise UserError(
-                f"{torn[0]} is no checkpoint, or a torn one, and so is every other in {self.folder}: restore one of "
-                f"them, or start a new run with --set run.out=..."
+                f"{self.folder} holds no usable checkpoint: {torn[0]} and all others are damaged, or not checkpoints. "
+                f"Restore one of them, or start a new run with --set run.out=..."
             )
         return None
 
@@ -91,7 +91,7 @@ class Checkpoints:
 
 
 def not_written(what: str, error: OSError, left: str = "") -> UserError:
-    """What the disk refused to a run: what cannot be written, why, what is left, and how to go on."""
+    """The `UserError` of a run that cannot write a file: what, why, what is left, and how to continue."""
     remedy = "Make room or set the folder's rights, then go on with --resume auto"
     return UserError(f"{what}: {error.strerror or error}{left}. {remedy}")
 
@@ -102,7 +102,7 @@ def find_checkpoint(source: Path, expected: str) -> Path:
     No such path, or a folder without a checkpoint, is a `UserError` with the text `expected`.
     """
     if not source.exists():
-        raise UserError(f"{source} is no file and no folder; expected {expected}")
+        raise UserError(f"{source} does not exist; expected {expected}")
     if not source.is_dir():
         return source
     path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
@@ -225,7 +225,7 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
     try:
         if not is_whole(path):
             raise UserError(
-                f"{path} is no checkpoint, or a torn one: expected a whole file that training wrote. Name another one, "
+                f"{path} is damaged, or not a checkpoint: expected a whole file that training wrote. Name another one, "
                 f"such as one in the folder checkpoints/ of the same run"
             )
         state: Any = torch.load(path, map_location=map_location, weights_only=True)
@@ -236,7 +236,7 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
     except (
         Exception
     ) as error:  # torch raises many kinds of errors for other files; its messages advise running their code
-        raise _foreign(path, "it is no archive of tensors and plain values") from error
+        raise _foreign(path, "it is not an archive of tensors and plain values") from error
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise _foreign(path, "it has no format")
     if state["format"] != FORMAT:

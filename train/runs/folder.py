@@ -73,7 +73,7 @@ class RunFolder:
             return
         if not self.config_file.exists() or not (self.versions_file.exists() or self._has_saved()):
             raise UserError(
-                f"run.out = {self.root} holds files that are no run's: name another folder with --set run.out=..."
+                f"run.out = {self.root} holds files, but not a run: name another folder with --set run.out=..."
             )
         if not self._has_saved():
             return
@@ -156,7 +156,7 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that a run depends on besides its configuration."""
+    """Versions of the programs and libraries that a run depends on."""
     system = f"{platform.system()} {platform.machine()}"
     found = {"python": platform.python_version(), "system": system, "commit": _commit()}
     packages = ("nvidia-dali-cuda120", "torch", "torchvision", "numpy", "opencv-python-headless", "numba")

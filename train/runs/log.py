@@ -90,7 +90,8 @@ class RunLog:
     def write_validation(self, row: Mapping[str, float]) -> None:
         """Write a row of validation.jsonl.
 
-        A row of fine-tuning must have step, epe_cm, pa_epe_cm and epe_px; a probe's step, pa_epe_cm and epe_px_of_224.
+        A row of fine-tuning must have step, epe_cm, pa_epe_cm and epe_px. A row of a probe must have step, pa_epe_cm
+        and epe_px_of_224.
         """
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")

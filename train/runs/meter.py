@@ -1,4 +1,4 @@
-"""Measures the loop and writes down what it measured."""
+"""Measures the training loop and writes the metrics."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
 
 
 class Straggler:
-    """Reports a rank that slows the others down clearly, over several log intervals.
+    """Reports a rank that slows the others down clearly in several log intervals in a row.
 
-    One slow interval is a hiccup, and of two ranks one is always the slower.
+    A single slow interval is not reported.
     """
 
     def __init__(self) -> None:
         self._rank, self._times = -1, 0
 
     def seen(self, ranks: Sequence[RankTime], step_s: float) -> str | None:
-        """Look at the means of one log interval's steps, by rank, and the mean time of a step.
+        """Take the mean times of a log interval: those of each rank, and that of a step.
 
-        One line when it has been the same rank for `_TIMES` intervals; then nothing until it has caught up.
+        Returns a line when the same rank was clearly slower in `_TIMES` intervals; then None until it has caught up.
         """
         rank, ratio = slowest_rank(ranks)
         slow = ranks[rank]
@@ -83,13 +83,13 @@ class Straggler:
         if self._times != _TIMES:
             return None
         return (
-            f"rank {rank} on {slow.host} holds the others up, {ratio:.1f} x the median for its share: per step "
-            f"{slow.passes_s:.3f} s for its passes and {slow.waited_s:.3f} s of waiting for data"
+            f"rank {rank} on {slow.host} slows the others down: {ratio:.1f} x the median time per image; per step "
+            f"{slow.passes_s:.3f} s of computing and {slow.waited_s:.3f} s of waiting for data"
         )
 
 
 class Meter:
-    """Measures the loop and writes down what it measured."""
+    """Measures the training loop and writes the metrics."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Meter:
                     file.close()
 
     def check(self) -> None:
-        """Hear, once, of a checkpoint or a log that this rank could not write, as a `UserError`; waits for nothing."""
+        """Raise a `UserError`, once, if this rank could not write a checkpoint or a log. Does not wait."""
         self._writer.check()
         error, self._error = self._error, None
         if error is not None:
@@ -132,7 +132,7 @@ class Meter:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """What cannot be written is told by `check`, before the next step: here, other ranks would wait."""
+        """Keep an OSError of the block until `check` raises it before the next step. Here, other ranks would wait."""
         try:
             yield
         except OSError as error:
@@ -187,7 +187,7 @@ class Meter:
         self._steps, self._since = 0, time.perf_counter()
 
     def _slowest(self, mine: RankTime) -> dict[str, float]:
-        """Of several ranks, the one that the others wait for; said aloud if it stands out."""
+        """Figures about the slowest rank; empty for a single rank. Logs a rank that is clearly slower."""
         if self._world.world_size == 1:
             return {}
         ranks = self._world.gather_objects(mine)
@@ -223,7 +223,7 @@ class Meter:
     def require_finite_weights(self) -> None:
         """Raise a `UserError` if a weight is not finite. Such weights are never saved."""
         if not self._state.weights_are_finite():
-            raise self._diverged("weights stopped being numbers", self._state.lr)
+            raise self._diverged("the weights are not finite", self._state.lr)
 
     def _diverged(self, what: str, lr: float) -> UserError:
         return UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,15 +21,16 @@ _ROWS = 40
 
 @contextmanager
 def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Callable[[], None]]:
-    """A function to call after each step: once `steps` have followed the warm-up, their trace is written.
+    """Yield a function to call after each step. It records `steps` steps after the warm-up and writes their trace.
 
-    A run that ends before leaves a trace of the steps that there were. A run's folder that has one is left as it is.
+    If the run ends earlier, the trace has the steps recorded so far. An existing trace is kept, and nothing is
+    recorded.
 
     Args:
         folder: gets trace.json.gz, for chrome://tracing or Perfetto, and profile.txt, a table of the operators that
-            took longest. A warning tells of what cannot be written.
-        steps: to record; 0 for none.
-        device: of the steps.
+            took longest. A file that cannot be written gives a warning.
+        steps: number of steps to record; 0: none.
+        device: device of the steps.
     """
     if steps == 0 or folder.profile_file.exists():
         yield lambda: None
@@ -46,10 +48,12 @@ def profiled(folder: RunFolder, steps: int, device: torch.device) -> Iterator[Ca
         except OSError as error:
             log.warning("run.profile_steps = %d: no trace could be written: %s", steps, error)
         else:
-            log.info("%s and trace.json.gz beside it tell of the profiled steps", folder.profile_file)
+            log.info("profiled steps: see %s and trace.json.gz beside it", folder.profile_file)
 
     kind = device.type
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if kind == "cuda" else [ProfilerActivity.CPU]
+    if kind == "cpu":  # the profiler's library then prints an error without a GPU, which it looks for nevertheless
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # nothing; it reads this at its first use
     plan = schedule(wait=_WARM_UP - 1, warmup=1, active=steps, repeat=1)
     with profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True) as recording:
         yield recording.step

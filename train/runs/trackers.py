@@ -1,6 +1,6 @@
 """Trackers of experiments get a run's configuration, figures and pictures: TensorBoard, MLflow, Weights & Biases.
 
-metrics.jsonl and validation.jsonl hold the figures whatever becomes of a tracker.
+metrics.jsonl and validation.jsonl hold the figures even if a tracker fails.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,29 +28,29 @@ _PATIENCE_S = 30.0
 
 
 class Tracker(Protocol):
-    """What a tracker does; all of it is called in one thread, and anything may raise.
+    """The interface of a tracker. All methods are called in one thread, and each may raise any error.
 
     Attributes:
-        id: by which a resumed run finds what it began; None if it needs none.
+        id: identifies the tracker's record of this run, so that a resumed run continues it; None if not needed.
     """
 
     id: str | None
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
-        """Take the run's configuration, as nested tables; again when the run is resumed."""
+        """Log the run's configuration, as nested tables. It is called again when the run is resumed."""
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """Take figures after `step` optimiser steps."""
+        """Log figures after `step` optimiser steps."""
 
     def picture(self, path: Path, step: int) -> None:
-        """Logs a picture; replaces the one of the same name."""
+        """Log a picture. It replaces an earlier picture with this name."""
 
     def close(self) -> None:
-        """The run has ended."""
+        """End the record of the run."""
 
 
 class TensorBoard:
-    """Figures as event files in the run's folder."""
+    """Writes figures as event files into the run's folder."""
 
     id: str | None = None
 
@@ -62,7 +63,7 @@ class TensorBoard:
         """Leave it out: the run's folder has it."""
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """One curve for each name."""
+        """Add a point to the curve of each name."""
         for name, value in row.items():
             self._writer.add_scalar(name, value, step)
 
@@ -70,31 +71,33 @@ class TensorBoard:
         """Leave it out: the run's folder has it."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining events."""
         self._writer.close()
 
 
 class MLflow:
-    """One run of MLflow; where, MLflow's own environment says, such as MLFLOW_TRACKING_URI."""
+    """A run of MLflow. MLflow's environment variables, such as MLFLOW_TRACKING_URI, say where it is stored."""
 
     def __init__(self, folder: Path, _: int, run_id: str | None) -> None:
         self._mlflow = importlib.import_module("mlflow")
         self._is_new = run_id is None
-        self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
+        logging.getLogger("urllib3.connectionpool").addFilter(_is_no_retry)
+        with _soon_given_up():
+            self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
-        """As an artifact; and as parameters, which cannot be changed when the run is resumed."""
+        """Log it as an artifact, and as parameters, which MLflow does not let a resumed run change."""
         self._mlflow.log_dict(dict(tables), "config.json")
         values = [(key, str(value)[:6000]) for key, value in flatten(tables)] if self._is_new else []
         for first in range(0, len(values), 100):  # more are refused at once
             self._mlflow.log_params(dict(values[first : first + 100]))
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """As metrics."""
+        """Log figures as metrics."""
         self._mlflow.log_metrics(dict(row), step=step)
 
     def picture(self, path: Path, step: int) -> None:
-        """As an artifact."""
+        """Log a picture as an artifact."""
         self._mlflow.log_artifact(str(path))
 
     def close(self) -> None:
@@ -102,15 +105,33 @@ class MLflow:
         self._mlflow.end_run()
 
 
+def _is_no_retry(record: logging.LogRecord) -> bool:
+    """Whether a record is not one of the warnings of each attempt to reach a server that is down."""
+    return record.threadName != "mlflow"
+
+
+@contextmanager
+def _soon_given_up() -> Iterator[None]:
+    """Give up a server within seconds, unless the environment says when. MLflow tries a later outage for minutes."""
+    few = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+    added = {name: value for name, value in few.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
 class WeightsAndBiases:
-    """One run of Weights & Biases, as its own environment says, such as WANDB_PROJECT and WANDB_MODE."""
+    """A run of Weights & Biases, set up by its environment variables, such as WANDB_PROJECT and WANDB_MODE."""
 
     def __init__(self, folder: Path, _: int, run_id: str | None) -> None:
         self._wandb = importlib.import_module("wandb")
         settings = self._wandb.setup().settings
         sends = settings.mode in ("online", "shared", "run")
         if sends and not self._wandb.login(host=settings.base_url, prompt=False, verify=False):
-            raise UserError("no login: run 'wandb login' before, set WANDB_API_KEY, or set WANDB_MODE=offline")
+            raise UserError("no login: run 'wandb login' first, set WANDB_API_KEY, or set WANDB_MODE=offline")
         self._run = self._wandb.init(
             id=run_id,
             resume="allow",
@@ -122,30 +143,30 @@ class WeightsAndBiases:
         self.id: str | None = self._run.id
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
-        """As the run's config."""
+        """Log it as the run's config."""
         self._run.config.update(dict(tables), allow_val_change=True)
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """As a row of the history; W&B drops steps that lie before its newest."""
+        """Log figures as a row of the history. W&B drops steps before its newest one."""
         self._run.log(dict(row), step=step)
 
     def picture(self, path: Path, step: int) -> None:
-        """As media of a row."""
+        """Log a picture in a row of the history."""
         self._run.log({f"pictures/{path.stem}": self._wandb.Image(str(path))}, step=step)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining data."""
         self._run.finish()
 
 
 TRACKERS: dict[str, Callable[[Path, int, str | None], Tracker]] = {
     "tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases,
 }  # fmt: skip
-"""Makers by their names in `run.trackers`; each takes the run's folder, the steps done before, and the id it had."""
+"""Name in `run.trackers` -> constructor, which takes the run's folder, the steps done so far, and the saved id."""
 
 
 def require_installed(names: Sequence[str]) -> None:
-    """A tracker whose package is missing is a `UserError`; the extras are called as the packages that they import."""
+    """Raise a `UserError` if the package of a tracker is missing. A package's extra has the same name."""
     for name in names:
         if getattr(importlib.util.find_spec(name), "origin", None) is None:  # a folder of that name is no package
             raise UserError(
@@ -157,8 +178,8 @@ def require_installed(names: Sequence[str]) -> None:
 class Trackers:
     """All trackers of a run, on rank 0.
 
-    Each works in a thread of its own, so that no step waits for a server. One that fails or does not keep up is left
-    out from there on, with one warning: a tracker never ends a run.
+    Each tracker works in its own thread, so that no step waits for a server. A tracker that fails or cannot keep up is
+    dropped with one warning. It never ends the run.
 
     Args:
         names: keys of `TRACKERS`.
@@ -177,7 +198,7 @@ class Trackers:
             worker.put(call)
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """Hand over figures after `step` optimiser steps, and the pictures that have changed."""
+        """Pass on figures after `step` optimiser steps, and the pictures that have changed."""
         self._step = step
         self._each(lambda tracker: tracker.scalars(row, step))
         self._show_pictures()
@@ -191,7 +212,7 @@ class Trackers:
                 self._each(lambda tracker, path=path: tracker.picture(path, step))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Wait until all are done, for a limited time."""
+        """Wait, for a limited time, until all trackers have finished."""
         self._show_pictures()
         for worker in self._workers:
             worker.put(None)
@@ -219,23 +240,23 @@ class _Worker:
                 call(tracker)
             tracker.close()
         except BaseException as error:  # even SystemExit, which would end the thread without a word
-            self._leave_out(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+            self._leave_out(" ".join(f"{type(error).__name__}: {error}".split())[:400])
 
     def put(self, call: Callable[[Tracker], None] | None) -> None:
         """Queue a call; None ends the thread."""
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            self._leave_out(f"{_MOST_CALLS} calls wait for it")
+            self._leave_out(f"{_MOST_CALLS} calls are waiting for it")
 
     def wait(self) -> None:
-        """Waits until all calls are done, the tracker is dropped, or the time limit passes."""
+        """Wait until all calls are done, the tracker is dropped, or the time limit passes."""
         if not self._left_out:
             self._thread.join(_PATIENCE_S)
         if self._thread.is_alive():
-            self._leave_out(f"at the end of the run it is not done within {_PATIENCE_S:g} s")
+            self._leave_out(f"it did not finish within {_PATIENCE_S:g} s after the end of the run")
 
     def _leave_out(self, reason: str) -> None:
         if not self._left_out:
-            log.warning('the tracker "%s" is left out from here on, the run goes on: %s', self._name, reason)
+            log.warning('the tracker "%s" is dropped and the run continues: %s', self._name, reason)
         self._left_out = True

@@ -35,7 +35,7 @@ _RECOMPUTE_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gives besides the gradients; all on the device and without graph.
+    """Result of one step, besides the gradients. All tensors are on the device and without graph.
 
     Attributes:
         loss: scalar, of the global batch.
@@ -54,14 +54,14 @@ class ExactStep(MicroBatchStep, Generic[B]):
     """Loss and gradient of one global batch, for any module and any loss on its embeddings.
 
     `recompute` does not change the gradient. The network must be a function of its input, parameters and batch
-    statistics; dropout would draw other masks when recomputing, of which the first call warns. Other attributes as
+    statistics. Dropout would draw other masks when recomputing; the first call warns of this. Other attributes as
     `MicroBatchStep`.
 
     Attributes:
         embed: a batch and the rows of one micro-batch to embeddings of V views with graph, (V, n, D). It calls the
             network once, since batch norm counts its last call.
-        loss: embeddings (V, N, D) of the whole batch to a scalar. Ranks share an `AnchorLoss`; of any other each
-            computes the whole, which must be the same on all.
+        loss: embeddings (V, N, D) of the whole batch to a scalar. The ranks share the work of an `AnchorLoss`. Any
+            other loss is computed completely on every rank, with the same result on all.
         recompute: "never" keeps the graphs of all micro-batches, "always" of one at a time, "auto" measures the first
             micro-batch of the first call, keeps all if they fit into free memory, and is no longer "auto" then.
 
@@ -84,7 +84,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
             self.recompute = "never"  # one micro-batch everywhere
 
     def __call__(self, batch: B) -> StepResult:
-        """Leaves the gradient of the loss, summed over ranks, in `.grad`, in place of what was there.
+        """Write the gradient of the loss, summed over ranks, to `.grad`. Earlier gradients are dropped.
 
         Args:
             batch: this rank's share of the global batch, on its device; its `len` is the number of samples.
@@ -176,15 +176,15 @@ def embed_views(
     *,
     autocast_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Both views of some samples through network and latent inverse, with graph; what `ExactStep.embed` is.
+    """Embed both views of some samples by the network and the latent inverse, with graph. Use it as `ExactStep.embed`.
 
     Args:
         network: (2n, 3, S, S) uint8 to (2n, D) projections.
         undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
             `models.equivariance.build_undo` makes it.
         batch: its first two views are used.
-        rows: of the n samples.
-        autocast_dtype: 16-bit type for the network; None for none. The inverse has at least 32 bits.
+        rows: the rows of the n samples in `batch`.
+        autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.
 
     Returns:
         (2, n, D).

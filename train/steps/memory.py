@@ -58,7 +58,7 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
     Args:
         build: makes the network with random weights. It is called on torch's meta device, which needs no memory.
         dtype: type of the parameters.
-        world: has this rank's device.
+        world: rank and device of this process.
         keys: result of `TrainingState.size_keys`, for the `UserError`.
     """
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What a step in micro-batches has, whatever it optimises."""
+"""The common part of training steps in micro-batches."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import KW_ONLY, dataclass, field
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from train.distributed.world import World, micro_batch_share
+from pipelines.samples.order import micro_batch_share
+from train.distributed.world import World
 from train.steps.stopwatch import Stopwatch
 
 
 @dataclass(eq=False)
 class MicroBatchStep:
-    """Leaves the gradient of one global batch; the optimiser is the caller's.
+    """Computes the gradient of one global batch. The caller runs the optimiser.
 
     Batch norm sees one micro-batch. Running statistics take one momentum step per call, towards the mean of the
     statistics of all micro-batches on all ranks. So loss, gradient and buffers depend on `micro_batch`, but not on the
     number of ranks, up to the order of sums.
 
     Attributes:
-        network: whose parameters get the gradient.
-        batch: samples of a global batch.
-        micro_batch: samples that go through the network together; divides `batch`.
+        network: the network whose parameters get the gradient.
+        batch: number of samples in a global batch.
+        micro_batch: number of samples that go through the network together; divides `batch`.
         scaler: scales the gradients, which the caller unscales (fp16).
-        world: this rank among all.
+        world: rank and device of this process.
         share: the positions within the global batch that this rank's batches hold.
-        own_work: times what this rank does without the others.
+        own_work: stopwatch of this rank's own work, without waiting for other ranks.
 
     Raises:
         UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
@@ -47,17 +48,20 @@ class MicroBatchStep:
         self.share = micro_batch_share(self.batch, self.micro_batch, world.rank, world.world_size, table="")
 
     def begin(self, batch: Sized) -> list[slice]:
-        """Drop the gradients that are there; the rows of each micro-batch of this rank's share.
+        """Drop earlier gradients. Returns the rows of each micro-batch of this rank's share.
 
         Raises:
             ValueError: the batch is of another size than this rank's share.
         """
         if len(batch) != len(self.share):
-            raise ValueError(f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}")
+            raise ValueError(
+                f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}: make_loader needs the "
+                f"batch and micro_batch = {self.micro_batch} of the step"
+            )
         for parameter in self.network.parameters():
             parameter.grad = None
         return [slice(start, start + self.micro_batch) for start in range(0, len(batch), self.micro_batch)]
 
     def sum_gradients(self) -> None:
-        """Over all ranks."""
+        """Sum the gradients over all ranks."""
         self.world.sum_in_buckets_([p.grad for p in self.network.parameters() if p.grad is not None])

@@ -51,13 +51,13 @@ class Lars(torch.optim.Optimizer):
         self.state = self.inner.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` gave, here or of the inner optimiser."""
+        """Load a state dict of this optimiser or of the inner one."""
         self.inner.load_state_dict(state_dict)
         self._share_with_inner()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Scales the gradients and lets the inner optimiser step."""
+        """Scale the gradients and run a step of the inner optimiser."""
         for group in self.param_groups:
             self._scale_gradients(group)
         decaying = [(group, group["weight_decay"]) for group in self.param_groups if "weight_decay" in group]
@@ -90,7 +90,7 @@ class Lars(torch.optim.Optimizer):
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
-    """Which optimiser works, and how, such as "LARS around torch's Adam, fused"."""
+    """The optimiser in words, such as "LARS around torch's Adam, fused"."""
     if isinstance(optimizer, Lars):
         return f"LARS around {describe(optimizer.inner)}"
     kind = type(optimizer)
@@ -98,7 +98,7 @@ def describe(optimizer: torch.optim.Optimizer) -> str:
 
 
 def require_same(described: Sequence[str]) -> None:
-    """Ranks whose optimisers differ, as `describe` tells them by rank, are a `UserError`."""
+    """Raise a `UserError` if the ranks' optimisers, in the words of `describe`, differ."""
     other = next((rank for rank, one in enumerate(described) if one != described[0]), None)
     if other is not None:
         raise UserError(
@@ -116,8 +116,8 @@ def build_optimizer(
     """Adam in LARS, with one parameter group that decays and one that does not.
 
     Args:
-        config: all settings; the learning rate is set without warm-up, which is `learning_rate_factor`'s.
-        named_parameters: of the network, on their device already; those that need no gradient are left out.
+        config: all settings. The learning rate is set without warm-up, which `learning_rate_factor` applies.
+        named_parameters: the network's, already on their device. Those without gradient are left out.
         batch: images per optimiser step, over all ranks and micro-batches.
         undecayed: further parameters that do not decay.
 
@@ -146,8 +146,9 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> floa
 
     Args:
         step: optimiser steps made so far.
-        total_steps: of the whole run; from there on the factor is 0.
-        warmup_steps: at this step the factor is 1. The ramp starts above zero, so that no step is without effect.
+        total_steps: number of steps of the whole run. From this step on, the factor is 0.
+        warmup_steps: number of steps of the warm-up. At this step the factor is 1. The ramp starts above zero, so that
+            no step is without effect.
     """
     if step >= total_steps:
         return 0.0
@@ -179,7 +180,7 @@ def _build_adam(
 
 
 def _adapt_state(adam: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
-    """A state of torch's Adam as apex's FusedAdam has it, or the reverse; None if it has the form of `adam`.
+    """Convert a state of torch's Adam for apex's FusedAdam, or the reverse; None if it has the form of `adam`.
 
     The moments are the same tensors. torch counts steps for each tensor, apex for each group, and each has options that
     the other lacks. An option that would change the steps is a `UserError`.

@@ -28,7 +28,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "bf16": (torch.float32, torch.bfloat16),
     "fp16": (torch.float32, torch.float16),
 }
-"""Type of the parameters, and of autocast."""
+"""Precision -> type of the parameters, and type of autocast (None: no autocast)."""
 
 
 class Result(Protocol):
@@ -86,7 +86,7 @@ class TrainingState(ABC, Generic[N, R]):
 
     @abstractmethod
     def size_keys(self) -> dict[str, str]:
-        """For each part of the network, the key (with its value) that determines its size."""
+        """Part of the network -> the key, with its value, that determines the part's size."""
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -94,11 +94,11 @@ class TrainingState(ABC, Generic[N, R]):
 
     @abstractmethod
     def gradient(self, batch: Batch) -> R:
-        """Leave the gradient of a global batch in `.grad`, scaled by the scaler; `batch` is this rank's share."""
+        """Write the gradient of a global batch to `.grad`, scaled by the scaler. `batch` is this rank's share."""
 
     @abstractmethod
     def figures(self, result: R) -> dict[str, float]:
-        """What a row of metrics says besides the loss; waits for the device. Called on rank 0 alone."""
+        """The figures in a row of metrics besides the loss. Waits for the device; called on rank 0 only."""
 
     @property
     def lr(self) -> float:
@@ -138,7 +138,7 @@ class TrainingState(ABC, Generic[N, R]):
         self.optimizer.load_state_dict(saved["optimizer"])
         for group in self.optimizer.param_groups:
             if not all(isinstance(group[key], float) for key in ("lr", "initial_lr", "weight_decay")):
-                raise TypeError("a learning rate or weight decay that is no number")
+                raise TypeError("a learning rate or weight decay that is not a number")
         for parameter, moments in self.optimizer.state.items():
             for name, value in moments.items():
                 if not isinstance(value, Tensor) or value.shape not in (parameter.shape, ()):

@@ -1,4 +1,4 @@
-"""Converts the authors' weights to ours and ours to theirs."""
+"""Converts weights between this project's format and those of the authors."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
 def _to_lightning(state: State, path: Path, out: Path) -> str:
     if naming(state) != "ours" or not any(key.startswith("projector.") for key in state):
         raise UserError(
-            f"{path} is no pre-training run of ours: only these can become the authors' Lightning checkpoints"
+            f"{path} is not a pre-training run of this project; only such a run can become a Lightning checkpoint"
         )
     save_tensors({"state_dict": to_lightning(state)}, out, {})
     return f"{out}: encoder and projection head in the names of the authors' pre-training code"

@@ -79,7 +79,7 @@ class PoseOnnx(nn.Module):
         self.network = network
 
     def forward(self, image: Tensor, intrinsics: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, 3, S, S) uint8 and (N, 3, 3) of the views -> keypoints (N, K, 2) px, joints (N, K, 3)."""
+        """Views (N, 3, S, S) uint8 and their intrinsics (N, 3, 3) -> keypoints (N, K, 2) px, joints (N, K, 3)."""
         output = self.network(image, intrinsics)
         return output.keypoints_px, output.joints
 
@@ -96,7 +96,7 @@ def export_onnx(source: Path, out: Path) -> str:
         A line about the written file and its difference from torch.
 
     Raises:
-        UserError: `source` is no fine-tuning run, `out` does not end in .onnx or cannot be written, a package is
+        UserError: `source` is not a fine-tuning run, `out` does not end in .onnx or cannot be written, a package is
             missing, or the file's results differ from torch's.
     """
     if out.suffix != ".onnx":

@@ -29,14 +29,14 @@ class Peer:
     """Another loader.
 
     Attributes:
-        function: "module:function" or "module:class.function" in this package; takes what `start` takes,
-            and makes endless batches, the first part of each with an item for each image.
-        description: what it does and what it hands over.
-        views: views of an image; 0 if it only decodes.
+        function: "module:function" or "module:class.function" in this package. It has the arguments of `start` and
+            yields batches without end. The first part of a batch has one item for each image.
+        description: its steps and its outputs, for a table.
+        views: number of views of an image; 0 if it only decodes.
         needs: package that it needs beyond this project's own.
         on_gpu: whether it runs on a GPU, and only there.
-        own_process: whether it runs in a process of its own. A peer that decodes in the calling process must: our
-            loader may have changed the decoder's memory there (`machine.decoder_memory`).
+        own_process: whether it runs in a separate process. A peer that would decode in the calling process needs one,
+            since our loader may have changed the decoder's memory there (`machine.decoder_memory`).
     """
 
     function: str

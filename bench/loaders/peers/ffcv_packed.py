@@ -1,4 +1,4 @@
-"""FFCV as a peer, if it is installed: its packed file, its decoder, and the two views as an operation of ours.
+"""FFCV as a peer, if it is installed: its packed file, its decoder, and our operation that makes the two views.
 
 FFCV has neither rotation nor hue, so the views are a custom operation compiled by Numba, as FFCV's documentation
 recommends.
@@ -91,7 +91,7 @@ def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
         box_px: (3,) centre x, centre y, side; side 0 is the square around the whole image.
         draw: (8,) in the order of `draws.Draw`.
         out: (side, side, 3) uint8, written to.
-        side: of the view.
+        side: side of the view.
     """
     height, width = image.shape[0], image.shape[1]
     center_x, center_y, box = float(box_px[0]), float(box_px[1]), float(box_px[2])

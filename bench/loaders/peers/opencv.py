@@ -1,4 +1,4 @@
-"""Peers around OpenCV in worker processes of torch's DataLoader: in the authors' steps, in fewer steps, and tuned."""
+"""Peers that use OpenCV in worker processes of torch's DataLoader: with the authors' steps, with fewer, and tuned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEVELS: Final = np.arange(256, dtype=np.float32)
 
 
 class OpencvSamples(Files[tuple[Tensor, Tensor, Tensor, Tensor]]):
-    """The authors' jitter in fewer steps than theirs: one warp, straight from the source, and uint8 handed over."""
+    """The authors' augmentation in fewer steps: one warp from the source to the view, and uint8 views."""
 
     _rng: np.random.Generator | None = None
 
@@ -54,7 +54,7 @@ def jitter_hsv(view: Any, one: Draw) -> npt.NDArray[np.uint8]:
 
 
 class AuthorsSamples(OpencvSamples):
-    """The pipeline of PeCLR's authors in its own steps, with their tools, for the ranges that all peers draw from.
+    """The pipeline of PeCLR's authors, with their steps and their tools. All peers draw from the same ranges.
 
     Rotate the whole image, crop (at most to the image's border), resize by area, jitter in OpenCV's 8-bit HSV, ToTensor
     and Normalize: float32. Their work on keypoints is left out.
@@ -91,7 +91,7 @@ class OpencvViews(ViewsOfFiles):
 
 
 def hsv_table(one: Draw) -> npt.NDArray[np.uint8]:
-    """(1, 256, 3) look-up table for OpenCV's 8-bit HSV."""
+    """(1, 256, 3) look-up table of one draw for OpenCV's 8-bit HSV."""
     table = np.empty((1, 256, 3), np.uint8)
     table[0, :, 0] = np.rint(_LEVELS * one.hue)
     table[0, :, 1] = np.rint(_LEVELS * one.saturation)

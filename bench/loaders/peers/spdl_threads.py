@@ -1,4 +1,4 @@
-"""SPDL as a peer, if it is installed: its pipeline of threads around tuned OpenCV, without worker processes."""
+"""SPDL as a peer, if it is installed: tuned OpenCV in SPDL's threads, without worker processes."""
 
 from __future__ import annotations
 

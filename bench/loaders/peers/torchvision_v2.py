@@ -1,4 +1,4 @@
-"""Peers around torchvision: its decoder and the functional transforms of v2, on a CPU or a GPU.
+"""Peers that use torchvision's decoder and its functional transforms of v2, on a CPU or a GPU.
 
 Without a GPU, the GPU's peers run on the CPU, only for the tests.
 """

@@ -37,9 +37,10 @@ class Files(Dataset[T]):
 
     @classmethod
     def batches(cls, paths: Sequence[Path], boxes_px: Boxes, workers: int, batch: int) -> DataLoader[Any]:
-        """Endless batches that worker processes make, with default prefetching; 4 and 8 batches were no faster.
+        """Endless batches from worker processes, with torch's default prefetching; 4 or 8 batches were not faster.
 
-        Samples are collated as torch does by default; `ViewsOfFiles` hands its batches over as the workers filled them.
+        Samples are collated by torch's default function. Batches of `ViewsOfFiles` are passed on as the workers filled
+        them.
         """
         context = multiprocessing.get_context("forkserver")  # a plain fork is unsafe beside DALI's threads
         context.set_forkserver_preload([cls.__module__])

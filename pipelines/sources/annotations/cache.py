@@ -27,7 +27,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     time of modification are the same. If the cache cannot be written, the next run reads again.
 
     Args:
-        name: name of the entry; with the version of the reader, so that a new version makes a new entry.
+        name: name of the cache entry. It contains the version of the reader, so that a new version makes a new entry.
         read: makes the tables; none of them holds Python objects.
     """
     stamps = [(str(file.resolve()), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 def project_px(intrinsics: npt.NDArray[np.float64], xyz_m: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Project points (N, K, 3) to pixels (N, K, 2), given (N, 3, 3) or (3, 3). NaN for NaN and behind the camera."""
+    """Project points (N, K, 3) to pixels (N, K, 2) by (N, 3, 3) or (3, 3). Points behind the camera give NaN."""
     homogeneous = xyz_m @ np.swapaxes(intrinsics, -1, -2)
     depth = np.where(homogeneous[..., 2:] > 0, homogeneous[..., 2:], np.nan)
     pixels: npt.NDArray[np.float64] = homogeneous[..., :2] / depth

@@ -48,7 +48,7 @@ def _open(file: Path) -> AbstractContextManager[IO[str]]:
 
 
 class _Reader:
-    """A window on the text that moves forward and grows if an element is larger."""
+    """The part of the text that is in memory. It moves forward, and grows if an element is larger."""
 
     def __init__(self, text: IO[str]) -> None:
         self._text, self._window, self._at = text, "", 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def first_stored(root: Path, candidates: Iterable[Sequence[str]]) -> list[str | None]:
-    """For each image, its first candidate path (relative to `root`, all in one folder) that exists, or None."""
+    """For each image: the first of its candidate paths (all in one folder) that exists, or None."""
 
     @cache
     def listing(folder: str) -> frozenset[str]:

@@ -99,7 +99,7 @@ def test_a_file_that_may_not_be_reached_is_one_line(home: Path, key: str, file: 
 )
 def test_a_bad_list_of_something_else_is_one_line(home: Path, text: str) -> None:
     (home / "bad.jsonl").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=r"bad\.jsonl: torn, or no list of bad files"):
+    with pytest.raises(UserError, match=r"bad\.jsonl: damaged, or not a list of bad files"):
         load_index(DataConfig(source="folder", root=str(home / "folder"), bad_list=str(home / "bad.jsonl")))
 
 

@@ -85,6 +85,6 @@ def test_nobody_where_the_ranks_meet(tmp_path: Path) -> None:
     with socket.socket() as bound:  # it does not listen
         bound.bind(("127.0.0.1", 0))
         assert "nothing listens there" in try_to_connect(1, bound.getsockname()[1], tmp_path / "log")
-    assert "knows no address of nobody.invalid; look at MASTER_ADDR" in try_to_connect(
+    assert "knows no address of nobody.invalid; check MASTER_ADDR" in try_to_connect(
         1, 29500, tmp_path / "log", address="nobody.invalid"
     )

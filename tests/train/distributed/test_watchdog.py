@@ -152,7 +152,7 @@ def test_a_straggler_is_named_with_its_host_and_its_times() -> None:
     straggler = Straggler()
     lines = [straggler.seen([timing(0.2), timing(0.2), timing(0.8, "c")], 1.0) for _ in range(3)]
     assert lines[2] == (
-        "rank 2 on c holds the others up, 4.0 x the median for its share: per step 0.200 s for its passes and "
+        "rank 2 on c slows the others down: 4.0 x the median time per image; per step 0.200 s of computing and "
         "0.600 s of waiting for data"
     )
 
@@ -188,7 +188,7 @@ def _steps(what: str) -> None:
             "error: no progress for 15 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
         ),
         pytest.param("stops", "error: nothing heard for 15 s from rank 1 on {host}", marks=pytest.mark.slow),
-        ("dies", "another rank has left while this one, which computes step 3"),
+        ("dies", "another rank has ended during an exchange with this rank, which computes step 3"),
     ],
 )
 def test_a_rank_in_trouble_ends_the_others_in_one_line(what: str, named: str, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
         "unreadable": 1,
         "without labels": 1,
         "label is one point": 2,
-        "prediction is no number": 1,
+        "prediction is not finite": 1,
     }
     tables = found.tables()
     for row in (2, 5, 7, 12, 13):
@@ -166,7 +166,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
     assert np.isnan(tables["epe_cm"][11]).sum() == 1
     assert np.isnan(tables["epe_cm"][14]).sum() == 20
     poses.joints[:] = np.nan
-    with pytest.raises(UserError, match=r"no sample can be measured .*16 prediction is no number"):
+    with pytest.raises(UserError, match=r"no sample can be measured .*16 prediction is not finite"):
         measure(knowing, config, index, truth, poses)
 
 
@@ -374,4 +374,4 @@ def test_one_held_out_pose_gives_figures_without_intervals(tmp_path: Path) -> No
     assert len(figures) > 8
     assert all(figure["low"] is None and figure["high"] is None for figure in figures)
     for table in done.tables:
-        assert set(table.columns[2].cells) == {"none: one pose only"}
+        assert set(table.columns[2].cells) == {"none: only one pose"}

@@ -13,7 +13,7 @@ from train.pose.metrics import (
     Interval,
     align,
     confidence_intervals,
-    mean_over_hands,
+    mean_over_samples,
     paired_difference,
     pixel_errors,
     pose_errors,
@@ -160,13 +160,13 @@ def test_degenerate_input_is_named() -> None:
         pose_metrics(predicted_m, true_m, valid=np.zeros((4, 21)))
     broken = predicted_m.copy()
     broken[2:, 5, 1] = np.nan
-    with pytest.raises(ValueError, match="predictions: 2 of 4 hands have keypoints that are no numbers, hand 2"):
+    with pytest.raises(ValueError, match="predictions: 2 of 4 poses have keypoints that are not finite, pose 2"):
         pose_metrics(broken, true_m)
     with pytest.raises(ValueError, match="truth: 2 of 4"):
         pose_metrics(predicted_m, broken)
     one_point = true_m.copy()
     one_point[3] = 0.5
-    with pytest.raises(ValueError, match=r"true_m: all keypoints of hand 3 \(1 such\) are in one place"):
+    with pytest.raises(ValueError, match=r"true_m: 1 poses have all keypoints in one place, pose 3"):
         pose_metrics(predicted_m, one_point)
 
 
@@ -200,7 +200,7 @@ def test_metrics_are_means_of_their_tables() -> None:
     errors = pose_errors(*hands(50))
     found = summarize(errors)
     for name, table in score_tables(errors).items():
-        assert mean_over_hands(table).mean() == pytest.approx(found[name])
+        assert mean_over_samples(table).mean() == pytest.approx(found[name])
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -246,7 +246,7 @@ def test_a_paired_difference_sees_what_two_intervals_do_not() -> None:
     ours, theirs = (score_tables(pose_errors(p, true_m)) for p in (better, predicted_m))
     difference = paired_difference(ours, theirs)["epe_cm"]
     assert difference.value == pytest.approx(
-        mean_over_hands(ours["epe_cm"]).mean() - mean_over_hands(theirs["epe_cm"]).mean()
+        mean_over_samples(ours["epe_cm"]).mean() - mean_over_samples(theirs["epe_cm"]).mean()
     )
     assert difference.high < 0
     assert confidence_intervals(ours)["epe_cm"].high > confidence_intervals(theirs)["epe_cm"].low

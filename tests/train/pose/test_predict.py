@@ -197,7 +197,11 @@ def test_unreadable_pictures_are_left_out_and_named_at_the_end(
         written = capsys.readouterr()
         assert sorted(file.name for file in out.iterdir()) == ["b.json", "b.png", "d.json", "d.png"]
         lines = written.err.splitlines()[-3:]
-        for line, start in zip(lines, ("a.jpg is no picture", "c.png has 1 x 1", "e.png is no picture"), strict=True):
+        for line, start in zip(
+            lines,
+            ("a.jpg is not a", "c.png has 1 x 1", "e.png is not a"),
+            strict=True,
+        ):
             assert line.startswith(f"left out: {photos}/{start}")
         for name, expected in alone.items():
             said = json.loads((out / name).with_suffix(".json").read_text())
@@ -211,8 +215,8 @@ def test_it_is_an_error_if_no_picture_can_be_read(
     for name in ("a.jpg", "b.png"):
         (tmp_path / name).write_text("hello")
     for word, message in (
-        (tmp_path / "b.png", f"{tmp_path}/b.png is no picture"),
-        (tmp_path, f"none of 2 pictures can be used; the first: {tmp_path}/a.jpg is no picture"),
+        (tmp_path / "b.png", f"{tmp_path}/b.png is not a readable picture"),
+        (tmp_path, f"none of 2 pictures can be used; the first: {tmp_path}/a.jpg is not a readable picture"),
     ):
         assert run_cli("predict", str(run), str(word), "--out", str(tmp_path / "out")) == 2
         error = capsys.readouterr().err
@@ -269,9 +273,9 @@ def test_an_assumed_camera_sees_53_degrees() -> None:
 WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nothing there": (lambda root: {"images": [str(root / "no*.png")]}, "no such file, and no pattern"),
     "empty folder": (lambda root: {"images": [str(root / "empty")]}, "a folder without pictures"),
-    "no picture": (lambda root: {"images": [str(root / "text.png")]}, "text.png is no picture that can be read"),
+    "no picture": (lambda root: {"images": [str(root / "text.png")]}, "text.png is not a readable picture"),
     "a single pixel": (lambda root: {"images": [str(root / "dot.png")]}, "has 1 x 1 pixels"),
-    "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is no box"),
+    "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is not a box"),
     "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "lies outside the picture of 50 x 40 pixels"),
     "box in fractions": (
         lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)},

@@ -157,7 +157,7 @@ def test_the_verdict_follows_the_numbers(folder: Path) -> None:
 
 def test_without_an_interval_the_verdict_is_open(folder: Path) -> None:
     one_pose = differing(folder, pa_epe_cm=(-0.2, None, None))
-    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: all hands are of one pose." in verdict(one_pose)
+    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in verdict(one_pose)
     cell = next(row.difference for row in table(one_pose) if row.metric.title == "PA-EPE")
     assert cell is not None
     assert (cell.interval, cell.mark) == (None, "open")
@@ -174,7 +174,7 @@ def test_the_page_shows_where_there_is_no_interval(folder: Path, tmp_path: Path)
         write_report([folder / "tuned"], tmp_path / "page.html")
     finally:
         file.write_text(before)
-    assert (tmp_path / "page.html").read_text().count("no interval: one pose only") == len(content["metrics"])
+    assert (tmp_path / "page.html").read_text().count("no interval: only one pose") == len(content["metrics"])
 
 
 def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
@@ -243,7 +243,7 @@ def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:
 
 def test_wrong_input_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
     for runs, options, message in (
-        ([tmp_path], {}, "is no run's folder: config.toml cannot be read"),
+        ([tmp_path], {}, "is not a run's folder: config.toml cannot be read"),
         ([folder / "pre"], {"predictions": tmp_path}, "holds no predictions"),
         ([folder / "pre"], {"predictions": folder / "tuned" / "evaluation"}, "is not a file written by 'predict'"),
         ([folder / "pre"], {"out": tmp_path / "page.pdf"}, "expected .html"),

@@ -47,7 +47,7 @@ WHOLE: dict[str, Any] = {
     "format": FORMAT, "step": 1, "config": {"encoder": {"name": "resnet18"}}, "network": {"w": torch.zeros(1)},
 }  # fmt: skip
 WRONG = {
-    "no archive": b"garbage",
+    "not an archive": b"garbage",
     "empty": b"",
     "pickle": pickle.dumps({"format": FORMAT}),
     "code": saved_by_torch(Evil()),

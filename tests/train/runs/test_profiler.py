@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.train import ranks
 from train.runs.folder import RunFolder
 from train.runs.profiler import profiled
 
@@ -52,3 +53,14 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyt
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     assert "run.profile_steps = 1: no trace could be written: " in warning.getMessage()
+
+
+def profile_on_a_cpu(folder: str) -> None:
+    take_steps(RunFolder(Path(folder), keep=1), 7, recorded=1)
+
+
+def test_nothing_is_printed_on_a_cpu(tmp_path: Path) -> None:
+    """The library below torch looks for a GPU at its first use in a process, and prints an error without one."""
+    log = tmp_path / "log"
+    assert ranks.finish(ranks.start_ranks(1, profile_on_a_cpu, str(tmp_path), log=log), log) == ""
+    assert (tmp_path / "trace.json.gz").exists()

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from errors import UserError
+from tests.train.ranks import free_port
 from tests.train.tiny_run import final_weights, settings, write_images
 from train.config.load import load_config
 from train.config.pretraining import Config, RunConfig
@@ -134,11 +135,11 @@ def test_one_that_fails_is_left_out_with_one_warning(
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     assert warning.getMessage() == (
-        f'the tracker "bad" is left out from here on, the run goes on: {error.__name__}: no server at {where}'
+        f'the tracker "bad" is dropped and the run continues: {error.__name__}: no server at {where}'
     )
 
 
-@pytest.mark.parametrize(("most", "said"), [(2, "2 calls wait for it"), (100, "not done within 0.01 s")])
+@pytest.mark.parametrize(("most", "said"), [(2, "2 calls are waiting for it"), (100, "did not finish within 0.01 s")])
 def test_one_that_hangs_is_left_out(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: str
 ) -> None:
@@ -181,6 +182,33 @@ running.close()
     (line,) = said.decode().splitlines()
     assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is left out')
     assert "no login: run 'wandb login'" in line
+
+
+def test_an_mlflow_server_that_is_down_costs_seconds_and_one_line(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without urllib3's warning of each attempt; `_PATIENCE_S` would end a longer wait with another line."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(trackers, "_PATIENCE_S", 300.0)
+    connection = importlib.import_module("urllib3.connection").HTTPConnection
+    attempts, connect = [], connection.connect
+
+    def counted(self: Any) -> None:
+        attempts.append(self.port)
+        connect(self)
+
+    monkeypatch.setattr(connection, "connect", counted)
+    environment = dict(os.environ)
+    tracked(["mlflow"], folder)
+    assert len(attempts) == 3
+    (warning,) = caplog.records
+    assert warning.getMessage().startswith('the tracker "mlflow" is left out from here on, the run goes on: MlflowExc')
+    assert "Max retries exceeded" in warning.getMessage()
+    assert "Connection refused" in warning.getMessage()
+    assert dict(os.environ) == environment
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,264 @@
+# /// script
+# requires-python = ">=3.11,<3.13"
+# dependencies = [
+#     "mediapipe==0.10.21",
+#     "numpy==1.26.4",
+#     "opencv-contrib-python==4.11.0.86",
+#     "tqdm==4.67.1",
+# ]
+# ///
+"""Finds hands in the images of a folder with MediaPipe, and writes their boxes to a CSV for `data.box`.
+
+    uv run tools/find_boxes.py IMAGES OUT.csv
+
+uv makes an environment of its own for this script, since MediaPipe needs NumPy below 2. The script imports nothing of
+the project.
+
+OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence.
+
+- file: relative to IMAGES, with "/".
+- x0, y0, x1, y1: the square around the hand's 21 landmarks, without margin, in pixels of the image as displayed (Exif
+  orientation applied), corner-based. It may extend beyond the image.
+- hand: "left" or "right". An image without a hand has one row with "none", a file that cannot be decoded has one with
+  "unreadable"; the other columns are empty there.
+- confidence: score of MediaPipe's palm detector, 0 to 1.
+
+A stopped run goes on where it was when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import fcntl
+import io
+import multiprocessing
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+HEADER = "file,x0,y0,x1,y1,hand,confidence\r\n"
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
+
+HAND = {"Left": "right", "Right": "left"}
+"""MediaPipe names the hand as it would be in a selfie, which is mirrored; photographs are not."""
+
+PALM_LANDMARKS = [0, 5, 9, 13, 17, 1, 2]
+"""The landmarks that the palm detector finds too, in its order."""
+
+BORDER = 0.5
+"""Border for the second look, as a share of the image's sides. The detector misses hands that fill the image."""
+
+CHUNK = 4
+"""Images that a process takes at once."""
+
+_detector: Any = None
+"""The detector of this process."""
+
+
+def start_process(confidence: float, hands: int) -> None:
+    """Prepare a worker process: load the detector."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
+    cv2.setNumThreads(1)
+    from mediapipe.python.solution_base import SolutionBase
+
+    # As mediapipe.solutions.hands.Hands, and with the palms, which have the confidence.
+    global _detector
+    _detector = SolutionBase(
+        binary_graph_path=GRAPH,
+        side_inputs={"model_complexity": 1, "num_hands": hands, "use_prev_landmarks": False},
+        calculator_params={
+            "palmdetectioncpu__TensorsToDetectionsCalculator.min_score_thresh": confidence,
+            "handlandmarkcpu__ThresholdingCalculator.threshold": confidence,
+        },
+        outputs=["multi_hand_landmarks", "multi_handedness", "palm_detections"],
+    )
+
+
+def end_with_parent() -> None:
+    """End this process when its parent has ended."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+    os._exit(1)
+
+
+def rows_of(file: tuple[str, str]) -> list[list[str]]:
+    """The rows of an image, given its folder and its name there."""
+    root, name = file
+    try:
+        image = cv2.imdecode(np.fromfile(f"{root}/{name}", np.uint8), cv2.IMREAD_COLOR)  # applies the orientation
+    except (OSError, cv2.error):
+        image = None
+    if image is None:
+        return [[name, "", "", "", "", "unreadable", ""]]
+    hands = find_hands(image, 0) or find_hands(image, BORDER)
+    return [[name, *hand] for hand in hands] or [[name, "", "", "", "", "none", ""]]
+
+
+def find_hands(image: np.ndarray, border: float) -> list[list[str]]:
+    """The hands in an image (H, W, 3) BGR, from left to right: x0, y0, x1, y1, hand and confidence as text."""
+    size_px = np.array(image.shape[1::-1])
+    x_px, y_px = edge_px = (border * size_px).astype(int)
+    wide = cv2.copyMakeBorder(image, y_px, y_px, x_px, x_px, cv2.BORDER_CONSTANT)
+    found = _detector.process({"image": cv2.cvtColor(wide, cv2.COLOR_BGR2RGB)})
+    palms = [(points(p.location_data.relative_keypoints), p.score[0]) for p in found.palm_detections or []]
+    hands = []
+    for landmarks, kind in zip(found.multi_hand_landmarks or [], found.multi_handedness or [], strict=True):
+        at = points(landmarks.landmark)
+        confidence = min((np.abs(palm - at[PALM_LANDMARKS]).sum(), score) for palm, score in palms)[1]
+        at_px = at * (size_px + 2 * edge_px) - edge_px
+        low_px, high_px = at_px.min(axis=0), at_px.max(axis=0)
+        centre_px, half_px = (low_px + high_px) / 2, (high_px - low_px).max() / 2
+        box_px = [*(centre_px - half_px), *(centre_px + half_px)]
+        hands.append((box_px, HAND[kind.classification[0].label], confidence))
+    return [[*(f"{edge:.1f}" for edge in box_px), hand, f"{score:.3f}"] for box_px, hand, score in sorted(hands)]
+
+
+def points(marks: Any) -> np.ndarray:
+    """Marks of MediaPipe as shares of the image's width and height, (N, 2)."""
+    return np.array([(mark.x, mark.y) for mark in marks])
+
+
+def images_under(root: Path) -> list[str]:
+    """Names of the images in a folder and below it, sorted; the same that `data.source = "folder"` finds.
+
+    Hidden ones are left out. Links to folders are followed, after the folders.
+    """
+    names, seen = [], set()
+    folders, links = [""], list[str]()
+    while folders or links:
+        inside = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(root / inside)
+        entries = [] if real in seen else sorted(os.scandir(root / inside), key=lambda entry: entry.name)
+        seen.add(real)
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
+            elif entry.is_file() and entry.name.lower().endswith(ENDINGS):
+                names.append(inside + entry.name)
+    return sorted(names)
+
+
+def rows_so_far(out: BinaryIO) -> list[list[str]]:
+    """The rows that an earlier run finished. A torn line, and the rows of the last image, are cut off the file."""
+    rows, first, start = [], 0, 0
+    last = None
+    for line in out:
+        if not line.endswith(b"\n"):
+            break
+        if start:
+            row = next(csv.reader([line.decode()]))
+            if row[0] != last:  # an image's rows stand together
+                last, first = row[0], start
+            rows.append(row)
+        elif line != HEADER.encode():
+            sys.exit(f"{out.name}: line 1 is {line[:80]!r}; expected {HEADER.strip()!r}. Name another file.")
+        start += len(line)
+    out.seek(first)
+    out.truncate()
+    if not first:
+        out.write(HEADER.encode())
+        out.flush()
+    return [row for row in rows if row[0] != last]
+
+
+def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
+    """Rows as lines of a CSV."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()
+
+
+def find_all(root: Path, names: Sequence[str], args: argparse.Namespace) -> Iterator[list[list[str]]]:
+    """The rows of each image, in order, found by several processes."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.jobs, context, start_process, (args.confidence, args.hands)) as pool:
+        window = 64 * CHUNK * args.jobs
+        for first in range(0, len(names), window):
+            files = [(str(root), name) for name in names[first : first + window]]
+            yield from pool.map(rows_of, files, chunksize=CHUNK)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Find hands in the images of a folder, and write their boxes.")
+    parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of .jpg, .png and .webp files")
+    parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
+    parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
+    parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes [the cores]")
+    args = parser.parse_args()
+    if not 0 <= args.confidence <= 1:
+        parser.error(f"--confidence {args.confidence}: expected 0 to 1")
+    if min(args.hands, args.jobs) < 1:
+        parser.error("--hands and --jobs: expected 1 or more")
+    return args
+
+
+def main() -> None:
+    """Find the hands of all images that OUT.csv does not have yet."""
+    args = arguments()
+    if not args.images.is_dir():
+        sys.exit(f"{args.images}: expected a folder of images. Check the path.")
+    names = images_under(args.images)
+    # A name with a line break or of another encoding cannot stand in the CSV.
+    for name in (strange := {name for name in names if not name.isprintable()}):
+        print(f"left out: {name!a}: expected a printable name in UTF-8", file=sys.stderr)
+    if not names:
+        sys.exit(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path.")
+    with contextlib.ExitStack() as stack:
+        try:
+            args.out.touch()
+            out = stack.enter_context(args.out.open("r+b"))
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"{args.out}: another process writes this file. Wait for it, or name another file.")
+        except OSError as error:
+            sys.exit(f"{args.out}: {error.strerror}. Name a file that can be written.")
+        rows = rows_so_far(out)
+        done = {row[0] for row in rows}
+        todo = [name for name in names if name not in done | strange]
+        progress = tqdm(total=len(done) + len(todo), initial=len(done), unit=" images", smoothing=0.02, mininterval=1)
+        with progress:
+            for found in find_all(args.images, todo, args):
+                out.write(as_csv(found))
+                out.flush()
+                rows += found
+                if found[0][5] == "unreadable":
+                    progress.write(f"unreadable: {args.images / found[0][0]}", file=sys.stderr)
+                progress.update()
+    count = Counter(row[5] for row in rows)
+    hands = count["left"] + count["right"]
+    print(
+        f"{args.out}: {hands} hands ({count['left']} left, {count['right']} right) in "
+        f"{len({row[0] for row in rows if row[5] in ('left', 'right')})} images; {count['none']} images without a "
+        f"hand; {count['unreadable']} unreadable"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on")
+    except BrokenProcessPool:
+        sys.exit(
+            "a process ended unexpectedly, perhaps for want of memory; the same command goes on, --jobs 1 needs least"
+        )
+    except OSError as error:
+        sys.exit(f"{error.filename or 'OUT.csv'}: {error.strerror}; the same command goes on")
