@@ -190,9 +190,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     if len(labelled) > 1:
         told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
         raise UserError(f"the sources label {told}: expected one kind of skeleton. Train on them one by one")
-    roots = [os.path.abspath(index.root) for index in indices]  # noqa: PTH100  links stay as they are
-    common = os.path.commonpath(roots)
-    folders = [os.path.relpath(root, common) for root in roots]
+    common, folders = _common_root([str(index.root) for index in indices])
     stored = any(index.store is not None for index in indices)
     counts = [len(index) for index in indices]
     first = [0, *accumulate(counts)]
@@ -227,6 +225,15 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         else None,
         skeleton=next((index.skeleton for index in labelled.values()), HAND),
     )
+
+
+def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that holds all roots, and each root seen from it; an address is seen from nowhere."""
+    if any("://" in root for root in roots):
+        return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
+    absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
+    common = os.path.commonpath(absolute)
+    return common, [os.path.relpath(root, common) for root in absolute]
 
 
 class NamesOnDemand(Sequence[str]):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate
+
+import numpy as np
 
 from pipelines.arrays import IntArray
 
@@ -13,7 +16,12 @@ Steps = Callable[[], Iterator[IntArray]]
 """Makes an iterator over the rows (N,) of each coming step, of all ranks. Every call begins at the first step."""
 
 
-@dataclass
+def in_order(count: int, each: int) -> list[IntArray]:
+    """All of `count` rows in order, as steps of at most `each`."""
+    return [np.arange(first, min(first + each, count)) for first in range(0, count, each)]
+
+
+@dataclass(frozen=True)
 class Traffic:
     """What a store with a cache has read so far.
 
@@ -30,12 +38,10 @@ class Traffic:
     bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.images + other.images,
-            self.hits + other.hits,
-            self.direct + other.direct,
-            self.bytes + other.bytes,
-        )
+        return Traffic(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(*map(operator.sub, astuple(self), astuple(other)))
 
 
 class Follower:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -168,7 +169,8 @@ class NodeCache:
 
         chosen: list[tuple[str, Descriptor]] = []
         for one, status in sorted(self._files(), key=order):
-            if not one.endswith(PART) and next_use(one) <= needed:
+            used = next_use(one)
+            if not one.endswith(PART) and math.isfinite(used) and used <= needed:
                 continue
             with suppress(OSError):
                 candidate = Descriptor.of(self.path(one), os.O_RDWR)

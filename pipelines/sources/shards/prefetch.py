@@ -129,6 +129,7 @@ class Prefetcher(Follower):
         self._under_way: set[int] = set()
         self._refused: dict[int, float] = {}  # shard without room -> when to try again
         self._elsewhere: dict[int, float] = {}  # shard that another process downloads -> when to look again
+        self._warned = False
         self._error: Exception | None = None
         self.closed = threading.Event()
         for number in range(DOWNLOADS):
@@ -215,7 +216,7 @@ class Prefetcher(Follower):
         for shard in self._near:
             if shard in self._held or shard in self._under_way:
                 continue
-            if self._refused.get(shard, 0) > now:  # the shards after it must not take the room that it waits for
+            if self._refused.get(shard, 0) > now:
                 return None, wait_s or _ROOM_S
             if self._elsewhere.get(shard, 0) > now:
                 wait_s = _AGAIN_S
@@ -236,7 +237,7 @@ class Prefetcher(Follower):
             self._under_way.discard(shard)
             self._elsewhere[shard] = time.monotonic() + _AGAIN_S
             if found is not None:
-                self._refused.pop(shard, None)
+                self._refused.clear()
                 if shard in self._near and not self.closed.is_set():
                     self._held[shard] = found
                 self._changed.notify_all()
@@ -249,7 +250,11 @@ class Prefetcher(Follower):
             if later:
                 del self._held[max(later, key=lambda one: uses.get(one, math.inf))]
                 return
-            if shard not in self._refused:
-                log.debug("%s: %s", self._name(shard), reason)
-            self._refused[shard] = time.monotonic() + _ROOM_S
+            if not self._warned:
+                self._warned = True
+                log.warning("%s: %s; images are read one by one until there is room", self._name(shard), reason)
+            # Those that are needed later must not take the room that it waits for.
+            behind = self._near[self._near.index(shard) :] if shard in self._near else []
+            again = time.monotonic() + _ROOM_S
+            self._refused |= {one: again for one in behind if one not in self._held and one not in self._under_way}
             self._changed.notify_all()

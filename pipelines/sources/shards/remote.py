@@ -141,8 +141,13 @@ class Remote:
             try:
                 return request(f"{self._folder}/{name}")
             except _FINAL as error:
-                hint = "Check data.root" if isinstance(error, FileNotFoundError) else "Check the credentials"
-                raise UserError(f"{self.address}/{name}: {_one_line(error)}. {hint}.") from error
+                where = f"{self.address}/{name}"
+                if isinstance(error, FileNotFoundError):
+                    raise UserError(
+                        f"{where}: does not exist ({_one_line(error)}); expected the shards and the index that 'python "
+                        "cli.py pack' wrote. Check data.root."
+                    ) from error
+                raise UserError(f"{where}: {_one_line(error)}. Check the credentials in the environment.") from error
             except Exception as error:  # each of fsspec's file systems has kinds of its own
                 failed += 1
                 what = f"{self.address}/{name}: {_one_line(error)}"
@@ -151,10 +156,10 @@ class Remote:
                         f"{what}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
                     ) from error
                 if failed == self._patience.attempts:
-                    raise UserError(
-                        f"{what}; {failed} attempts failed. Check the network and the server, then start again: what "
-                        "the cache holds stays."
-                    ) from error
+                    remedy = "Check the network and the server, then start again: what the cache holds stays."
+                    if isinstance(error, WrongBytes):
+                        remedy = "Copy the file there again, or pack again."
+                    raise UserError(f"{what}; {failed} attempts failed. {remedy}") from error
                 if failed > 2:
                     log.warning("%s; attempt %d of %d failed", what, failed, self._patience.attempts)
                 if (stop or _NEVER).wait(self._patience.wait_s(failed)):

@@ -17,6 +17,8 @@ from typing import Any, Literal
 from moto.server import ThreadedMotoServer
 
 Fault = Literal["500", "cut", "slow", "changed"]
+"""An error of the server, half an answer, none until the end of the test, one with a wrong byte."""
+
 NAME = "images"
 ADDRESS = f"s3://{NAME}/packed"
 
@@ -28,6 +30,7 @@ class Bucket:
         environment: for the processes that read.
         fault: chooses what goes wrong with a request, given the file's name and the number of the request.
         requests: of each file.
+        whole: requests of a file's whole bytes.
         sent: bytes of all files.
     """
 
@@ -36,12 +39,9 @@ class Bucket:
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
         self._upstream = self._moto.get_host_and_port()
-        self.fault: Callable[[str, int], Fault | None] = lambda name, number: None
-        self.slow_s = 0.0
-        self.requests: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
-        self.sent = 0
         self.lock = threading.Lock()
+        self.over = threading.Event()
+        self.reset()
         self._send("PUT", f"/{NAME}")
         for file in sorted(folder.rglob("*")):
             if file.is_file():
@@ -61,11 +61,23 @@ class Bucket:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._proxy.server_port}",
         }
 
+    def reset(self) -> None:
+        """Serve without faults; count from 0."""
+        self.over.set()
+        with self.lock:
+            self.over = threading.Event()
+            self.fault: Callable[[str, int], Fault | None] = lambda name, number: None
+            self.requests: Counter[str] = Counter()
+            self.whole: Counter[str] = Counter()
+            self.faults: Counter[str] = Counter()
+            self.sent = 0
+
     def _send(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Any:
         connection = HTTPConnection(*self._upstream, timeout=30)
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()
-        found = response.status, dict(response.getheaders()), response.read()
+        headers_found = {key.title(): value for key, value in response.getheaders()}
+        found = response.status, headers_found, response.read()
         connection.close()
         return found
 
@@ -78,6 +90,7 @@ class Bucket:
         self._moto.start()
 
     def close(self) -> None:
+        self.over.set()
         self._proxy.shutdown()
         self._proxy.server_close()
         self._moto.stop()
@@ -107,14 +120,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(500)
             return
         if fault == "slow":
-            time.sleep(bucket.slow_s)
+            bucket.over.wait(3600)
         try:
             status, headers, body = bucket._send(self.command, self.path, headers=dict(self.headers))
         except OSError:  # the server is down
             self.close_connection = True
             return
         self.send_response(status)
-        for key in ("Content-Type", "Content-Range", "Last-Modified", "ETag", "Content-Length"):
+        for key in ("Content-Type", "Content-Range", "Last-Modified", "Etag", "Content-Length"):
             if key in headers:
                 self.send_header(key, headers[key])
         self.end_headers()
@@ -127,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         with bucket.lock:
             bucket.sent += len(body)
+            bucket.whole[name] += headers.get("Content-Range", "").endswith(f"/{len(body)}")
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -143,6 +157,7 @@ def watched(folder: Path) -> Iterator[Callable[[], int]]:
         nonlocal largest
         while not over.is_set():
             largest = max(largest, size_on_disk(folder))
+            time.sleep(0.001)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
