@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,6 +109,8 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
 
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
     """
+    if re.match(r"\w+:/", str(out)):
+        raise UserError(f"{out}: is an address, and shards are written to a folder. Copy the folder there afterwards.")
     config = pretraining_config(files, overrides)
     from machine.cores import available_cores
     from pipelines.config import each_source

@@ -129,6 +129,7 @@ class Prefetcher(Follower):
         self._under_way: set[int] = set()
         self._refused: dict[int, float] = {}  # shard without room -> when to try again
         self._elsewhere: dict[int, float] = {}  # shard that another process downloads -> when to look again
+        self._why = ""  # of the last shard without room
         self._warned = False
         self._error: Exception | None = None
         self.closed = threading.Event()
@@ -154,13 +155,21 @@ class Prefetcher(Follower):
                     raise self._error
                 if shard in self._held:
                     return self._held[shard], not waited
-                if self._plan is not None and (shard not in self._near or shard in self._refused):
+                if self._plan is not None and shard not in self._near:
+                    return None, False
+                if shard in self._refused:
+                    self._warn_once(shard)
                     return None, False
                 self._changed.wait(1.0)
                 waited, now = True, time.monotonic()
                 if now - said > _SAY_S:
                     said = now
                     log.warning("waiting for %s, since %.0f s", self._name(shard), now - began)
+
+    def _warn_once(self, shard: int) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("%s: %s; images are read one by one until there is room", self._name(shard), self._why)
 
     def done(self) -> None:
         """See `Follower`."""
@@ -250,11 +259,9 @@ class Prefetcher(Follower):
             if later:
                 del self._held[max(later, key=lambda one: uses.get(one, math.inf))]
                 return
-            if not self._warned:
-                self._warned = True
-                log.warning("%s: %s; images are read one by one until there is room", self._name(shard), reason)
             # Those that are needed later must not take the room that it waits for.
             behind = self._near[self._near.index(shard) :] if shard in self._near else []
             again = time.monotonic() + _ROOM_S
+            self._why = str(reason)
             self._refused |= {one: again for one in behind if one not in self._held and one not in self._under_way}
             self._changed.notify_all()

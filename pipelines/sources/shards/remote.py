@@ -30,10 +30,9 @@ READ_BYTES: Final = 8 << 20
 _READ_S: Final = 60.0
 """Time limit of one request."""
 
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    # botocore's own repetitions would multiply with those here.
-    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}}
-}
+# botocore's own repetitions would multiply with those here.
+_S3: Final = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}}
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _S3, "s3a": _S3}
 """Options of fsspec's file systems, by protocol."""
 
 _FINAL: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)

@@ -168,7 +168,7 @@ def test_the_plan_knows_every_next_use(data: st.DataObject) -> None:
     window = data.draw(st.integers(1, shards))
     plan = Plan((np.array(one) for one in steps), shards=shards, rows=10**6, window=window)
     for done in range(len(steps)):
-        expected = {}
+        expected: dict[int, int] = {}
         for later, one in enumerate(steps[done:]):
             for shard in one:
                 expected.setdefault(shard, later)
