@@ -93,7 +93,7 @@ def _check_environment() -> None:
     """Refuse a value that makes the import of Numba fail with a traceback."""
     threads = os.environ.get("NUMBA_NUM_THREADS", "1")
     if not threads.isdecimal() or int(threads) < 1:
-        raise UserError(f"NUMBA_NUM_THREADS = {threads!r} in the environment: expected a number from 1 on. Unset it.")
+        raise UserError(f"NUMBA_NUM_THREADS = {threads!r} in the environment: expected a number above 0. Unset it.")
 
 
 def _shortened(word: str) -> str:

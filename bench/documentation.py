@@ -268,6 +268,20 @@ def _scaling_error(results: Path) -> str:
     return f"{said}.\n\n{_markdown(heads, lines)}"
 
 
+def _find_boxes(results: Path) -> str:
+    row = _last(results / "find_boxes.jsonl")
+    lines = [
+        ("hands found", f"{row['found']} of {row['images']}"),
+        ("median error of the landmarks, mean over a hand", f"{row['keypoint_error_px']:.1f} px"),
+        ("median error of the boxes' centres", f"{row['box_centre_error_px']:.1f} px"),
+        ("median side of the boxes over the true side", f"{row['box_side_over_true']:.2f}"),
+        ("found right hands that are called left", f"{row['right_called_left']} of {row['found']}"),
+        ("mirror images in which the hand is found", f"{row['mirrored_found']} of {row['mirrored_images']}"),
+        ("found left hands that are called right", f"{row['mirrored_called_right']} of {row['mirrored_found']}"),
+    ]
+    return f"{_measured_on(row)}\n\n{_markdown(('', 'measured'), lines)}"
+
+
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders": _loader("small", "loaders"),
     "stages": _loader("small", "stages"),
@@ -281,9 +295,10 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders-in-short": _loader("small", "loaders", short=True),
     "loaders-large-in-short": _loader("large", "loaders", short=True),
     "first-batch": _first_batch,
+    "find-boxes": _find_boxes,
     "proofs": _proofs,
 }
-_IN_OTHER_TABLES: Final = {"loader", "train", "soak", "gpu", "experiments", "scaling", "first_batch"}
+_IN_OTHER_TABLES: Final = {"loader", "train", "soak", "gpu", "experiments", "scaling", "first_batch", "find_boxes"}
 _HEAD: Final = {"bench", "machine", "place"}
 
 

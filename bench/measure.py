@@ -195,7 +195,7 @@ def limited_to_cores(count: int) -> Generator[None]:
     """Restrict this process, its threads and its descendants to `count` of its cores.
 
     Raises:
-        ValueError: there are not that many.
+        ValueError: this process may use fewer cores.
     """
     allowed = os.sched_getaffinity(0)
     if not 1 <= count <= len(allowed):

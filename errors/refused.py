@@ -46,7 +46,7 @@ def of_machine(error: BaseException) -> str | None:
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """The task that ran out of memory and what to change. The task is found from the traceback's last file of ours."""
+    """The task that ran out of memory and what to change. The traceback's last file of this project gives the task."""
     asked = _ASKED_FOR.search(str(error))
     amount = "more memory"
     if asked is not None:

@@ -45,7 +45,7 @@ class Contrastive(LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Use Adam."""
         return torch.optim.Adam(self.network.parameters(), lr=1e-3)
 
 

@@ -13,7 +13,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalize(nn.Module):
-    """8-bit pixels to ImageNet's mean and deviation, which torchvision's weights expect."""
+    """Normalises 8-bit pixels by ImageNet's mean and deviation, as torchvision's weights expect."""
 
     scale: Tensor
     shift: Tensor

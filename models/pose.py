@@ -91,20 +91,20 @@ def solve_root_depth(
 ) -> Tensor:
     """Depth of the root, from the length 1 of the reference bone (Iqbal et al. 2018, eq. 6 and 7).
 
-    The bone's ends lie on two known rays at depths z_root + d, which a quadratic equation in z_root sets 1 apart. Iqbal
-    takes the larger solution. If the bone lies almost along its viewing ray, the smaller one is right; this cannot be
-    seen in 2.5D.
+    The bone's ends lie on two known rays, at depths z_root + d. Their distance is 1, which is a quadratic equation in
+    z_root. Iqbal takes the larger solution. If the bone lies almost along its viewing ray, the smaller solution is
+    right, but a 2.5D pose does not show this.
 
     Args:
         normalized: (N, K, 2), (X, Y) of the keypoints.
         relative_depth: (N, K), scale-normalised.
         bone: the two keypoints that are 1 apart.
-        least_discriminant: smaller discriminants are raised to this. The authors' code has 1e-8, which moves exact
-            solutions if the bone is short in the picture.
+        least_discriminant: smaller discriminants are raised to this number. The authors' code has 1e-8, which changes
+            exact solutions if the bone is short in the picture.
 
     Returns:
-        (N,), scale-normalised. It is finite for any finite input: no depth sets two equal rays 1 apart, so their
-        distance is taken as at least 1e-4 (the authors' constant).
+        (N,), scale-normalised. It is finite for any finite input. If the two rays are equal, there is no solution, so
+        the distance of the rays is taken as at least 1e-4 (the authors' constant).
     """
     n, m = bone
     (xn, yn), (xm, ym) = normalized[:, n].unbind(1), normalized[:, m].unbind(1)  # (N,) each

@@ -47,7 +47,7 @@ class TimmEncoder(Encoder):
             ) from error
         if not self._timm.is_model(self._model):
             close = difflib.get_close_matches(self._model, self._timm.list_models() + self._timm.list_pretrained(), 1)
-            hint = f"did you mean 'timm/{close[0]}'?" if close else "timm.list_models() names them."
+            hint = f"did you mean 'timm/{close[0]}'?" if close else "timm.list_models() lists all names."
             raise UserError(f"{self._key}: timm {self._timm.__version__} has no model of this name; {hint}")
         published = self._timm.get_pretrained_cfg(self._model)
         native_px = published.input_size[-1] if published is not None else 224

@@ -140,7 +140,7 @@ def resnet_name(state: Mapping[str, Tensor]) -> str | None:
 
 
 def to_lightning(network: Mapping[str, Tensor]) -> State:
-    """Rename a pre-training network of ours, head included, to the names of the authors' pre-training code."""
+    """Rename a pre-training network of this project, head included, to the names of the authors' pre-training code."""
     renamed = {}
     for key, tensor in network.items():
         if key.startswith("encoder.resnet."):
@@ -234,5 +234,5 @@ def check_state(
     ]
     problems += [f"{key} is unknown" for key in state if key not in wanted and not ignored(key)]
     if problems:
-        more = f"  and {len(problems) - 1} more" if len(problems) > 1 else ""
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UserError(f"{origin} does not fit {model}: {problems[0]}{more}: {remedy}")

@@ -32,8 +32,8 @@ class DataConfig:
 
     Attributes:
         source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
-            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the `pack` command
-            writes).
+            COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the commands `pack`
+            and `index` write).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
@@ -43,7 +43,8 @@ class DataConfig:
         box: FreiHAND: "center" (needs no labels), "joints" (from the labels, as in the authors' code) or a CSV or JSON
             file of boxes. A folder: a file of boxes, or "center" for the square around the whole image. HO-3D and
             Dexter+Object: a file of boxes; without it, the square around the keypoints. YouTube3DHands, COCO and
-            shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the packed box.
+            packed shards: leave it out; the box is the square around the hand's mesh, the annotation's box, or the
+            packed box. Shards of other programs: as for a folder.
         center_frac: FreiHAND: side of the "center" box over the image's shorter side.
         box_margin: factor of the box's side. The whole image gets no margin.
         annotations: COCO: the JSON file, relative to `root`; unset, annotations.json.

@@ -99,7 +99,7 @@ def test_the_printed_configuration_is_the_resolved_one(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J\x1b]0;title\x07", "a\nerror: everything is lost", "a\r\x9b31m", "\u202egnp"])
-def test_names_of_files_do_not_reach_the_terminal_as_they_are(
+def test_names_of_files_are_escaped_on_the_terminal(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli("pretrain", "--set", f"data.root={tmp_path / name}", "--set", "data.source=folder") == 2
@@ -109,7 +109,7 @@ def test_names_of_files_do_not_reach_the_terminal_as_they_are(
     assert all(character.isprintable() for character in error[:-1])
 
 
-def test_names_of_files_do_not_reach_the_log_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_files_are_escaped_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger()
     before = logger.level, list(logger.handlers)
     try:
@@ -135,7 +135,7 @@ def test_warnings_of_commands_without_a_log_are_one_line_each(
     assert "\\x1b[31m\\nerror: lost.jpg cannot be used (HTML" in warning
 
 
-def test_what_the_system_refuses_anywhere_is_one_line(
+def test_any_error_of_the_system_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -188,7 +188,7 @@ def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
 
 
-def test_a_step_that_fp16_leaves_out_is_no_warning_of_torch() -> None:
+def test_a_step_that_is_skipped_in_fp16_gives_no_warning_of_torch() -> None:
     logger = logging.getLogger()
     before = logger.level, list(logger.handlers)
     try:

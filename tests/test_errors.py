@@ -55,7 +55,7 @@ def raised(error: Exception) -> Callable[[], None]:
         (raised(MemoryError()), "asked for more memory"),
     ],
 )  # fmt: skip
-def test_a_lack_of_memory_says_what_needed_how_much(action: Callable[[], object], said: str) -> None:
+def test_lack_of_memory_names_the_task_and_the_amount(action: Callable[[], object], said: str) -> None:
     with pytest.raises(Exception) as found:  # noqa: PT011  of many kinds
         action()
     message = of_machine(found.value)
@@ -67,7 +67,7 @@ def test_a_lack_of_memory_says_what_needed_how_much(action: Callable[[], object]
     "error",
     [RuntimeError("the loader is closed"), ValueError("out of memory.jpg"), KeyError("x"), ImportError("no apex")],
 )
-def test_a_defect_is_nothing_that_the_machine_refuses(error: Exception) -> None:
+def test_a_defect_is_not_an_error_of_the_machine(error: Exception) -> None:
     assert of_machine(error) is None
 
 

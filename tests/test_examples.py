@@ -12,9 +12,13 @@ from unittest.mock import patch
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from models.losses import LOSSES
+from tests.command_line import run_cli
+from tests.train import tiny_hands
 from tests.train.narrow import narrow_resnet18
+from train.pose.run import load_pose_run
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.name != "__init__.py")
@@ -81,6 +85,30 @@ def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert loss == pytest.approx(aligned + 0.5 * uniform, abs=2e-3)
         assert uniform < 0 < aligned
     assert re.findall(rows, again) == re.findall(rows, told)
+
+
+def test_other_commands_need_no_loss_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The encoder of a run with a loss that is no longer known is reported on, exported and fine-tuned."""
+    run_folder, encoder = tmp_path / "run", tmp_path / "encoder.pth"
+    with narrow_resnet18(), patch.dict(LOSSES):
+        arguments = f"--images 24 --batch 12 --epochs 1 --data {tmp_path / 'images'} --out {run_folder}"
+        run("examples.own_loss", arguments, monkeypatch, capsys)
+    tiny_hands.write_hands(tmp_path / "hands", 6)
+    settings = tiny_hands.settings(tmp_path / "hands", tmp_path / "fine", "train.epochs=1", "optim.lr=1e-12")
+    with narrow_resnet18(), patch.dict(LOSSES):
+        LOSSES.pop("align_uniform", None)
+        assert run_cli("report", str(run_folder), "--out", str(tmp_path / "report.html")) == 0
+        assert run_cli("export", str(run_folder), str(encoder)) == 0
+        changed = [word for setting in settings for word in ("--set", setting)]
+        assert run_cli("finetune", *changed, "--from", str(run_folder)) == 0
+        tuned = load_pose_run(tmp_path / "fine").network.encoder.library_state_dict()
+    assert "align_uniform" in (tmp_path / "report.html").read_text()
+    exported = torch.load(encoder, weights_only=True)
+    for name, weight in exported.items():
+        if not name.endswith(("running_mean", "running_var", "num_batches_tracked", "fc.weight", "fc.bias")):
+            torch.testing.assert_close(tuned[name], weight, rtol=0, atol=1e-6)
 
 
 def test_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ WHERE = {
 
 
 @pytest.mark.parametrize("order", get_args(HandOrder))
-def test_names_stand_where_their_source_has_them(order: HandOrder) -> None:
+def test_keypoints_have_the_order_of_their_source(order: HandOrder) -> None:
     rows = hand_rows("freihand", order)  # of each of their keypoints in ours
     assert sorted(rows) == list(range(21))
     assert rows[0] == 0
@@ -27,12 +27,12 @@ def test_names_stand_where_their_source_has_them(order: HandOrder) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(get_args(HandOrder), repeat=2)))
-def test_reordering_comes_back(source: HandOrder, target: HandOrder) -> None:
+def test_reordering_there_and_back_changes_nothing(source: HandOrder, target: HandOrder) -> None:
     there, back = hand_rows(source, target), hand_rows(target, source)
     assert [there[row] for row in back] == list(range(21))
 
 
-def test_authors_order_equals_their_conversion_written_out() -> None:
+def test_the_authors_order_equals_their_conversion() -> None:
     """Their test code fills FreiHAND's array by name from these rows."""
     fingers = [[1, 6, 11, 16], [2, 7, 12, 17], [3, 8, 13, 18], [4, 9, 14, 19], [5, 10, 15, 20]]
     assert hand_rows("peclr", "freihand") == [0, *itertools.chain.from_iterable(fingers)]
@@ -50,7 +50,7 @@ def test_a_hands_bones_are_a_tree_from_the_wrist_outward() -> None:
     assert [name for name, _ in HAND.groups] == ["wrist", *FINGERS]
 
 
-def test_a_body_is_cocos() -> None:
+def test_the_body_has_cocos_keypoints_and_bones() -> None:
     """Names and bones as `categories` of COCO's person_keypoints files hold them, counted from 1 there."""
     assert BODY.keypoints == (
         "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
@@ -72,7 +72,7 @@ def test_a_body_is_cocos() -> None:
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS.values(), ids=SKELETONS)
-def test_a_skeleton_agrees_with_itself(skeleton: Skeleton) -> None:
+def test_the_parts_of_a_skeleton_are_consistent(skeleton: Skeleton) -> None:
     count = len(skeleton)
     assert SKELETONS[skeleton.name] is skeleton
     assert len(set(skeleton.keypoints)) == count

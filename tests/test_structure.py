@@ -112,7 +112,7 @@ def test_imports_run_one_way(file: Path) -> None:
         ("cli", "import tests"),
     ],
 )
-def test_a_violation_is_seen(owner: str, source: str) -> None:
+def test_a_violation_is_found(owner: str, source: str) -> None:
     assert len(violations(owner, source)) > 0
 
 
@@ -168,11 +168,11 @@ def circles(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("levels", [1, 2, None], ids=["packages", "rooms", "files"])
-def test_nothing_imports_itself_over_others(levels: int | None) -> None:
+def test_there_are_no_import_circles(levels: int | None) -> None:
     assert circles(import_graph(FILES, levels)) == [], "move what both need to a place of its own"
 
 
-def test_circles_are_seen() -> None:
+def test_import_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}}) == ["b -> c -> d -> b"]
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
@@ -183,7 +183,7 @@ def test_no_room_holds_more_than_a_dozen_files() -> None:
     assert large == {}
 
 
-def test_no_file_escapes_the_rules() -> None:
+def test_every_file_is_under_the_rules() -> None:
     """Every package and every file at the top is known here."""
     tops = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert tops - {"tests"} == set(PACKAGES)

@@ -54,7 +54,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("before", [None, b"what was there"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_without_room_the_old_file_stays_and_nothing_else(name: str, before: bytes | None, tmp_path: Path) -> None:
+def test_on_a_full_disk_only_the_old_file_stays(name: str, before: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / name
     if before is not None:
         file.write_bytes(before)
@@ -66,7 +66,7 @@ def test_without_room_the_old_file_stays_and_nothing_else(name: str, before: byt
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_what_the_disk_refuses_at_last_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_last_write_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -79,7 +79,7 @@ def test_what_the_disk_refuses_at_last_is_told(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_of_the_block_is_not_the_disks(tmp_path: Path) -> None:
+def test_an_error_of_the_block_is_not_reported_as_the_disks(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("before")
     with pytest.raises(FileNotFoundError, match="elsewhere"):  # noqa: PT012, SIM117
         with whole_file(tmp_path / "a") as file:
@@ -101,7 +101,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "new"
 
 
-def test_what_was_there_keeps_its_permissions(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("old")
     file.chmod(0o640)
@@ -153,7 +153,7 @@ PRODUCT = [file for file in FILES if file.relative_to(ROOT).parts[0] not in ("ex
 
 
 @pytest.mark.parametrize("file", PRODUCT, ids=lambda file: str(file.relative_to(ROOT)))
-def test_nothing_is_written_in_another_way(file: Path) -> None:
+def test_all_files_are_written_through_this_module(file: Path) -> None:
     if str(file.relative_to(ROOT)) not in WRITE_THEMSELVES:
         assert writes(file.read_text()) == []
 
@@ -163,7 +163,7 @@ def test_nothing_is_written_in_another_way(file: Path) -> None:
     ["path.write_text('')", "path.write_bytes(b'')", "cv2.imwrite('a.png', x)", "path.open('w')", "open(path, 'wb')",
      "save_file(tensors, out)", "figure.savefig(out, dpi=120)", "torch.save(x, out)", "os.fdopen(d, mode='x')"],
 )  # fmt: skip
-def test_another_way_is_seen(source: str) -> None:
+def test_a_file_written_in_another_way_is_found(source: str) -> None:
     assert len(writes(source)) == 1
 
 

@@ -42,7 +42,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
@@ -52,7 +52,7 @@ HEADER = "file,x0,y0,x1,y1,hand,confidence\r\n"
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
 
-HAND = {"Left": "right", "Right": "left"}
+OTHER_HAND = {"Left": "right", "Right": "left"}
 """MediaPipe names the hand as it would be in a selfie, which is mirrored; photographs are not."""
 
 PALM_LANDMARKS = [0, 5, 9, 13, 17, 1, 2]
@@ -68,14 +68,40 @@ _detector: Any = None
 """The detector of this process."""
 
 
+class Hand(NamedTuple):
+    """A hand in an image: its 21 landmarks (21, 2) in pixels, corner-based; "left" or "right"; the palm's score."""
+
+    landmarks_px: np.ndarray
+    hand: str
+    confidence: float
+
+    @property
+    def box_px(self) -> list[float]:
+        """Edges x0, y0, x1, y1 of the square around the landmarks."""
+        low_px, high_px = self.landmarks_px.min(axis=0), self.landmarks_px.max(axis=0)
+        centre_px, half_px = (low_px + high_px) / 2, (high_px - low_px).max() / 2
+        return [*(centre_px - half_px), *(centre_px + half_px)]
+
+
 def start_process(confidence: float, hands: int) -> None:
-    """Prepare a worker process: load the detector."""
+    """Prepare a worker process."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MediaPipe and libjpeg write there
     cv2.setNumThreads(1)
+    load_detector(confidence, hands)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent has ended, be it killed."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+    os._exit(1)
+
+
+def load_detector(confidence: float, hands: int) -> None:
+    """Load MediaPipe's graph: as `mediapipe.solutions.hands.Hands`, and with the palms, which have the confidence."""
     from mediapipe.python.solution_base import SolutionBase
 
-    # As mediapipe.solutions.hands.Hands, and with the palms, which have the confidence.
     global _detector
     _detector = SolutionBase(
         binary_graph_path=GRAPH,
@@ -88,15 +114,8 @@ def start_process(confidence: float, hands: int) -> None:
     )
 
 
-def end_with_parent() -> None:
-    """End this process when its parent has ended."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-    os._exit(1)
-
-
 def rows_of(file: tuple[str, str]) -> list[list[str]]:
-    """The rows of an image, given its folder and its name there."""
+    """The rows of an image, given its folder and its name there; hands from left to right."""
     root, name = file
     try:
         image = cv2.imdecode(np.fromfile(f"{root}/{name}", np.uint8), cv2.IMREAD_COLOR)  # applies the orientation
@@ -104,14 +123,20 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
         image = None
     if image is None:
         return [[name, "", "", "", "", "unreadable", ""]]
-    hands = find_hands(image, 0) or find_hands(image, BORDER)
-    return [[name, *hand] for hand in hands] or [[name, "", "", "", "", "none", ""]]
+    hands = sorted(find_hands(image), key=lambda hand: hand.box_px)
+    rows = [[name, *(f"{edge:.1f}" for edge in hand.box_px), hand.hand, f"{hand.confidence:.3f}"] for hand in hands]
+    return rows or [[name, "", "", "", "", "none", ""]]
 
 
-def find_hands(image: np.ndarray, border: float) -> list[list[str]]:
-    """The hands in an image (H, W, 3) BGR, from left to right: x0, y0, x1, y1, hand and confidence as text."""
+def find_hands(image: np.ndarray) -> list[Hand]:
+    """The hands in an image (H, W, 3) BGR. If there is none, it is searched again with a border around it."""
+    return look(image, 0) or look(image, BORDER)
+
+
+def look(image: np.ndarray, border: float) -> list[Hand]:
+    """The hands that the detector finds in an image with a black border."""
     size_px = np.array(image.shape[1::-1])
-    x_px, y_px = edge_px = (border * size_px).astype(int)
+    x_px, y_px = border_px = (border * size_px).astype(int)
     wide = cv2.copyMakeBorder(image, y_px, y_px, x_px, x_px, cv2.BORDER_CONSTANT)
     found = _detector.process({"image": cv2.cvtColor(wide, cv2.COLOR_BGR2RGB)})
     palms = [(points(p.location_data.relative_keypoints), p.score[0]) for p in found.palm_detections or []]
@@ -119,12 +144,9 @@ def find_hands(image: np.ndarray, border: float) -> list[list[str]]:
     for landmarks, kind in zip(found.multi_hand_landmarks or [], found.multi_handedness or [], strict=True):
         at = points(landmarks.landmark)
         confidence = min((np.abs(palm - at[PALM_LANDMARKS]).sum(), score) for palm, score in palms)[1]
-        at_px = at * (size_px + 2 * edge_px) - edge_px
-        low_px, high_px = at_px.min(axis=0), at_px.max(axis=0)
-        centre_px, half_px = (low_px + high_px) / 2, (high_px - low_px).max() / 2
-        box_px = [*(centre_px - half_px), *(centre_px + half_px)]
-        hands.append((box_px, HAND[kind.classification[0].label], confidence))
-    return [[*(f"{edge:.1f}" for edge in box_px), hand, f"{score:.3f}"] for box_px, hand, score in sorted(hands)]
+        at_px = at * (size_px + 2 * border_px) - border_px
+        hands.append(Hand(at_px, OTHER_HAND[kind.classification[0].label], confidence))
+    return hands
 
 
 def points(marks: Any) -> np.ndarray:

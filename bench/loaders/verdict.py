@@ -60,11 +60,11 @@ def verdict(
         return f"{made[0].upper()}{made[1:]}; {limit}. With --step, the verdict says whether training waits."
     if ours.interval[0] >= step.interval[1]:
         return (
-            f"Training is not loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made},  "
+            f"Training is not loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made}, "
             f"{ours.mean / step.mean:.1f} times that; only a faster model or GPU would speed it up."
         )
     return (
-        f"Training is loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made},  "
+        f"Training is loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made}, "
         f"{ours.mean / step.mean:.2f} of that; {limit}."
     )
 

@@ -46,7 +46,7 @@ def check_webp(data: bytes) -> ImageFile:
             orientation = orientation or read_orientation(block)
         elif kind in (b"VP8 ", b"VP8L"):
             if image is not None or (canvas is None and at != 12):
-                raise BadImage(f"WebP with a second image, or one out of place, at byte {at}")
+                raise BadImage(f"WebP with a second or misplaced image at byte {at}")
             image = _webp_lossy_px(data, body, length) if kind == b"VP8 " else _webp_lossless_px(data, body, length)
             kept.append(data[at:after])
         elif kind == b"ALPH":

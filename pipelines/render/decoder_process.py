@@ -90,7 +90,7 @@ class DecoderProcess:
         self._deaths = 0
 
     def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
-        """Decode N files, each (bytes,) uint8: place among them -> reason why it cannot be used.
+        """Decode N files, each (bytes,) uint8. Returns number of a file -> reason why it cannot be used.
 
         Raises:
             UserError: a process does not start.
@@ -107,7 +107,7 @@ class DecoderProcess:
             self.close()  # a new process, since an image of the first half may have damaged the old one
             found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
         if self._deaths == deaths:
-            log.warning("%d images %s together, but neither half of them alone; none of them is listed",
+            log.warning("%d images %s when decoded together, but not in two halves; none of them is listed",
                         len(encoded), reason)  # fmt: skip
         return found
 

@@ -73,13 +73,15 @@ def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
 
 
 def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """As `_rows_of_paths`, for shards. Their names are sorted, so bisection reads only a few of them."""
+    """As `_rows_of_paths`, for shards. If their names are sorted, bisection reads only a few of them."""
     rows = []
     for path in listed:
         row = bisect_left(index.paths, path)
-        if row == len(index) or index.paths[row] != path:
-            raise _unknown(index, path, file)
-        rows.append(row)
+        if row == len(index) or index.paths[row] != path:  # unknown, or the names are not sorted
+            return _rows_of_paths(index, listed, file)
+        while row < len(index) and index.paths[row] == path:
+            rows.append(row)
+            row += 1
     return np.array(rows, np.int64)
 
 

@@ -258,9 +258,9 @@ class NamesOnDemand(Sequence[str]):
 
 
 def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
-    """The blocks of some of the rows, ascending."""
-    if (np.diff(rows) <= 0).any():
-        raise ValueError("rows of blocks are selected in ascending order")
+    """The blocks of some of the rows, ascending; a row may be selected several times."""
+    if (np.diff(rows) < 0).any():
+        raise ValueError("select rows of blocks in ascending order")
     return Blocks(np.searchsorted(rows, blocks.first).astype(np.int64), blocks.window)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import as_numbers, parse_json, regular
 from pipelines.config import DataConfig, box_file
-from pipelines.samples.index import WHOLE_IMAGE
+from pipelines.samples.index import WHOLE_IMAGE, Index
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
 _HEADERS: Final = (_COLUMNS, (*_COLUMNS, "hand"), (*_COLUMNS, "hand", "confidence"))
@@ -131,6 +132,28 @@ def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]
     return with_whole_images(boxes, file, names)
 
 
+def with_boxes(index: Index, file: Path) -> Index:
+    """An index of whole images with the boxes of a file.
+
+    If the file says which hand a box shows, each of its hands is a sample, left ones are mirrored, and images without
+    a hand are left out. Otherwise an image without a box is used whole.
+
+    Raises:
+        UserError: as for `read_boxes`.
+    """
+    boxes = read_boxes(file, index.paths)
+    if boxes.mirror is None:
+        return replace(index, box_px=with_whole_images(boxes, file, index.paths))
+    shown = len(np.unique(boxes.image))
+    if shown < len(index):
+        _log.info(
+            "%s: %d hands in %d of %d images; images without a hand are left out",
+            file, len(boxes.image), shown, len(index),
+        )  # fmt: skip
+    hands = index.select(boxes.image)
+    return replace(hands, box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
+
+
 def with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
     """One square for each image, (N, 3), in the order of `names`; `WHOLE_IMAGE` for an image without a box.
 
@@ -198,7 +221,7 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
                     f"{file}, entry {number}: expected an object with the keys {', '.join(_COLUMNS)}, "
                     f"found {_text(entry)}. Mend this entry."
                 )
-            hand = entry.get("hand", "") if hands else None
+            hand = (entry.get("hand") or "") if hands else None
             yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]], hand
     else:
         raise UserError(

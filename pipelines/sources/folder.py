@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,9 +13,9 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
-from pipelines.sources.boxes import read_boxes, with_whole_images
+from pipelines.sources.boxes import with_boxes
 
-_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
+IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
 _NOT_READ: Final = {
     ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
     ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
@@ -44,11 +43,11 @@ def load_folder(config: DataConfig) -> Index:
     root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(_ENDINGS)} files. Check the path.")
+        raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
     found = _files_under(root)
     if not found.images:
         raise UserError(
-            f"{root}: no {', '.join(_ENDINGS)} files in it or below it; found {found.told()}. "
+            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found {found.told()}. "
             f"{found.remedy() or 'Check the path, or add images.'}"
         )
     if found.remedy():
@@ -57,21 +56,7 @@ def load_folder(config: DataConfig) -> Index:
     paths = sorted(found.images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     index = Index(name=root.name or str(root), root=root, paths=paths, box_px=whole)
-    return index if config.box == "center" else _with_boxes(index, Path(config.box))
-
-
-def _with_boxes(index: Index, file: Path) -> Index:
-    boxes = read_boxes(file, index.paths)
-    if boxes.mirror is None:
-        return replace(index, box_px=with_whole_images(boxes, file, index.paths))
-    shown = len(np.unique(boxes.image))
-    if shown < len(index):
-        log.info(
-            "%s: %d hands in %d of %d images; images without a hand are left out",
-            file, len(boxes.image), shown, len(index),
-        )  # fmt: skip
-    hands = index.select(boxes.image)
-    return replace(hands, box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
+    return index if config.box == "center" else with_boxes(index, Path(config.box))
 
 
 class _Found(NamedTuple):
@@ -127,7 +112,7 @@ def _files_under(root: Path) -> _Found:
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
                     elif not entry.is_file():
                         found.others["no regular file, such as a pipe"] += 1
-                    elif entry.name.lower().endswith(_ENDINGS):
+                    elif entry.name.lower().endswith(IMAGE_ENDINGS):
                         found.images.append(inside + entry.name)
                     else:
                         found.others[os.path.splitext(entry.name)[1].lower()] += 1  # noqa: PTH122  a suffix of any name

@@ -88,7 +88,7 @@ def test_a_table_says_what_decode_only_decodes(tmp_path: Path, decode: Any) -> N
     text = text_of(row)
     what = "whole" if decode == "whole" else "of large ones only the regions that the views reach"
     assert f"decode only: bytes in memory to decoded images, {what}, as the loader does here" in text
-    assert "decode only (DALI): the ceiling of loaders that decode whole images" in text
+    assert "an upper limit for loaders that decode whole images" in text
 
 
 def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:
     assert len(np.unique(seen)) == 48
 
 
-def test_too_few_images_or_cores_are_told(tmp_path: Path) -> None:
+def test_too_few_images_or_cores_are_reported(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=4)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
     with pytest.raises(UserError, match="4 images, fewer than --batch = 16: use more images or a smaller batch"):
@@ -210,7 +210,7 @@ def test_tuning_gives_toml(tmp_path: Path) -> None:
     assert dataclasses.replace(config.pipelines, **values) != config.pipelines
 
 
-def test_of_values_as_good_as_each_other_the_first_stays() -> None:
+def test_of_equally_fast_values_the_first_is_kept() -> None:
     steady = [Rate(tuple(speed * at for at in (1.0, 1.1, 0.9)), 0.0, 1) for speed in (5, 7, 6)]
     assert tune.fastest(steady) == 1
     noisy = [Rate((5.0, 9.0, 5.0), 0.0, 1), Rate((6.0, 5.0, 9.0), 0.0, 1)]

@@ -69,7 +69,7 @@ def test_a_loader_that_got_slower_fails(
         (["--tune", "--soak", "1"], "--tune and --soak exclude each other"),
     ],
 )
-def test_what_cannot_be_written_or_goes_ill_together_is_told_first(
+def test_unwritable_files_and_excluding_options_are_reported_first(
     arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("compare.compare_loaders", "tune.tune", "soak.soak"):
@@ -80,7 +80,7 @@ def test_what_cannot_be_written_or_goes_ill_together_is_told_first(
     assert error.count("\n") == 1
 
 
-def test_looking_whether_a_file_can_be_written_leaves_nothing(
+def test_checking_whether_a_file_can_be_written_leaves_no_file(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(*arguments: Any, **options: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_row_that_cannot_be_written_is_not_lost() -> None:
         rows.append(Path("/dev/full"), {"figure": 7})
 
 
-def test_bad_files_are_told_before_anything_is_measured(images: Path) -> None:
+def test_bad_files_are_reported_before_anything_is_measured(images: Path) -> None:
     index = load_index(DataConfig(source="folder", root=str(images)))
     require_sound(index)
     (images / "03.jpg").write_bytes(b"no image")

@@ -68,8 +68,8 @@ def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
     assert "9999" not in made
 
 
-def test_unknown_table_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="known are loaders"):
+def test_unknown_table_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected one of loaders"):
         write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
 
 
@@ -81,7 +81,7 @@ def test_the_pages_hold_what_the_rows_say(page: Path) -> None:
 
 def test_the_pages_that_have_tables_still_have_them() -> None:
     tables = {page.name: page.read_text().count("<!-- rows: ") for page in pages_with_tables(ROOT / "docs")}
-    assert tables.keys() == {"README.md", "cluster.md", "experiments.md", "performance.md"}
+    assert tables.keys() == {"README.md", "cluster.md", "datasets.md", "experiments.md", "performance.md"}
     assert tables["README.md"] == 2
     assert tables["performance.md"] >= 6
 

@@ -171,7 +171,7 @@ def assert_gone(pid: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_stage_that_breaks_or_hangs_costs_only_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_fails_or_hangs_does_not_affect_the_others(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "_START", "fork")  # these stages need no fresh process, which takes seconds
     job.out.mkdir()
     stages = {"broken": (broken, 60), "gone": (gone, 60), "hanging": (hanging, 3), "good": (good, 60)}
@@ -216,7 +216,7 @@ def test_a_stage_ends_with_what_runs_it(job: Job, monkeypatch: pytest.MonkeyPatc
         ([], "torch finds no GPU: check nvidia-smi, or use --dry-run"),
     ],
 )
-def test_what_cannot_be_run_is_told(
+def test_stages_that_cannot_run_are_reported(
     arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -224,7 +224,7 @@ def test_what_cannot_be_run_is_told(
     assert told in capsys.readouterr().err
 
 
-def test_missing_images_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_images_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert run_cli("bench-gpu", "--data", "none") == 2
     assert "--data none is not a folder: make it with 'python cli.py make-data none'" in capsys.readouterr().err
@@ -239,7 +239,7 @@ def test_missing_images_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ([("the stage itself", False)], True, False),
     ],
 )
-def test_proved_is_what_holds_throughout(
+def test_the_proof_holds_only_if_every_claim_holds(
     claims: list[tuple[str, bool | None]], tiny: bool, proved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [{"what": what, "found": "1", "wanted": "2", "holds": holds} for what, holds in claims]

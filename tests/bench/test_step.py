@@ -128,7 +128,7 @@ def test_a_batch_that_does_not_fit_is_left_out(config: Config, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("one_step_a_repeat")
-def test_what_the_exact_batch_is_compared_with_may_be_left_out(config: Config) -> None:
+def test_comparisons_with_the_exact_batch_may_be_left_out(config: Config) -> None:
     told: list[tuple[int, int]] = []
     few = dataclasses.replace(QUICK, comparisons=False)
     (figures,) = step.bench_train(config, ["fp32"], few, lambda done, total: told.append((done, total)))
@@ -140,7 +140,7 @@ def test_what_the_exact_batch_is_compared_with_may_be_left_out(config: Config) -
 
 
 @pytest.mark.parametrize(("loading_s", "stepping_s", "waits"), [(0.05, 0.0, True), (0.0, 0.05, False)])
-def test_waiting_is_the_time_that_a_batch_takes_to_come(
+def test_waiting_is_the_time_until_a_batch_arrives(
     loading_s: float, stepping_s: float, waits: bool, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = bench_of(config)
@@ -175,7 +175,7 @@ def test_shares_in_closed_form() -> None:
     assert figures["model_flop_per_s"] == pytest.approx(1e11)
 
 
-def test_too_few_images_are_told(config: Config) -> None:
+def test_too_few_images_are_reported(config: Config) -> None:
     with pytest.raises(UserError, match=r"24 images, fewer than train.batch = 48"):
         step.bench_train(step.with_train(config, batch=48), ["fp32"], QUICK)
 

@@ -109,7 +109,7 @@ def test_an_interrupted_run_s_time_counts(training: Training, tmp_path: Path) ->
     assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [4]
 
 
-def test_one_seed_claims_nothing(training: Training, tmp_path: Path) -> None:
+def test_one_seed_supports_no_claim(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     (outcome, _) = run_experiment(config_of(tmp_path, (0,)), record)
     assert not outcome["holds"]
@@ -181,7 +181,7 @@ def test_labels_of_one_point_do_not_count() -> None:
         ("pretrain.arms.peclr.start=simclr", "pretrain.arms.peclr.start: only arms of finetune"),
     ],
 )
-def test_a_mistake_in_any_arm_is_told_before_the_first(arm: str, said: str) -> None:
+def test_a_mistake_in_any_arm_is_reported_before_the_first(arm: str, said: str) -> None:
     file = Path(__file__).parents[2] / "configs" / "studies" / "hands.toml"
     with pytest.raises(UserError, match=said):
         load_experiment(file, [arm])

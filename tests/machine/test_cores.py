@@ -42,7 +42,7 @@ def test_the_lowest_quota_counts(cgroup: str, files: dict[str, str], expected: f
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (1.0, 1), (1.5, 2), (4.0, 4), (64.0, 8), (math.inf, 8)])
-def test_a_quota_is_rounded_up_and_takes_no_more_than_there_is(
+def test_a_quota_is_rounded_up_and_limited_by_the_cores(
     quota: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
@@ -50,7 +50,7 @@ def test_a_quota_is_rounded_up_and_takes_no_more_than_there_is(
     assert cores.available_cores() == expected
 
 
-def test_threads_far_beyond_the_cores_are_told_once(
+def test_threads_far_beyond_the_cores_give_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 4)

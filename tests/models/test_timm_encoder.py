@@ -45,6 +45,13 @@ def test_dropout_and_stochastic_depth_are_off(fused: bool, caplog: pytest.LogCap
     ]
 
 
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet"])
+def test_a_network_without_chance_is_no_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        build_encoder(EncoderConfig(f"timm/{name}", "random"), 32)
+    assert caplog.messages == []
+
+
 def test_a_network_that_stays_random_is_refused() -> None:
     with (
         patch.object(timm, "create_model", _by_chance),
@@ -58,7 +65,7 @@ def test_a_network_that_stays_random_is_refused() -> None:
     ("name", "side_px", "message"),
     [
         ("vit_smal_patch16_224", 32, r"has no model of this name; did you mean 'timm/vit_small_patch16_224'\?"),
-        ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) names them"),
+        ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) lists all names"),
         ("test_vit", 40, r"side_px = 40: expected a multiple of its patch size, 16 pixels, such as 32 or 48"),
         ("test_vit", 8, r"side_px = 8: expected a multiple of its patch size, 16 pixels, such as 16"),
         ("vgg11", 8, r"side_px = 8: timm cannot build it .*expect 224-pixel views. Set geometry.side_px"),
@@ -80,7 +87,7 @@ def test_timm_is_optional() -> None:
         make_encoder("timm/test_vit", 32)
 
 
-def test_the_configuration_knows_the_family_alone() -> None:
+def test_the_configuration_checks_only_the_family() -> None:
     assert EncoderConfig("timm/anything").name == "timm/anything"
     for unknown in ("timm", "tim/test_vit", "test_vit", ""):
         with pytest.raises(ValidationError, match=r"'resnet50'.* or a model of timm such as 'timm/vit_small"):
@@ -99,7 +106,7 @@ def test_building_takes_no_random_number_and_leaves_batch_norm_as_it_is() -> Non
         assert not key.endswith(("running_mean", "running_var", "tracked")) or torch.equal(value, fresh[key])
 
 
-def test_published_weights_that_cannot_be_had_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_published_weights_that_cannot_be_downloaded_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def offline(name: str, pretrained: bool = False, **options: Any) -> torch.nn.Module:
         if pretrained:
             for talker in ("huggingface_hub.file_download", "timm.models._builder"):
@@ -113,6 +120,7 @@ def test_published_weights_that_cannot_be_had_are_one_line(caplog: pytest.LogCap
         pytest.raises(UserError, match=r'test_vit cannot be had \(no route to host\): set encoder.weights = "random"'),
     ):
         build_encoder(EncoderConfig("timm/test_vit"), 32)
+    assert caplog.messages == []  # the error has it all
 
 
 def test_published_weights_are_taken(caplog: pytest.LogCaptureFixture) -> None:

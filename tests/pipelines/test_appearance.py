@@ -93,7 +93,7 @@ def test_pixels_agree_with_the_oracle(backend: Backend, option: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("option", ALWAYS)
-def test_who_is_not_drawn_keeps_every_bit(backend: Backend, option: str) -> None:
+def test_views_without_an_augmentation_keep_every_bit(backend: Backend, option: str) -> None:
     """And who is drawn changes, in a batch that holds both."""
     rng = np.random.default_rng(0)
     images = [smooth_image(rng, 48, 48) for _ in range(12)]
@@ -132,7 +132,7 @@ def test_the_order_is_sobel_cut_out_blur_noise_colour_drop(backend: Backend) -> 
     assert (grey == grey[..., :1]).all()
 
 
-def test_the_oracle_is_opencv_where_opencv_has_it() -> None:
+def test_the_oracle_equals_opencv_where_opencv_has_the_function() -> None:
     rng = np.random.default_rng(0)
     image = smooth_image(rng, 40, 40, 2).astype(np.float64)
     grey = cv2.cvtColor(image.astype(np.float32), cv2.COLOR_RGB2GRAY).astype(np.float64)
@@ -173,7 +173,7 @@ def test_noise_and_holes_are_the_same_bits_everywhere(backend: Backend, option: 
 
 
 @pytest.mark.parametrize("option", ALWAYS)
-def test_tensors_of_many_views_become_what_loops_make_of_each(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU has the tensors and a CPU the loops; here a CPU computes both, for a share of the views."""
     rng = np.random.default_rng(0)
     images = np.stack([smooth_image(rng, 20, 20, 2) for _ in range(140)])

@@ -85,7 +85,7 @@ def test_what_is_set_up_is_logged_once_on_rank_0(
 
 
 @pytest.mark.parametrize("command", ["views", "check-data"])
-def test_commands_tell_what_they_set_up(command: str, tmp_path: Path) -> None:
+def test_commands_log_what_they_set_up(command: str, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for number in range(4):
         image = harness.smooth_image(np.random.default_rng(number), 40, 40)
@@ -99,7 +99,9 @@ def test_commands_tell_what_they_set_up(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_header_that_does_not_say_what_is_decoded_is_refused(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_with_another_size_than_the_decoded_image_is_refused(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def check(data: Image) -> ImageFile:
         file = check_image(data)
         height, width = file.size_px

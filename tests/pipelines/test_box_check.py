@@ -68,7 +68,7 @@ def test_boxes_that_show_nothing_are_refused(root: Path, tmp_path: Path, edges: 
         ([900, 10, 1000, 50], " of 64 boxes that were compared with the size of their images show nothing"),
     ],
 )
-def test_some_such_boxes_are_counted(
+def test_some_impossible_boxes_are_counted(
     root: Path, tmp_path: Path, edges: list[float], counted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(root, tmp_path, [GOOD, GOOD, GOOD, GOOD, edges])
@@ -87,7 +87,7 @@ def test_boxes_that_show_a_part_are_no_news(
     assert not caplog.records
 
 
-def test_whole_images_are_not_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_of_whole_images_are_not_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Index, "read", lambda index, row: pytest.fail("reads an image"))
     assert load_index(DataConfig(source="folder", root=str(root))).box_px[0].tolist() == list(WHOLE_IMAGE)
 

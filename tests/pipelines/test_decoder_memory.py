@@ -52,14 +52,14 @@ print(odd / count)
 """
 
 
-def test_large_arrays_begin_at_odd_steps_whatever_is_taken_and_given_back() -> None:
+def test_large_arrays_begin_at_odd_multiples_of_16_bytes() -> None:
     """In a process of its own: what earlier tests have left in the heap may offer nothing but even steps."""
     run = subprocess.run([sys.executable, "-c", ODD_STEPS], capture_output=True, text=True, check=True)
     assert float(run.stdout) > 0.95
 
 
 @pytest.mark.parametrize("size", [0, 100, LEAST_BYTES - 1, 2**46, 2**63, 2**64 - 4])
-def test_small_arrays_and_those_that_do_not_fit_are_left_to_the_libraries_own_operator(size: int) -> None:
+def test_small_arrays_and_lack_of_memory_use_the_librarys_own_operator(size: int) -> None:
     """Which throws where there is no memory, as a caller of `new[]` relies on."""
     ASKED.clear()
     assert NEW_ARRAY(size) == 0xAFFE
@@ -83,12 +83,12 @@ assert not decoded[0]
 """
 
 
-def test_an_image_for_which_there_is_no_memory_is_an_error_and_no_crash() -> None:
+def test_an_image_without_memory_is_an_error_and_not_a_crash() -> None:
     run = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
 
 
-def test_the_decoder_takes_it_and_decodes_as_before() -> None:
+def test_the_decoder_uses_the_operator_and_decodes_the_same_pixels() -> None:
     assert keep_decoded_in_cache()
     assert keep_decoded_in_cache()
     library = _jpeg_library()
@@ -99,7 +99,7 @@ def test_the_decoder_takes_it_and_decodes_as_before() -> None:
     assert decode([good_files()["jpeg one colour"]] * 4)
 
 
-def test_nothing_is_touched_where_the_library_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_library_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _slots(ctypes.CDLL(None), b"_Znam") == []
     monkeypatch.setattr(decoder_memory, "find_spec", lambda name: None)
     assert not keep_decoded_in_cache()

@@ -34,7 +34,7 @@ def draw(positions: list[int], *, seed: int = 0, epoch: int = 0, view: int = 0) 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=20))
-def test_a_position_draws_the_same_in_any_company(positions: list[int]) -> None:
+def test_the_draws_of_a_position_do_not_depend_on_other_positions(positions: list[int]) -> None:
     together = draw(positions)
     for row, position in enumerate(positions):
         np.testing.assert_array_equal(together[row], draw([position])[0])
@@ -103,7 +103,7 @@ def test_augmentations_follow_each_other_in_the_order_of_their_keys() -> None:
     assert [f"{column.name.lower()}_probability" for column in CHANGES] == keys
 
 
-def test_the_studied_augmentations_come_as_often_as_asked_and_independently() -> None:
+def test_augmentations_of_the_study_have_their_probability_and_are_independent() -> None:
     table = draw_all(list(range(20_000)))
     gates = {
         Column.SOBEL: 0.5, Column.CUT_OUT: 0.4, Column.BLUR: 0.3, Column.NOISE: 0.2, Column.COLOUR_DROP: 0.1,
@@ -117,7 +117,7 @@ def test_the_studied_augmentations_come_as_often_as_asked_and_independently() ->
     assert len(np.unique(table[:, [Column.NOISE_KEY_HIGH, Column.NOISE_KEY_LOW]], axis=0)) > 19_990
 
 
-def test_what_is_drawn_for_the_study_stays_within_its_bounds() -> None:
+def test_draws_of_the_study_stay_within_their_bounds() -> None:
     geometry = GeometryConfig(side_px=50, crop_probability=1, crop_side_frac=(0.3, 0.9))
     table = draw_all(list(range(20_000)), geometry)
     cut_px = table[:, Column.CUT_OUT_SIDE_PX]

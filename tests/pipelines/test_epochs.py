@@ -98,7 +98,7 @@ def test_the_epoch_can_be_set(folder: Path) -> None:
         assert positions(list(loader)) == list(range(24, 48))
 
 
-def test_what_moves_the_loader_ends_the_for_that_is_under_way(folder: Path) -> None:
+def test_a_change_of_the_position_ends_a_running_for(folder: Path) -> None:
     with small_loader(folder) as loader:
         under_way = iter(loader)
         next(under_way)
@@ -134,7 +134,7 @@ def join(ranks: list[list[Batch]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("steps", "ranks"), [(0, 3), (1, 2), (3, 3), (4, 4), (5, 1), (8, 5)])
-def test_a_state_goes_on_on_other_ranks(folder: Path, steps: int, ranks: int) -> None:
+def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int, ranks: int) -> None:
     with small_loader(folder) as loader:
         whole = join([take(loader, 11)])
     before, states = [], []
@@ -158,7 +158,7 @@ def test_a_state_goes_on_on_other_ranks(folder: Path, steps: int, ranks: int) ->
         assert torch.equal(one["matrices"], other["matrices"])
 
 
-def test_a_state_moves_a_loader_back_too(folder: Path) -> None:
+def test_a_state_can_move_a_loader_back(folder: Path) -> None:
     with small_loader(folder) as loader:
         made, states = [], []
         for batch in loader:  # the state in the body of a loop counts the batch that the loop has
@@ -221,12 +221,12 @@ def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.Monke
         ({"batch": 6, "device": "cuda:77"}, r"device = 'cuda:77': torch sees \d+ GPUs"),
     ],
 )
-def test_what_does_not_fit_is_told(folder: Path, given: dict[str, Any], told: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         make_loader(folder, **given)
 
 
-def test_no_data_and_no_gpu_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_and_missing_gpus_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"data = \[\]: expected a folder, or at least one"):
         make_loader([], batch=6)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -241,7 +241,7 @@ def test_an_epoch_before_the_first_is_refused(folder: Path) -> None:
         assert loader.epoch == 0
 
 
-def test_an_error_of_the_loader_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_the_loader_can_be_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_loader(folder) as loader:
         take(loader, 1)
         with monkeypatch.context() as patch:
@@ -252,7 +252,7 @@ def test_an_error_of_the_loader_does_not_stay(folder: Path, monkeypatch: pytest.
         assert len(take(loader, 1)) == 1
 
 
-def test_a_forgotten_loader_stops(folder: Path) -> None:
+def test_a_loader_without_references_stops(folder: Path) -> None:
     """Whichever thread collects it, one of its own included, which could not wait for itself."""
     for collect_in_thread in (False, True):
         loader = small_loader(folder)
@@ -298,7 +298,7 @@ print("leaves without closing it")
 """
 
 
-def test_a_process_is_left_as_it_was(folder: Path) -> None:
+def test_the_loader_does_not_change_the_process(folder: Path) -> None:
     """Nothing of it changes unless asked, and it ends though nobody closed the loader."""
     done = subprocess.run(
         [sys.executable, "-c", _ALONE, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

@@ -112,7 +112,7 @@ def test_every_orientation_is_read(order: str) -> None:
         b"Exif\0\0" + exif_of(turning()),
     ],
 )
-def test_anything_else_is_upright(block: bytes) -> None:
+def test_other_values_of_the_orientation_mean_upright(block: bytes) -> None:
     assert orientation_of(block) == 1
 
 
@@ -142,7 +142,7 @@ def test_damaged_blocks_are_read_by_the_rule(block: bytes) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_map_to_the_upright_image_is_pillow_s(orientation: int) -> None:
+def test_the_map_to_the_upright_image_equals_pillows(orientation: int) -> None:
     height, width = 5, 7
     rows, columns = np.indices((height, width))
     stored = np.stack([columns, rows, np.zeros_like(rows)], axis=-1).astype(np.uint8)  # each pixel holds its place
@@ -180,7 +180,9 @@ def stored_as(upright: Pixels, orientation: int) -> Pixels:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regions", [False, True])
-def test_turned_files_give_the_views_and_matrices_of_upright_ones(backend: Backend, kind: Kind, regions: bool) -> None:
+def test_rotated_files_give_the_views_and_matrices_of_upright_files(
+    backend: Backend, kind: Kind, regions: bool
+) -> None:
     """With boxes, mirrored samples and halving; portrait and landscape, decoded whole and in regions."""
     rng = np.random.default_rng(0)
     uprights = [smooth_image(rng, 512, 640), smooth_image(rng, 640, 512)]
@@ -216,7 +218,7 @@ def test_turned_files_give_the_views_and_matrices_of_upright_ones(backend: Backe
 
 @pytest.mark.parametrize("regions", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_header_says_what_is_decoded(kind: Kind, regions: bool) -> None:
+def test_the_header_has_the_size_of_the_decoded_image(kind: Kind, regions: bool) -> None:
     """Size and orientation, for all eight of these, odd sizes, with and without Exif data."""
     rng = np.random.default_rng(1)
     sizes = [(720, 481), (481, 720), (601, 601), (40, 56), (57, 39), (2, 2)]
@@ -269,7 +271,7 @@ def files_of_every_kind(size_px: tuple[int, int]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", good_files())
-def test_the_header_says_what_is_decoded_of_every_kind(name: str) -> None:
+def test_the_header_of_every_kind_has_the_size_of_the_decoded_image(name: str) -> None:
     """Whole images and regions, in all eight orientations, against Pillow."""
     sizes = (ODD_PX, LARGE_PX) if name.startswith("jpeg") else (ODD_PX,)
     plain = [files_of_every_kind(size_px)[name] for size_px in sizes]

@@ -113,8 +113,8 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (edited(WEBP, 12, b"ICCP"), "without an image"),
         (edited(GOOD["webp lossless"], 20, b"\0"), "without the header of a lossless image"),
         (edited(CANVAS, 24, b"\x48"), "72 x 56 on a canvas of 73 x 56"),
-        (edited(CANVAS, 12, b"ICCP"), "out of place, at byte 30"),
-        (edited(CANVAS, 16, b"\x08"), "canvas of 8 bytes"),
+        (edited(CANVAS, 12, b"ICCP"), "misplaced image at byte 30"),
+        (edited(CANVAS, 16, b"\x08"), "canvas at byte 12 has 8 bytes"),
         (ANIMATED, "animated WebP"),
     ],
 )
@@ -123,7 +123,7 @@ def test_damage_is_named(data: bytes, reason: str) -> None:
         check_image(data)
 
 
-def test_limit_itself_is_read() -> None:
+def test_an_image_at_the_limit_is_read() -> None:
     check_image(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000)), "PNG"))
 
 
@@ -133,7 +133,7 @@ def test_checked_array_is_not_changed_and_need_not_be_contiguous() -> None:
     assert spread.tobytes() == JPEG
 
 
-def test_what_passes_never_ends_the_process() -> None:
+def test_accepted_files_never_end_the_process() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.pipelines.decoder_fuzz", "--files", "6000", "--seed", "7"],
         cwd=Path(__file__).parents[2],

@@ -64,7 +64,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("fill", [0, "edge"])
-def test_a_gpu_gives_what_a_cpu_gives(
+def test_views_on_a_gpu_equal_those_on_a_cpu(
     kind: Literal["png", "jpeg"], jitter: Jitter, fill: int | Literal["edge"], record: Record
 ) -> None:
     """PNG decodes to equal pixels everywhere. JPEG may differ by a level or two, since nvJPEG rounds its inverse
@@ -163,7 +163,7 @@ def assert_alike(ours: Batch, theirs: Batch) -> None:
 
 
 @pytest.mark.gpu
-def test_the_loader_gives_on_a_gpu_what_it_gives_on_a_cpu(folder: Index) -> None:
+def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(folder: Index) -> None:
     made = load(folder, "cuda:0")
     assert all(view.image.is_cuda and view.matrix.is_pinned() for batch in made for view in batch.views)
     assert all(view.image.is_contiguous(memory_format=torch.channels_last) for view in made[0].views)

@@ -10,7 +10,7 @@ from pipelines.samples.image_sizes import largest_pixels, samples_at_once
 from pipelines.samples.index import Index
 
 
-def test_the_largest_of_a_few_images_from_all_over_is_found(tmp_path: Path) -> None:
+def test_the_largest_image_of_a_sample_is_found(tmp_path: Path) -> None:
     names = [f"{number:02}.jpg" for number in range(40)]
     for name in names:
         Image.new("RGB", (64, 48)).save(tmp_path / name)
@@ -23,7 +23,7 @@ def test_the_largest_of_a_few_images_from_all_over_is_found(tmp_path: Path) -> N
     assert largest_pixels(index) == 513 * 512
 
 
-def test_no_readable_image_has_no_pixels(tmp_path: Path) -> None:
+def test_without_a_readable_image_the_largest_has_no_pixels(tmp_path: Path) -> None:
     assert largest_pixels(Index("images", tmp_path, ["missing.jpg"], np.zeros((1, 3), np.float32))) == 0
 
 
@@ -34,5 +34,5 @@ def test_a_dali_batch_of_large_images_is_small(width: int, height: int, samples:
     assert samples_at_once(width * height) == samples
 
 
-def test_without_an_image_a_dali_batch_is_as_for_small_ones() -> None:
+def test_a_dali_batch_of_unknown_images_is_as_large_as_one_of_small_images() -> None:
     assert samples_at_once(0) == 256

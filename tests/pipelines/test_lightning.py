@@ -81,7 +81,7 @@ def in_a_process(images: Path, run: Path, rank: int, world_size: int, kill_at: i
     ],
     ids=["whole epochs", "limited epochs", "SIGKILL"],
 )
-def test_killed_runs_see_what_a_whole_one_sees(
+def test_killed_runs_see_the_samples_of_an_uninterrupted_run(
     images: Path, tmp_path: Path, start: Callable[[Path, Path, int, int, int, int], bool], limit: int
 ) -> None:
     """Killed at ten random steps, each time on another number of ranks; every second step writes a checkpoint."""

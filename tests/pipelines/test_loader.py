@@ -384,7 +384,7 @@ def test_a_restart_gives_the_same_bits_where_regions_do_not_decode(backend: Back
             assert torch.equal(one.bad, other.bad)
 
 
-def test_a_closed_loader_says_so(folder: Index) -> None:
+def test_a_closed_loader_raises_an_error(folder: Index) -> None:
     loader = Loader(
         folder,
         Schedule(EpochOrder(len(folder), 60, seed=5), RankSlice(20, 0, 20)),
@@ -409,7 +409,7 @@ def test_a_closed_loader_says_so(folder: Index) -> None:
         next(iter(never))
 
 
-def test_many_threads_are_told(
+def test_many_threads_give_a_warning(
     folder: Index, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("machine.cores.available_cores", lambda: 1)

@@ -4,7 +4,7 @@ import sys
 from pipelines.render.buffers import PixelBuffers
 
 
-def test_a_buffer_is_lent_again_only_when_nothing_refers_to_it() -> None:
+def test_a_buffer_is_reused_only_when_nothing_refers_to_it() -> None:
     buffers = PixelBuffers((4, 8, 8, 3))
     first = buffers.tensor()
     address = first.data_ptr()
@@ -19,7 +19,7 @@ def test_a_buffer_is_lent_again_only_when_nothing_refers_to_it() -> None:
     assert buffers.tensor().data_ptr() == address
 
 
-def test_tensors_outlive_their_buffers_and_at_most_as_many_exist_as_were_in_use_at_once() -> None:
+def test_tensors_stay_valid_and_no_more_buffers_exist_than_were_in_use_at_once() -> None:
     buffers = PixelBuffers((2, 4, 4, 3))
     pairs = [(buffers.tensor(), buffers.tensor()) for _ in range(1)]
     addresses = {tensor.data_ptr() for pair in pairs for tensor in pair}

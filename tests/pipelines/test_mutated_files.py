@@ -46,7 +46,7 @@ KINDS += [("png", option) for option in dict.fromkeys(PNG_KINDS)]
 
 
 @pytest.mark.parametrize(("kind", "option"), KINDS)
-def test_an_original_is_as_both_independent_decoders_have_it(kind: str, option: str) -> None:
+def test_originals_equal_the_results_of_both_independent_decoders(kind: str, option: str) -> None:
     data = original(kind, option, (53, 71), 1)
     assert put_together(kind, *take_apart(data)) == data
     one, other = opinion_of(data).images
@@ -166,7 +166,7 @@ def test_what_is_refused_for_its_metadata_is_judged_by_its_pixels() -> None:
     assert len(opinion_of(put_together("png", chunks)).images) == 2
 
 
-def test_four_inks_without_adobe_s_segment_have_two_readings() -> None:
+def test_cmyk_without_adobes_segment_can_be_read_in_two_ways() -> None:
     segments, rest = take_apart(original("jpeg", "CMYK", (53, 71), 0))
     assert len(opinion_of(put_together("jpeg", segments, rest)).images) == 2
     plain = [part for part in segments if part.name != b"\xee"]

@@ -31,7 +31,7 @@ def test_an_epoch_visits_every_sample_once(count: int, seed: int, epoch: int) ->
     assert sorted(samples) == list(range(count))
 
 
-def test_order_does_not_depend_on_what_was_asked_before() -> None:
+def test_order_does_not_depend_on_earlier_calls() -> None:
     one, other = EpochOrder(97, 96, seed=3), EpochOrder(97, 96, seed=3)
     for epoch in (5, 6, 2, 7):
         one.samples(epoch, np.arange(96))
@@ -70,7 +70,7 @@ def test_ranks_together_load_the_global_batch(shares: list[int], step: int) -> N
     np.testing.assert_array_equal(np.concatenate(loaded), np.arange(step * batch, (step + 1) * batch))
 
 
-def test_the_order_of_one_source_is_what_it_was() -> None:
+def test_the_order_of_one_source_has_not_changed() -> None:
     """Golden: recorded before there were mixtures. A change here would make every resumed run another one."""
     order = build_order(index_of([1000]), batch=64, seed=7)
     assert order.length == 960
@@ -180,13 +180,13 @@ def test_ranks_and_resumption_see_one_global_order(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0.05, 20), min_size=1, max_size=6), st.integers(1, 3000))
-def test_rows_of_a_batch_are_the_weights_to_within_one(weights: list[float], batch: int) -> None:
+def test_rows_of_a_batch_differ_from_the_weights_by_less_than_one(weights: list[float], batch: int) -> None:
     rows = rows_per_batch(weights, batch)
     assert sum(rows) == batch
     np.testing.assert_array_less(np.abs(np.array(weights) / sum(weights) * batch - rows), 1 + 1e-6)
 
 
-def test_rows_of_a_batch_that_divides() -> None:
+def test_rows_of_a_batch_that_divides_evenly() -> None:
     assert rows_per_batch([1, 1, 2], 2048) == [512, 512, 1024]
     assert rows_per_batch([0.1, 0.2, 0.7], 10) == [1, 2, 7]
     assert rows_per_batch([1, 1, 1], 2048) == [683, 683, 682]
@@ -228,5 +228,5 @@ def test_a_weight_of_less_than_a_row_is_refused() -> None:
         build_order(index_of([50, 50], [1.0, 0.001]), batch=12, seed=0)
 
 
-def test_an_epoch_of_several_sources_is_as_many_batches_as_all_images_fill() -> None:
+def test_an_epoch_of_several_sources_has_the_batches_that_all_images_fill() -> None:
     assert build_order(index_of([100, 31]), batch=12, seed=0).length == 120

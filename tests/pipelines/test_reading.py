@@ -49,7 +49,7 @@ def test_files_of_any_size_are_read_whole(extra: int, tmp_path: Path) -> None:
         assert data.encoded.tobytes() == jpeg + bytes([number]) * size
 
 
-def test_what_is_no_file_or_absurdly_large_is_told_at_once(tmp_path: Path) -> None:
+def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:
     """Above all a pipe, which would never open, and what would not fit into memory."""
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as file:
@@ -79,7 +79,7 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_no_files_at_all() -> None:
+def test_an_empty_list_of_files_gives_an_empty_result() -> None:
     assert read_sound_jpegs([]) == []
 
 

@@ -52,7 +52,7 @@ SUBSAMPLINGS = (
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fill", [0, "edge"])
-def test_views_of_regions_are_views_of_whole_images(backend: Backend, fill: Literal[0, "edge"]) -> None:
+def test_views_of_regions_equal_views_of_whole_images(backend: Backend, fill: Literal[0, "edge"]) -> None:
     """Large and odd sizes, boxes inside, at the border and beyond it, halved up to four times, mirrored or not."""
     rng = np.random.default_rng(0)
     geometry = GeometryConfig(side_px=64, fill=fill)
@@ -188,7 +188,7 @@ def plan_one(
     )  # fmt: skip
 
 
-def test_small_files_and_images_that_are_all_seen_are_decoded_whole() -> None:
+def test_small_images_and_images_that_are_shown_completely_are_decoded_whole() -> None:
     geometry = GeometryConfig()
     draws = tables(geometry, 1)
     box_px = np.array([[640, 360, 100]], np.float32)

@@ -88,7 +88,7 @@ def test_pixels_agree_with_the_oracle(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_hue_cut_is_the_only_place_where_rounding_shows(backend: Backend) -> None:
+def test_rounding_shows_only_where_the_hue_wraps_around(backend: Backend) -> None:
     """Flat colours in every direction, without a warp: the jitter itself is exact to a level."""
     geometry, colour = GeometryConfig(side_px=32), ColourConfig()
     grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 16)] * 3), axis=-1).reshape(64, 64, 3).astype(np.uint8)

@@ -165,7 +165,7 @@ def test_normals_face_the_camera_and_are_unit() -> None:
     assert np.mean(facing > -0.1) > 0.99
 
 
-def test_some_hands_hold_something_that_fills_no_part_of_the_hand() -> None:
+def test_some_hands_hold_an_object_that_does_not_enter_the_hand() -> None:
     held = 0
     for seed in range(120):
         hand = draw_hand(np.random.default_rng([23, seed]))

@@ -72,5 +72,5 @@ def test_cumulative_batch_norm_is_refused() -> None:
 def test_synchronised_batch_norm_says_what_it_needs() -> None:
     with pytest.raises(UserError, match="needs GPUs"):
         synchronise(network(), World(), batch=8, micro_batch=2)
-    with pytest.raises(UserError, match=r"4 micro-batches of train.batch = 8 cannot be dealt evenly to 3 ranks"):
+    with pytest.raises(UserError, match=r"4 micro-batches of train.batch = 8 cannot be divided evenly among 3 ranks"):
         synchronise(network(), World(0, 3, device=torch.device("cuda")), batch=8, micro_batch=2)

@@ -114,7 +114,7 @@ def test_labels_of_another_skeleton_are_refused(people: Path, tmp_path: Path) ->
     hands = tmp_path / "hands"
     tiny_hands.write_hands(hands, 4)
     run = tiny_hands.untrained_run(tmp_path / "of_body", f"data.root={hands}", "pose.skeleton=body")
-    with pytest.raises(UserError, match=r"labels a hand, and .* poses a body: use another source"):
+    with pytest.raises(UserError, match=r"has labels of a hand, but .* predicts a body: use another source"):
         evaluate(
             run, [], ["data.split=all"], out=tmp_path, compare=None, crop="boxes", worst=3, submission=False,
             proper_rotation=False,

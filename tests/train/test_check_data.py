@@ -63,7 +63,7 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
         check(data, out=tmp_path / "bad.jsonl")
 
 
-def test_a_list_that_cannot_be_written_is_told_before_the_work(
+def test_a_list_that_cannot_be_written_is_reported_before_the_work(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("train.data.check_data.load_index", lambda data: pytest.fail("begins the work"))
@@ -151,7 +151,7 @@ def test_images_that_are_too_many_at_once_are_not_bad(tmp_path: Path, caplog: py
     data = write_killers(tmp_path / "images", dict.fromkeys((0, 1, 6, 7), COSTLY), 8)
     assert check_mortally(data, tmp_path / "bad.jsonl", batch=8) == {}
     assert "8 images killed the decoder's process (SIGKILL" in caplog.text
-    assert "neither half of them alone" in caplog.text
+    assert "but not in two halves" in caplog.text
 
 
 def test_several_sources_get_a_list_each(images: Path, tmp_path: Path) -> None:
@@ -196,11 +196,11 @@ def test_lists_that_do_not_fit_are_one_clear_line(images: Path, tmp_path: Path) 
     check(DataConfig(source="folder", root=str(images)), out=file)
     whole = file.read_text()
     file.write_text("\n".join(whole.splitlines()[:-1]))
-    assert "torn, 1 files of 2" in message()
+    assert "incomplete, with 1 of 2 files" in message()
     file.write_text(whole[:-20])
-    assert "torn" in message()
+    assert "damaged" in message()
     file.write_text("")
-    assert "torn" in message()
+    assert "damaged" in message()
     (images / "07.jpg").unlink()
     file.write_text(whole)
     assert f"{images} has no '07.jpg': the list is of another dataset" in message()

@@ -97,7 +97,7 @@ def test_a_key_of_another_loss_is_one_line() -> None:
     )
 
 
-def test_a_loss_comes_back_from_its_file_and_from_before_it_had_a_name(tmp_path: Path) -> None:
+def test_a_loss_is_read_from_files_with_and_without_its_name(tmp_path: Path) -> None:
     config = load("loss.name=vicreg", "loss.covariance=4")
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config))

@@ -150,7 +150,7 @@ def test_published_pose_network_gives_the_same_hands_beyond_the_usual_depths(tmp
             assert expected["z"][:2].tolist() == [4, 50]
 
 
-def test_pose_network_there_and_back(tmp_path: Path) -> None:
+def test_converting_a_pose_network_there_and_back_restores_it(tmp_path: Path) -> None:
     state = published_pose()
     torch.save({"state_dict": state}, tmp_path / "published.pth")
     convert(tmp_path / "published.pth", tmp_path / "ours.pth", "ours")
@@ -201,7 +201,7 @@ def pretraining_checkpoint(folder: Path) -> State:
     return dict(network)
 
 
-def test_our_pretraining_becomes_theirs(tmp_path: Path) -> None:
+def test_our_pretraining_is_converted_to_the_authors_format(tmp_path: Path) -> None:
     ours = pretraining_checkpoint(tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "lightning.ckpt", "lightning")
     theirs = torch.load(tmp_path / "lightning.ckpt", weights_only=True)["state_dict"]
@@ -281,9 +281,9 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         "no_refinement.pth": "zroot_ref.zroot_ref.6.weight is missing and 1 more",
         "narrow.pth": r"fc.weight is \(63, 512\) instead of \(64, 512\)",
         "more.pth": "surprise is unknown",
-        "odd.pth": "no ResNet that is known",
-        "empty_dict.pth": "no ResNet that is known",
-        "vgg.pth": r"no ResNet that is known \(its first tensor is features.0.weight\)",
+        "odd.pth": "known ResNet",
+        "empty_dict.pth": "known ResNet",
+        "vgg.pth": r"known ResNet \(its first tensor is features.0.weight\)",
         "text.pth": "holds no state dict",
         "gray.pth": r"conv1.weight is \(64, 1, 7, 7\)",
     }.items():
@@ -297,7 +297,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         ("good.pth", "out.onnx", "ours", "ends in .onnx; expected .pth or .safetensors"),
         ("good.pth", "out.safetensors", "ours", "expected a name that ends in .pth"),
         ("good.pth", "out.safetensors", "published", "expected .pth"),
-        ("run", "out.pth", "ours", "is a checkpoint of ours already"),
+        ("run", "out.pth", "ours", "is a checkpoint of this project already"),
         ("good.pth", "out.pth", "lightning", "is not a pre-training run of this project"),
         ("good.pth", "absent/out.pth", "ours", "cannot be written"),
     ):
@@ -305,7 +305,7 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
             convert(tmp_path / source, tmp_path / out, to)  # type: ignore[arg-type]
 
 
-def test_pose_networks_of_another_kind_cannot_be_theirs(tmp_path: Path) -> None:
+def test_pose_networks_of_another_kind_cannot_be_converted(tmp_path: Path) -> None:
     def save(name: str, **changes: Any) -> Path:
         pose = {"head": "linear", "refine": True, "root": "wrist", "first_keypoint": "wrist", **changes}
         network = PoseNetwork(make_encoder("resnet18"), PoseConfig(**pose)).state_dict()
@@ -325,7 +325,7 @@ def test_pose_networks_of_another_kind_cannot_be_theirs(tmp_path: Path) -> None:
     assert "views of 64 pixels" in said
 
 
-def test_resnets_are_known_by_their_blocks() -> None:
+def test_resnets_are_recognised_by_their_blocks() -> None:
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
             assert resnet_name(make_encoder(name).library_state_dict()) == name

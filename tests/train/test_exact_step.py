@@ -38,7 +38,7 @@ from train.distributed.world import World
 @pytest.mark.parametrize("loss_of", [NTXent(), VICReg()], ids=lambda loss: loss.name)
 @pytest.mark.parametrize("micro_batch", [2, 4, 12])
 @pytest.mark.parametrize("recompute", ["never", "always", "auto"])
-def test_gradient_is_that_of_the_whole_loss_in_train_mode(
+def test_gradient_equals_that_of_the_whole_loss_in_train_mode(
     recompute: Recompute, micro_batch: int, loss_of: NTXent | VICReg
 ) -> None:
     loss, expected = plain_gradients(network(), 12, micro_batch, loss_of)
@@ -75,7 +75,9 @@ def test_recomputing_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_a_network_that_is_not_a_function_of_its_input_shows(rate: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_that_is_not_a_function_of_its_input_gives_a_warning(
+    rate: float, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(0)
     noisy = nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(3 * SIDE_PX**2, 4).double())
     step = exact_step(noisy, batch=4, micro_batch=2, recompute="always")
@@ -88,7 +90,7 @@ def test_a_network_that_is_not_a_function_of_its_input_shows(rate: float, caplog
 
 
 @pytest.mark.parametrize(("size", "warns"), [(2**-8, False), (0.3, True)])
-def test_what_16_bits_round_is_no_warning(size: float, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_rounding_to_16_bits_gives_no_warning(size: float, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Each call is off by up to a bfloat16's rounding of its values."""
     torch.manual_seed(0)
     model = network()

@@ -98,7 +98,7 @@ def test_onnx_computes_what_torch_does_for_any_batch(run: Path, exported: Path) 
     assert not list(run.glob("*.part"))
 
 
-def test_onnx_into_a_missing_folder_is_told_before_the_work(tmp_path: Path) -> None:
+def test_onnx_into_a_missing_folder_is_reported_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"pose\.onnx cannot be written: No such file or directory. Make the folder first"
     ):
@@ -123,7 +123,7 @@ def test_a_network_that_computes_something_else_is_not_written(
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_told_in_one_line(
+def test_a_missing_package_is_reported_in_one_line(
     package: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -132,7 +132,7 @@ def test_a_missing_package_is_told_in_one_line(
         export_onnx(run, tmp_path / "pose.onnx")
 
 
-def test_a_folder_that_is_not_there_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported_in_one_line(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no/pose\.onnx cannot be written: No such file"):
         export_onnx(run, tmp_path / "no" / "pose.onnx")
 
@@ -163,7 +163,7 @@ def test_the_file_says_how_a_picture_becomes_its_input(sensitive: Path) -> None:
 
 
 @pytest.mark.parametrize("enlarged", [1, 4], ids=["magnified", "halved"])
-def test_the_example_of_the_docs_predicts_what_predict_does(
+def test_the_example_of_the_docs_gives_the_results_of_predict(
     enlarged: int, sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Needs nothing of this project; a rendered hand, whose view is magnified or minified."""

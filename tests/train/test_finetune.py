@@ -74,7 +74,7 @@ def uninterrupted(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> RunF
     return finetune(config_of(hands, tmp_path_factory.mktemp("runs") / "whole"))
 
 
-def test_a_run_folder_holds_what_it_promises(uninterrupted: RunFolder) -> None:
+def test_a_run_folder_holds_all_its_files(uninterrupted: RunFolder) -> None:
     root = uninterrupted.root
     names = {path.name for path in root.iterdir()}
     pictures = {"views.png", "loss.png", "predictions.png"}
@@ -106,7 +106,9 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
 
 
-def test_a_checkpoint_of_before_skeletons_is_a_hands(hands: Path, uninterrupted: RunFolder, tmp_path: Path) -> None:
+def test_a_checkpoint_from_before_skeletons_is_that_of_a_hand(
+    hands: Path, uninterrupted: RunFolder, tmp_path: Path
+) -> None:
     """It does not say which skeleton it is of; it is read, and resumed."""
     root = shutil.copytree(uninterrupted.root, tmp_path / "old")
     for path in (*root.glob("checkpoints/*.pt"), *root.glob("best/*.pt")):
@@ -134,7 +136,7 @@ def test_a_label_of_one_point_is_left_out_of_validation(hands: Path, uninterrupt
         np.testing.assert_array_equal(np.delete(table, 2, axis=0), np.delete(before[name], 2, axis=0))
 
 
-def test_a_run_goes_on_where_no_held_out_hand_can_be_measured(hands: Path, tmp_path: Path) -> None:
+def test_a_run_continues_if_no_held_out_hand_can_be_measured(hands: Path, tmp_path: Path) -> None:
     root = shutil.copytree(hands, tmp_path / "hands")
     pose = load_index(config_of(hands, tmp_path, "data.split=val").data).path(0).stem
     labels = json.loads((root / "training_xyz.json").read_text())

@@ -53,7 +53,7 @@ def test_the_graph_of_a_micro_batch_fits_the_card_of_the_overlay(files: tuple[st
     assert 2 * config.train.micro_batch * of_a_picture + of_the_rest < 0.6 * card_bytes
 
 
-def test_measured_graph_goes_when_its_result_goes() -> None:
+def test_a_measured_graph_is_freed_with_its_result() -> None:
     tokens: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     class Node(torch.autograd.Function):

@@ -93,7 +93,9 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
     assert rows(out) == list(range(1, len(rows(out)) + 1))
 
 
-def test_a_start_that_saved_nothing_makes_way(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_checkpoint_is_started_again(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert run_cli(*pretrain(images, out, "optim.lr=1e18", "train.epochs=1", "run.checkpoint_every=100")) == 2
     assert "the last good checkpoint is none" in capsys.readouterr().err
@@ -108,7 +110,7 @@ def test_a_start_that_saved_nothing_makes_way(images: Path, tmp_path: Path, caps
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_an_empty_configuration_does_not_keep_a_whole_checkpoint_from_going_on(
+def test_an_empty_configuration_does_not_prevent_resuming(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"

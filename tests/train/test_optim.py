@@ -188,7 +188,7 @@ def decaying(config: OptimConfig, model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in ids}
 
 
-def test_weight_decay_spares_biases_and_norms() -> None:
+def test_biases_and_norms_have_no_weight_decay() -> None:
     model = network()
     norms_and_biases = {
         f"{prefix}.{name}"
@@ -262,7 +262,7 @@ def test_learning_rate_factor_at_its_ends() -> None:
     assert learning_rate_factor(4, 5, 9) == 0.5  # a run shorter than its warm-up stays on the ramp
 
 
-def test_config_refuses_nonsense() -> None:
+def test_config_refuses_values_out_of_range() -> None:
     for key, value in {"lr": 0.0, "weight_decay": -1.0, "trust_coefficient": 0.0, "warmup_epochs": -1.0}.items():
         with pytest.raises(ValidationError, match="greater than"):
             OptimConfig(**{key: value})  # type: ignore[arg-type]

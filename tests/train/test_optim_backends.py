@@ -63,7 +63,7 @@ def weights_of(model: nn.Module) -> Tensor:
 
 @pytest.mark.usefixtures("apex")
 @pytest.mark.parametrize("backends", [("torch", "apex"), ("apex", "torch")])
-def test_a_state_goes_on_under_the_other_backend(backends: tuple[str, str]) -> None:
+def test_a_state_continues_with_the_other_backend(backends: tuple[str, str]) -> None:
     uninterrupted = network()
     take_steps(optimizer_of(uninterrupted, "torch"), uninterrupted, range(6))
 
@@ -158,7 +158,7 @@ def test_a_run_whose_ranks_differ_does_not_begin(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("apex", "narrow")
-def test_a_run_goes_on_under_the_other_backend(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_with_the_other_backend(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The checkpoint says which backend made it, and the log says that it is another one now."""
     write_images(tmp_path / "images", 14)
     caplog.set_level(logging.INFO)

@@ -60,7 +60,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
-def test_a_run_folder_holds_what_it_promises(uninterrupted: Path) -> None:
+def test_a_run_folder_holds_all_its_files(uninterrupted: Path) -> None:
     names = {path.name for path in uninterrupted.iterdir()}
     assert names >= {
         "config.toml",
@@ -104,7 +104,7 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_sigterm_saves_and_leaves(world_size: int, images: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_and_ends_the_run(world_size: int, images: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """With several ranks it is enough to ask one of them."""
     out = tmp_path / "stopped"
     processes = start(images, out, "run.log_every=100", world_size=world_size)
@@ -166,7 +166,7 @@ def test_recomputing_changes_no_bit(images: Path, uninterrupted: Path, tmp_path:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_loss_that_is_no_number_stops_the_run(world_size: int, images: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(world_size: int, images: Path, tmp_path: Path) -> None:
     output = run(images, tmp_path / "nan", "optim.lr=1e18", "optim.clip=false", world_size=world_size, code=2)
     assert output.count("last good checkpoint") == 1
     assert "at step" in output
@@ -194,7 +194,7 @@ def test_the_newest_whole_checkpoint_is_found(images: Path, uninterrupted: Path,
     assert_same_weights(uninterrupted, out)
 
 
-def test_what_goes_wrong_on_one_rank_stops_all_in_one_line(images: Path, tmp_path: Path) -> None:
+def test_an_error_on_one_rank_stops_all_in_one_line(images: Path, tmp_path: Path) -> None:
     """The data is missing on one host."""
     out = tmp_path / "one_rank"
     processes = ranks.start_ranks(3, _without_data_on_rank_1, str(images), str(out), log=out.with_suffix(".log"))

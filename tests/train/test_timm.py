@@ -84,7 +84,7 @@ def test_a_resumed_run_ends_with_the_same_bits(hands: Path, name: str, run: Path
     assert_same_bits(checkpoint(run), checkpoint(resumed))
 
 
-def test_weights_decay_but_for_biases_norms_and_positions(name: str, run: Path) -> None:
+def test_all_weights_decay_except_biases_norms_and_positions(name: str, run: Path) -> None:
     decayed, exempt = (len(group["params"]) for group in checkpoint(run)["optimizer"]["param_groups"])
     network = make_encoder(name, 32)
     held = dict(network.network.named_parameters())  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Commands on data: make-data, views, check-data, pack."""
+"""Commands on data: make-data, views, check-data, pack, index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from errors import UserError
 from errors.refused import as_size
 from train.commands import options
-from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, config_options, pretraining_config, say
+from train.commands.options import COUNT, FILE, PATH, SEED, WORKERS, PathOfUser, config_options, pretraining_config, say
 
 
 @click.command("make-data")
@@ -43,7 +43,7 @@ def make_data(out: Path, poses: int, **options: Any) -> None:
 @click.command()
 @config_options
 @click.argument("out", type=FILE)
-@click.option("--samples", default=24, show_default=True, type=COUNT, help="Images; each in two views.")
+@click.option("--samples", default=24, show_default=True, type=COUNT, help="Number of images, each in two views.")
 def views(files: Sequence[Path], overrides: Sequence[str], out: Path, samples: int) -> None:
     """Draw the views that a configuration makes, with the keypoints transformed by their matrices, to OUT (a .png)."""
     config = pretraining_config(files, overrides)
@@ -129,3 +129,41 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
     done = "is packed already" if packed.already_there else "written and read back"
     say(f"{out}: {packed.samples} images in {shards} of {as_size(packed.bytes)}, {done}")
+
+
+@click.command()
+@click.argument("shards", nargs=-1, required=True, type=PathOfUser())
+@click.argument("out", type=PATH)
+@click.option("--workers", default=None, type=WORKERS, help="Shards read at a time.  [default: one per core]")
+def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
+    """Index the images in WebDataset shards (.tar) that another program wrote, in OUT. Nothing is copied.
+
+    SHARDS are files, folders, and patterns in quotes, with braces or with *.
+
+    \b
+      python cli.py index '/data/train/{000000..000099}.tar' /data/train_index
+      python cli.py pretrain --set data.source=shards --set data.root=/data/train_index
+
+    An interrupted call is continued. A later call reads only new and changed shards.
+    """
+    from machine.cores import available_cores
+    from pipelines.sources.shards.foreign import index_shards
+    from pipelines.sources.shards.patterns import find_shards
+    from train.runs.log import progress_bar
+
+    with progress_bar("indexing (MiB)") as progress:
+        found = index_shards(
+            find_shards(shards),
+            out,
+            workers=workers or available_cores(),
+            progress=lambda done, total: progress(done >> 20, total >> 20),
+        )
+    for path, reason in found.left_out[:5]:
+        say(f"  {path}: {reason}", err=True)
+    if found.left_out:
+        say(f"{len(found.left_out)} shards may miss images at their end, see {out / 'left_out.jsonl'}", err=True)
+    if found.without_images:
+        say(f"{found.without_images} shards hold no image and were left out", err=True)
+    if found.skipped:
+        say(f"members that are no samples: {', '.join(f'{n} {kind}' for kind, n in found.skipped.items())}")
+    say(f"{out}: {found.samples} images in {found.shards} shards of {found.folder}, {found.scanned} shards read now")

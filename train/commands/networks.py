@@ -194,7 +194,7 @@ def convert(source: Path, out: Path, to: Any) -> None:
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("out", required=False, type=FILE)
-@click.option("--onnx", type=FILE, metavar="OUT.onnx", help="The whole pose network, as ONNX.")
+@click.option("--onnx", type=FILE, metavar="OUT.onnx", help="Write the whole pose network as ONNX.")
 def export(source: Path, out: Path | None, onnx: Path | None) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
 

@@ -102,7 +102,7 @@ class OptimConfig:
     """The optimiser. Defaults are from the paper (supplement, "Training details"), else from the authors' code.
 
     Attributes:
-        lr: learning rate at the end of the warm-up; unset, lr_per_sqrt_image * sqrt(images per step).
+        lr: learning rate at the end of the warm-up. If unset: lr_per_sqrt_image * sqrt(images per step).
         lr_per_sqrt_image: see `lr`.
         weight_decay: weight decay of all parameters that are not exempt by `decay_exempt`.
         trust_coefficient: the factor c of LARS.

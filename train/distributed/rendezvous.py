@@ -176,7 +176,7 @@ def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
         room.wait(["begin"], left)
     except dist.DistError as error:  # time is over, or rank 0 has ended
         raise RanksLost(
-            f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): rank 0 or another rank is missing;  "
+            f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): rank 0 or another rank is missing; "
             f"see the output of rank 0"
         ) from error
     return room

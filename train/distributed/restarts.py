@@ -31,7 +31,7 @@ def refuse() -> None:
 
 
 def wait_for_report() -> None:
-    """Wait until another rank has reported the bad input: torchrun kills it as soon as one rank ends."""
+    """Wait until another rank has reported the bad input: when one rank ends, torchrun kills the others."""
     limit = time.monotonic() + _PATIENCE_S
     while _mark() is not None and not refused_before() and time.monotonic() < limit:
         time.sleep(0.02)

@@ -41,7 +41,7 @@ class Activity:
         self.verdict = threading.Event()
 
     def moved(self, doing: str | None = None) -> None:
-        """Record progress, and the task that begins now; None if the task continues."""
+        """Record progress. `doing` is the task that begins now; None: the task continues."""
         self.moves += 1
         self.doing = doing or self.doing
 

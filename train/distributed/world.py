@@ -83,7 +83,7 @@ class World:
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
-        """Gather plain values of all ranks, in the order of ranks, over the hosts' network: no GPU is waited for."""
+        """Gather plain values of all ranks, by rank, over the hosts' network, without waiting for a GPU."""
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
@@ -147,7 +147,7 @@ def described_world(device: str = "auto") -> World:
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     """Connect to the other ranks for the `with` block: NCCL for tensors on GPUs, Gloo for the rest.
 
-    `rank_timeout_s`: seconds to wait for a rank that does not come, or later makes no progress.
+    `rank_timeout_s`: seconds to wait for a rank that is missing, or that makes no progress later.
 
     Raises:
         UserError: the address of the store is missing in the environment.

@@ -36,8 +36,8 @@ class Poses:
         samples: (N,) rows of the index that were used; a bad file is replaced by a substitute.
         keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based.
         joints: (N, K, 3) in the source camera's frame, in units of the reference bone's length.
-        image_rows: (M,) rows of this table whose view this rank kept.
-        images: (M, S, S, 3) uint8, these views.
+        image_rows: (M,) the rows, among the N predictions, of the views in `images`.
+        images: (M, S, S, 3) uint8, views that this rank kept for pictures.
         source_to_view_px: (N, 2, 3), from the source's pixels to the view's.
     """
 

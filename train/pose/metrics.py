@@ -299,7 +299,7 @@ def _distances(predicted: Floats, true: Floats, counts: Bools) -> Floats:
 
 
 def area(errors: Floats, thresholds: Floats) -> Floats:
-    """Trapezoidal area, over the range, under each error's step function, which is 1 from the error on."""
+    """For each error: area under its step function (0 below the error, else 1), by trapezoids, over the range."""
     weights = np.gradient(thresholds)
     weights[[0, -1]] /= 2
     tail = np.append(np.cumsum(weights[::-1])[::-1], 0)  # area from the i-th threshold on

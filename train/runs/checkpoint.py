@@ -255,9 +255,7 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
 
 
 def _foreign(path: Path, found: str) -> UserError:
-    return UserError(
-        f"{path} holds something else than a checkpoint of ours: {found}. Expected a file that training wrote"
-    )
+    return UserError(f"{path} is not a checkpoint of this project: {found}. Expected a file that training wrote")
 
 
 class _Hashing(io.RawIOBase):

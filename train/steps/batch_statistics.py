@@ -33,8 +33,8 @@ def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: in
     if batch % (micro_batch * world.world_size):
         raise UserError(
             f"train.sync_batch_norm = true needs equal shares, and the {batch // micro_batch} micro-batches of "
-            f"train.batch = {batch} cannot be dealt evenly to {world.world_size} ranks: start a number of processes "
-            f"that divides them, or set it to false"
+            f"train.batch = {batch} cannot be divided evenly among {world.world_size} ranks: start a number of "
+            f"processes that divides them, or set it to false"
         )
     convert = nn.SyncBatchNorm.convert_sync_batchnorm
     if "timm" in sys.modules:  # whose batch norms may hold an activation, which torch's function would drop

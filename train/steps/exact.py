@@ -58,12 +58,13 @@ class ExactStep(MicroBatchStep, Generic[B]):
     `MicroBatchStep`.
 
     Attributes:
-        embed: a batch and the rows of one micro-batch to embeddings of V views with graph, (V, n, D). It calls the
-            network once, since batch norm counts its last call.
-        loss: embeddings (V, N, D) of the whole batch to a scalar. The ranks share the work of an `AnchorLoss`. Any
-            other loss is computed completely on every rank, with the same result on all.
-        recompute: "never" keeps the graphs of all micro-batches, "always" of one at a time, "auto" measures the first
-            micro-batch of the first call, keeps all if they fit into free memory, and is no longer "auto" then.
+        embed: function that takes a batch and the rows of one micro-batch, and returns embeddings of V views with
+            graph, (V, n, D). It must call the network once, since batch norm counts only the last call.
+        loss: function that takes the embeddings (V, N, D) of the whole batch, and returns a scalar. The ranks share the
+            work of an `AnchorLoss`. Any other loss is computed completely on every rank, with the same result on all.
+        recompute: "never" keeps the graphs of all micro-batches. "always" keeps one graph at a time and recomputes.
+            "auto" measures the graph of the first micro-batch, and becomes "never" if all graphs fit into free memory,
+            else "always".
 
     Example:
         >>> def embed(images, rows):  # images (N, V, C, H, W)

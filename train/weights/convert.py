@@ -32,7 +32,7 @@ Target = Literal["ours", "published", "lightning"]
 
 PUBLISHED_POSE = PoseConfig(first_keypoint="palm")
 
-_EXPECTED = "published weights, a checkpoint of the authors' pre-training, or a run of ours"
+_EXPECTED = "published weights, a checkpoint of the authors' pre-training, or a run of this project"
 
 
 def convert(source: Path, out: Path, to: Target) -> str:
@@ -44,8 +44,8 @@ def convert(source: Path, out: Path, to: Target) -> str:
       loading code needs but does not use; a pose network for their `RN_25D_wMLPref`.
     - "lightning": a pre-training run as a checkpoint of their pre-training code, projection head included.
 
-    `source` may also be a run's folder. `out` ends in .pth; an encoder of ours may end in .safetensors, a Lightning
-    checkpoint in .ckpt.
+    `source` may also be a run's folder. `out` ends in .pth. The file of an encoder in our format may end in
+    .safetensors, that of a Lightning checkpoint in .ckpt.
 
     Returns:
         A line about the written file.
@@ -70,7 +70,7 @@ def _to_ours(state: State, path: Path, out: Path) -> str:
     found = naming(state)
     if found in ("ours", "ours_no_resnet"):
         raise UserError(
-            f"{path} is a checkpoint of ours already; `export` writes its encoder, --to published converts it"
+            f"{path} is a checkpoint of this project already; `export` writes its encoder, --to published converts it"
         )
     if found == "pose_published":
         if out.suffix != ".pth":
@@ -87,7 +87,7 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
     """State and configuration of a published pose network, with shapes checked."""
     encoder = resnet_name(encoder_state(state))
     if encoder is None:
-        raise UserError(f"{path}: its backend_model is no ResNet that is known: expected {_EXPECTED}")
+        raise UserError(f"{path}: its backend_model is not a known ResNet: expected {_EXPECTED}")
     with torch.device("meta"):  # only shapes, no memory
         built = PoseNetwork(make_encoder(encoder), PUBLISHED_POSE)
         wanted = {f"backend_model.{key}": value for key, value in built.encoder.library_state_dict().items()}
@@ -133,9 +133,9 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     save_tensors({"state_dict": pose_to_published(state, side_px=side_px)}, out, {})
     notes = []
     if pose["first_keypoint"] != "palm":
-        notes.append("keypoint 0 is the wrist, so leave out their step from palm to wrist")
+        notes.append("keypoint 0 is the wrist, so leave out the step from palm to wrist in the authors' code")
     if side_px != PUBLISHED_SIDE_PX:
-        notes.append(f"made for views of {side_px} pixels, theirs are {PUBLISHED_SIDE_PX}")
+        notes.append(f"it was trained on views of {side_px} pixels, the authors' networks on {PUBLISHED_SIDE_PX}")
     return f"{out}: the authors' pose network on a {config['encoder']['name']}" + "".join(f"; {note}" for note in notes)
 
 
@@ -153,7 +153,7 @@ def _checked_encoder(state: State, path: Path) -> tuple[State, str]:
     name = resnet_name(encoder)
     if name is None:
         first = next(iter(state), "nothing")
-        raise UserError(f"{path} holds no ResNet that is known (its first tensor is {first}): expected {_EXPECTED}")
+        raise UserError(f"{path} holds no known ResNet (its first tensor is {first}): expected {_EXPECTED}")
     with torch.device("meta"):
         wanted = make_encoder(name).library_state_dict()
     check_state(

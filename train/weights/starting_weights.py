@@ -1,4 +1,4 @@
-"""Loads encoder weights from a run or a checkpoint of ours; `models.encoders` loads all other weights."""
+"""Loads encoder weights from a run or a checkpoint of this project; `models.encoders` loads all other weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
 
 
 def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
-    """The encoder of a run of ours in its library's names; None if `encoder.weights` is something else."""
+    """The encoder of a run of this project in its library's names; None if `encoder.weights` is something else."""
     if encoder.weights in ("random", "imagenet"):
         return None
     require_weights(encoder.weights)
@@ -55,7 +55,7 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a file looks like a checkpoint of ours, not a bare state dict; False for unreadable files."""
+    """Whether a file looks like a checkpoint of this project, not a bare state dict; False for unreadable files."""
     try:
         content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception:  # reading it as a state dict later gives the error message

@@ -109,14 +109,14 @@ def _send_sizes(sender: Connection, function: str, *arguments: object) -> None:
 PEERS: Final = {
     "decode only (DALI)": Peer(
         "dali:sources",
-        "the ceiling of loaders that decode whole images: DALI reads and decodes on the CPU, no views; uint8 "
-        "sources of their own sizes",
+        "DALI reads and decodes whole images on the CPU and makes no views: an upper limit for loaders that decode "
+        "whole images",
         views=0,
         own_process=True,
     ),
     "OpenCV + DataLoader": Peer(
         "opencv:AuthorsSamples.batches",
-        "the authors' pipeline, in its own steps: a sample at a time, imread, cvtColor, warpAffine of the whole image, "
+        "the steps of the authors' pipeline, one sample at a time: imread, cvtColor, warpAffine of the whole image, "
         "crop, resize by area, OpenCV's 8-bit HSV jittered in NumPy, ToTensor and Normalize; float32 views and their "
         "matrices, default collation",
     ),
@@ -127,8 +127,8 @@ PEERS: Final = {
     ),
     "OpenCV + DataLoader, tuned": Peer(
         "opencv:OpencvViews.batches",
-        "lean, made faster than people write it: look-up tables in HSV, whole batches by __getitems__, "
-        "written straight into shared memory; no matrices",
+        "as lean, with look-up tables in HSV and whole batches by __getitems__, written straight into shared memory; "
+        "no matrices",
     ),
     "torchvision v2 + DataLoader": Peer(
         "torchvision_v2:TorchvisionViews.batches",
@@ -148,21 +148,21 @@ PEERS: Final = {
     ),
     "FFCV": Peer(
         "ffcv_packed:batches",
-        "packed beforehand, the files' own JPEG bytes; FFCV's decoder, both views by an operation in Numba (FFCV has "
-        "neither rotation nor hue); uint8; for sources of one size",
+        "a file packed beforehand with the files' own JPEG bytes; FFCV's decoder; both views by an operation in Numba, "
+        "since FFCV has neither rotation nor hue; uint8; for images of one size",
         needs="ffcv",
         own_process=True,
     ),
     "torchvision v2, GPU": Peer(
         "torchvision_v2:batches_on_gpu",
-        "torchvision's decoder and v2's functional transforms on the GPU, an image at a time, as v2 has it; files read "
-        "by threads; uint8 views",
+        "torchvision's decoder and v2's functional transforms on the GPU, one image at a time, since v2 draws "
+        "once per call; threads read the files; uint8 views",
         on_gpu=True,
     ),
     "torchvision + kornia, GPU": Peer(
         "kornia_on_gpu:batches_on_gpu",
         "torchvision's decoder, the box resized once, then kornia's RandomAffine and ColorJiggle on whole batches on "
-        "the GPU; files read by threads; float views and their matrices",
+        "the GPU; threads read the files; float views and their matrices",
         needs="kornia",
         on_gpu=True,
     ),

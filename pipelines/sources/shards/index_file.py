@@ -14,14 +14,26 @@ from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
 from skeleton import SKELETONS
+from writing import whole_file
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
 INDEX_FOLDER: Final = "index"
+INDEX_PARTS: Final = "index.parts"
+"""Folder of what an unfinished call of `index` has read."""
+
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
-_PLACES: Final = {"offset": np.dtype(np.uint64), "size": np.dtype(np.uint32), "crc32": np.dtype(np.uint32)}
+FOLDER: Final = "folder"
+"""Key of an index file: the folder of shards that `pack` has not written, absolute or from the index file's folder."""
+
+_PLACES: Final = {
+    "offset": np.dtype(np.uint64),
+    "size": np.dtype(np.uint32),
+    "crc32": np.dtype(np.uint32),
+    "lead": np.dtype(np.uint32),
+}
 _TABLES: Final = {
     "box_px": np.dtype(np.float32),
     "keypoints_px": np.dtype(np.float32),
@@ -41,6 +53,15 @@ def index_tables(index: Index) -> dict[str, Table]:
     return {name: table for name, table in known.items() if table is not None}
 
 
+def write_tables(root: Path, tables: dict[str, Table]) -> dict[str, int]:
+    """Write the tables of an index. Returns the CRC-32 of each file."""
+    (root / INDEX_FOLDER).mkdir(exist_ok=True)
+    for name, table in tables.items():
+        with whole_file(root / INDEX_FOLDER / f"{name}.npy") as file:
+            np.save(file, table)
+    return {name: table_checksum(root / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
+
+
 def read_index_file(root: Path) -> dict[str, Any]:
     """Read and check `INDEX_FILE` of a folder of shards.
 
@@ -56,9 +77,10 @@ def read_index_file(root: Path) -> dict[str, Any]:
             raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
         _check_index_file(content)
     except FileNotFoundError:
-        hint = "run the same 'python cli.py pack' again: it goes on where it stopped"
-        if not (root / "pack.json").exists():
-            hint = "give a folder that 'python cli.py pack' made"
+        begun = [name for name, trace in (("pack", "pack.json"), ("index", INDEX_PARTS)) if (root / trace).exists()]
+        hint = "give a folder that 'python cli.py pack' made"
+        if begun:
+            hint = f"run the same 'python cli.py {begun[0]}' again: it goes on where it stopped"
         raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
@@ -74,16 +96,20 @@ def _check_index_file(content: dict[str, Any]) -> None:
     shards, tables = content["shards"], content["tables"]
     if not isinstance(content["name"], str) or not isinstance(shards, list) or not isinstance(tables, list):
         raise ValueError("name, shards or tables are of another kind")
+    is_foreign = FOLDER in content
+    if not isinstance(content.get(FOLDER, ""), str) or "\0" in content.get(FOLDER, ""):
+        raise ValueError("folder is of another kind")
     for shard in shards:
         name = shard["file"]
-        if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        parts = name.split("/") if isinstance(name, str) else []
+        if not parts or {*parts} & {"", ".", ".."} or (len(parts) > 1 and not is_foreign) or "\0" in name:
             raise ValueError(f"the shard {str(name)[:80]!r} is no file of this folder")
         if any(type(shard[key]) is not int or shard[key] < 0 for key in ("samples", "bytes")):
             raise ValueError(f"samples and bytes of {name!r} are whole numbers")
     for name in tables:
         if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
             raise ValueError(f"{str(name)[:80]!r} is no table of an index")
-    if not shards or not {*_PLACES, "box_px"} <= {*tables}:
+    if not shards or not {"offset", "size", *(() if is_foreign else ("crc32", "box_px"))} <= {*tables}:
         raise ValueError("something is missing")
     if content.get("skeleton", "hand") not in SKELETONS:
         raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")
@@ -105,19 +131,20 @@ def table_checksum(file: Path) -> int:
     return checksum
 
 
-def check_shards(root: Path, shards: list[dict[str, Any]]) -> None:
+def check_shards(content: dict[str, Any], folder: Path) -> None:
     """Refuse with a `UserError` shards that are missing or of another size than the index file says."""
+    shards, again = content["shards"], "index them again" if FOLDER in content else "pack again"
     for shard in shards:
-        path = root / shard["file"]
+        path = folder / shard["file"]
         try:
             found = path.stat().st_size
         except OSError as error:
             raise UserError(
-                f"{path}: {error.strerror}; the index names {len(shards)} shards. Copy this one again, or pack again."
+                f"{path}: {error.strerror}; the index names {len(shards)} shards. Copy this one again, or {again}."
             ) from error
         if found != shard["bytes"]:
             raise UserError(
-                f"{path}: {found} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or pack again."
+                f"{path}: {found} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or {again}."
             )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from errors import UserError
-from pipelines.config import DataConfig, is_address
-from pipelines.samples.index import Blocks, Index, NamesOnDemand
-from pipelines.sources.boxes import refuse_boxes
-from pipelines.sources.shards.index_file import TARGET, check_shards, read_index_file, read_table
+from pipelines.config import DataConfig, box_file, is_address
+from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
+from pipelines.sources.boxes import refuse_boxes, with_boxes
+from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
-    """Read the index that `pack` wrote, in the order of the packed source.
+    """Read the index that `pack` wrote, in the order of the packed source, or that `index` wrote of others' shards.
 
     Args:
         config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the
@@ -36,7 +36,6 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         UserError: the folder has no shards, a shard is missing or cut, the index does not fit, or a key is set that has
             no meaning for shards.
     """
-    refuse_boxes(config, "shards hold the boxes that they were packed with")
     for key in ("part", "versions"):
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
@@ -44,20 +43,24 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     window, verify = config.shuffle_shards, verify or is_address(config.root)
     root, folder, content, files = _open(config)
     shards: list[dict[str, Any]] = content["shards"]
+    if FOLDER not in content:
+        refuse_boxes(config, "shards hold the boxes that they were packed with")
     count = sum(shard["samples"] for shard in shards)
     sums: dict[str, int] = content.get("crc32", {})
     if not sums:
         log.warning(
-            "%s: the index was written by an earlier version, without checksums: damage cannot be detected", root
+            "%s: the index was written by an earlier version, without checksums: damage cannot be detected", config.root
         )
-    tables = {name: read_table(folder, name, count, sums.get(name)) for name in content["tables"]}
+    tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     store = ShardStore(files, first, tables, verify=verify)
+    paths = NamesOnDemand(count, store.name)
+    whole = np.array(WHOLE_IMAGE, np.float32)
     index = Index(
         name=content["name"],
-        root=root,
-        paths=NamesOnDemand(count, store.name),
-        box_px=np.array(tables["box_px"]),
+        root=folder,
+        paths=paths,
+        box_px=np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1)),
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
         group=tables.get("group"),
@@ -66,33 +69,45 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
+    if (boxes := box_file(config)) is not None:
+        index = with_boxes(index, boxes)
     if config.split == "all":
         return index
     if index.group is None:
         raise UserError(
-            f"data.split = {config.split!r}: the shards of {root} do not say which of their images belong together, so "
+            f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong together, so "
             'they cannot be split. Use "all", or pack the splits apart.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
 
 
 def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
-    """The root for messages, the folder with the tables, what is in index.json, and the shards."""
+    """The folder with the tables, the folder of the shards, what is in index.json, and the shards."""
     if is_address(config.root):
         from pipelines.sources.shards.remote import Address  # fsspec takes a while to be imported
         from pipelines.sources.shards.remote_shards import RemoteFolder, RemoteShards
 
         remote = RemoteFolder(config)
         content = read_index_file(remote.path)
+        if FOLDER in content:
+            raise UserError(
+                f"data.root = {config.root}: is an index of shards of other programs, which are read from a folder "
+                "only: it has no checksums of them. Pack the data with 'python cli.py pack'."
+            )
         remote.fetch_tables(content)
         return (
-            Address(config.root),
             remote.path,
+            Address(config.root),
             content,
             RemoteShards(remote, content["shards"], config.shuffle_shards),
         )
     root = Path(config.root)
     content = read_index_file(root)
-    check_shards(root, content["shards"])
-    paths = [root / shard["file"] for shard in content["shards"]]
-    return root, root, content, LocalShards(paths, config.shuffle_shards)
+    folder = root / content.get(FOLDER, "")
+    check_shards(content, folder)
+    return (
+        root,
+        folder,
+        content,
+        LocalShards(folder, [shard["file"] for shard in content["shards"]], config.shuffle_shards),
+    )

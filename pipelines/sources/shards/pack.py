@@ -12,7 +12,6 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -28,9 +27,10 @@ from pipelines.config import DataConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
-from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, INDEX_FOLDER, index_tables, table_checksum
+from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, index_tables, write_tables
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.store import BLOCK_BYTES
+from pipelines.sources.shards.threads import in_threads
 from skeleton import HAND
 from writing import whole_file, write_text
 
@@ -251,18 +251,13 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
 
 def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
     (writer.out / _PARTS_FOLDER).mkdir(exist_ok=True)
-    with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
-        try:
-            work = {pool.submit(writer.write, number) for number in range(writer.shards)}
-            while work:
-                finished, work = wait(work, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for one in finished:
-                    one.result()
-                progress(writer.done, len(writer.index))
-        except BaseException:
-            writer.stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+    in_threads(
+        writer.write,
+        range(writer.shards),
+        workers=workers,
+        stop=writer.stop,
+        progress=lambda: progress(writer.done, len(writer.index)),
+    )
 
 
 def _write_index(writer: _Writer) -> None:
@@ -285,15 +280,12 @@ def _write_index(writer: _Writer) -> None:
     if not len(rows):
         raise UserError(f"{writer.index.root}: none of its {len(writer.index)} images can be used ({left_out[0]}).")
     tables = {**joined, **{name: table[rows] for name, table in index_tables(writer.index).items()}}
-    (out / INDEX_FOLDER).mkdir(exist_ok=True)
-    for name, table in tables.items():
-        with whole_file(out / INDEX_FOLDER / f"{name}.npy") as file:
-            np.save(file, table)
+    checksums = write_tables(out, tables)
     write_text(out / "SHA256SUMS", "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards))
     if left_out:
         write_text(out / "left_out.jsonl", "".join(json.dumps(row) + "\n" for row in left_out))
     content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
-    content["crc32"] = {name: table_checksum(out / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
+    content["crc32"] = checksums
     content["left_out"] = len(left_out)
     if writer.index.skeleton is not HAND:
         content["skeleton"] = writer.index.skeleton.name

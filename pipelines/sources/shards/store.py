@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 import threading
 import zlib
 from bisect import bisect_right
@@ -31,7 +33,7 @@ class Shards:
     """Reads from numbered shards; any thread may.
 
     Attributes:
-        names: of their files.
+        names: of their files, for messages.
     """
 
     names: Sequence[str]
@@ -64,8 +66,8 @@ class LocalShards(Shards):
             which is faster than seeking on slow storage.
     """
 
-    def __init__(self, paths: Sequence[Path], window: int | None) -> None:
-        self.names = [path.name for path in paths]
+    def __init__(self, folder: Path, names: Sequence[str], window: int | None) -> None:
+        self.names, paths = names, [folder / name for name in names]
         self._paths, self._window = paths, window
         self._open: dict[int, Descriptor] = {}
         self._lock = threading.Lock()
@@ -113,14 +115,16 @@ class ShardStore(Store):
 
     Args:
         first: (number of shards + 1,) first row of each shard, and the end of the last.
-        tables: "offset", "size" and "crc32", each (N,): start of a sample's image in its shard, length in bytes,
-            checksum.
+        tables: "offset" and "size", each (N,): start of a sample's image in its shard, length in bytes. "crc32" (N,),
+            its checksum; without it nothing is compared. "lead" (N,), bytes of headers before the image; without it one
+            block.
         verify: compare the checksum of each image.
     """
 
     def __init__(self, shards: Shards, first: Sequence[int], tables: dict[str, Table], *, verify: bool) -> None:
-        self._shards, self._first, self._verify = shards, first, verify
-        self._offset, self._size, self._crc32 = tables["offset"], tables["size"], tables["crc32"]
+        self._shards, self._first = shards, first
+        self._offset, self._size, self._lead = tables["offset"], tables["size"], tables.get("lead")
+        self._crc32 = tables.get("crc32") if verify else None
 
     def read(self, row: int) -> bytes:
         """The bytes of one image.
@@ -128,7 +132,7 @@ class ShardStore(Store):
         Raises:
             OSError: the shard cannot be read, is cut, or has other bytes than were packed.
         """
-        crc32 = int(self._crc32[row]) if self._verify else None
+        crc32 = None if self._crc32 is None else int(self._crc32[row])
         return self._bytes(row, int(self._offset[row]), int(self._size[row]), crc32)
 
     def follow(self, steps: Steps) -> Follower:
@@ -146,15 +150,12 @@ class ShardStore(Store):
 
     def name(self, row: int) -> str:
         """Shard and member name of a sample, read from the tar, for messages."""
-        shard = self._shards.names[self._shard(row)]
+        lead = BLOCK_BYTES if self._lead is None else int(self._lead[row])
         try:
-            header = self._bytes(row, int(self._offset[row]) - BLOCK_BYTES, BLOCK_BYTES, None)
+            member = member_name(self._bytes(row, int(self._offset[row]) - lead, lead, None))
         except OSError:
-            header = b""
-        if header[257:262] != b"ustar":  # damaged
-            return f"{shard}/row {row}"
-        member = header[:100].rstrip(b"\0").decode(errors="replace")
-        return f"{shard}/{member}"
+            member = None
+        return f"{self._shards.names[self._shard(row)]}/{member or f'row {row}'}"
 
     def _shard(self, row: int) -> int:
         return bisect_right(self._first, row) - 1
@@ -164,3 +165,21 @@ class ShardStore(Store):
         if not 0 <= offset < 2**63 or size > MAX_FILE_BYTES:
             raise OSError(f"the index has it at byte {offset} of {self._shards.names[shard]}, {size} bytes long")
         return self._shards.read(shard, offset, size, crc32)
+
+
+def member_name(headers: bytes) -> str | None:
+    """The name of a tar file's member from its headers; None if they are damaged."""
+    own = headers[-BLOCK_BYTES:]
+    if len(headers) == BLOCK_BYTES or (
+        len(headers) == 3 * BLOCK_BYTES and headers[156:157] == b"x" and b" path=" not in headers[:-BLOCK_BYTES]
+    ):  # ten times as fast as tarfile
+        if own[257:262] not in (b"ustar", bytes(5)):
+            return None
+        parts = [field.split(b"\0")[0].decode(errors="surrogateescape") for field in (own[345:500], own[:100])]
+        return "/".join(part for part in parts if part)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
+            member = tar.next()
+    except (tarfile.TarError, ValueError, OSError):
+        return None
+    return None if member is None else member.name

@@ -68,7 +68,7 @@ def test_constant_embeddings_lack_all_variance() -> None:
     }
 
 
-def test_whitened_embeddings_cost_what_their_views_differ() -> None:
+def test_the_loss_of_whitened_embeddings_is_the_difference_of_their_views() -> None:
     """Columns of a Hadamard matrix but the first: mean 0, orthogonal, variance 8/7."""
     white = torch.from_numpy(hadamard(8)[:, 1:6].astype(np.float64))
     assert VICReg()(white.expand(2, 8, 5)).item() == 0

@@ -56,7 +56,7 @@ def test_crowds_and_people_without_a_keypoint_are_left_out(root: Path) -> None:
     assert len(load_coco(DataConfig("coco", str(root)))) == PEOPLE - 1
 
 
-def test_without_a_box_the_keypoints_give_one(root: Path) -> None:
+def test_without_a_box_the_box_is_around_the_keypoints(root: Path) -> None:
     changed(root, bbox=[0, 0, 0, 0])
     index = load_coco(DataConfig("coco", str(root)))
     assert index.keypoints_px is not None
@@ -102,7 +102,7 @@ def test_shards_keep_the_skeleton(root: Path, tmp_path: Path) -> None:
         ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\('nose',\)\]; expected one category"),
     ],
 )
-def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: str, root: Path) -> None:
+def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:
     file = root / "annotations.json"
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(UserError, match=message) as refusal:
@@ -121,7 +121,7 @@ def test_what_is_not_the_format_is_told_in_one_line(text: str | None, message: s
         ({"keypoints": None}, "not keypoints in COCO's JSON format"),
     ],
 )
-def test_a_wrong_annotation_is_told_in_one_line(change: dict[str, Any], message: str, root: Path) -> None:
+def test_a_wrong_annotation_ends_in_one_line(change: dict[str, Any], message: str, root: Path) -> None:
     changed(root, **change)
     with pytest.raises(UserError, match=message):
         load_coco(DataConfig("coco", str(root)))

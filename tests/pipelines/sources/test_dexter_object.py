@@ -125,7 +125,7 @@ def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: st
     assert str(root) in str(caught.value)
 
 
-def test_nothing_annotated(tmp_path: Path) -> None:
+def test_frames_without_any_annotation_are_refused(tmp_path: Path) -> None:
     write_dexter_object(tmp_path, {"Pinch": 1}, hidden={("Pinch", 0): [0, 1, 2, 3, 4]})
     with pytest.raises(UserError, match="no fingertip is annotated in any frame"):
         load_dexter_object(DataConfig("dexter_object", str(tmp_path)))

@@ -96,7 +96,7 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.txt", "", "expected a .csv or .json file"),
         ("b.csv", "file,x0,y0,x1,y1\n", "holds no box"),
         ("b.json", "{}", "holds no box"),
-        ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' stands twice"),
+        ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' appears twice"),
         ("b.csv", "file;x0;y0;x1;y1\n", "Columns are separated by commas"),
         ("b.csv", "file,x0,y0,x1,y1\n".encode("utf-16"), "Save the boxes as UTF-8"),
         ("missing/b.csv", None, "no such file of boxes"),
@@ -164,9 +164,7 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     assert "found 1 link that leads nowhere (2.jpg). Mend or remove the link." in message()
 
 
-def test_images_of_other_kinds_are_told_beside_those_that_are_used(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "b" / "new.heic").write_bytes(b"")
     assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     assert [record.message for record in caplog.records] == [

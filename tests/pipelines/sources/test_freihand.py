@@ -191,7 +191,7 @@ def test_joints_box_without_labels_names_the_files(root: Path) -> None:
         load_freihand(DataConfig("freihand", str(root), box="joints"))
 
 
-def test_too_few_poses_to_split(tmp_path: Path) -> None:
+def test_too_few_poses_to_split_are_refused(tmp_path: Path) -> None:
     write_part(tmp_path, "training", 3, 12)
     with pytest.raises(UserError, match="no pose of 3 is in split 'val'"):
         load_freihand(DataConfig("freihand", str(tmp_path), split="val"))
@@ -212,7 +212,7 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
     "text", ["", "[]", "[[1, 2]]", "[[1, 2, 3], [4, 5]]", "[[1, 2, null]]", "[[1, 2, NaN]]", "[[1, 2, 3]", "[[1,, 2]]",
              "[[1, 2-3, 4]]", "[[1 2, 3, 4]]", "[[1, , 3]]", "{}", "[[1, 2, 3]] 4", "[1, [2, 3]]", "[[1, 2, .]]"],
 )  # fmt: skip
-def test_what_is_no_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
+def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
     (root / "training_xyz.json").write_text(text)
     with pytest.raises(UserError, match=r"training_xyz\.json: "):
         load_freihand(DataConfig("freihand", str(root)))
@@ -234,7 +234,7 @@ def test_labels_in_another_frame_or_unit_end_in_one_line(root: Path, name: str, 
         load_freihand(DataConfig("freihand", str(root), box="joints"))
 
 
-def test_labels_that_are_no_list_are_told_as_such(root: Path) -> None:
+def test_labels_that_are_not_a_list_are_refused(root: Path) -> None:
     (root / "training_K.json").write_text('{"K": []}')
     with pytest.raises(UserError, match=r"training_K\.json: holds no list"):
         load_freihand(DataConfig("freihand", str(root)))

@@ -219,7 +219,7 @@ def test_one_recording_cannot_be_split(tmp_path: Path) -> None:
         load_ho3d(DataConfig("ho3d", str(tmp_path), split="val"))
 
 
-def test_no_hand_at_all(tmp_path: Path) -> None:
+def test_annotations_without_any_hand_are_refused(tmp_path: Path) -> None:
     write_ho3d(tmp_path, "train", {"ABF10": 1})
     (tmp_path / "train/ABF10/meta/0000.pkl").write_bytes(python2_pickle({"objName": "x"}))
     with pytest.raises(UserError, match=r"no annotation in train/\*/meta has a hand"):

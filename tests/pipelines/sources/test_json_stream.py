@@ -25,7 +25,7 @@ VALUES = st.recursive(
     indent=st.sampled_from([None, 1]),
     window=st.sampled_from([1, 2, 3, 7, 64, 1 << 22]),
 )
-def test_every_element_comes_as_json_has_it(
+def test_every_element_equals_that_of_the_json_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], indent: int | None, window: int
 ) -> None:
     file = tmp_path / "a.json"

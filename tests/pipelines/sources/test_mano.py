@@ -56,7 +56,7 @@ def write_pickled(file: Path) -> None:
         (write_pickled, "not an array of numbers that NumPy wrote; expected"),
     ],
 )
-def test_another_file_is_named(tmp_path: Path, write: Any, message: str) -> None:
+def test_a_wrong_file_is_named(tmp_path: Path, write: Any, message: str) -> None:
     file = tmp_path / "regressor.npy"
     write(file)
     with pytest.raises(UserError, match=message) as caught:

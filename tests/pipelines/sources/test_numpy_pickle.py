@@ -29,7 +29,7 @@ CONTENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("module", ["numpy.core", "numpy._core"])
-def test_arrays_come_as_numpy_reads_them(tmp_path: Path, protocol: int, module: str) -> None:
+def test_arrays_equal_those_that_numpy_reads(tmp_path: Path, protocol: int, module: str) -> None:
     data = pickle.dumps(CONTENT, protocol=protocol)
     if protocol < 4:  # later ones give the length of the name before it
         data = data.replace(b"numpy._core", module.encode())
@@ -45,7 +45,7 @@ def test_arrays_come_as_numpy_reads_them(tmp_path: Path, protocol: int, module: 
             assert found[key].shape == value.shape
 
 
-def test_what_python_2_wrote(tmp_path: Path) -> None:
+def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
     """The fixture is a real one: NumPy itself reads it, to the same."""
     meta = ho3d_meta(3)
     file = tmp_path / "a.pkl"
@@ -109,7 +109,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path, attack: str) -> None:
     assert not witness.exists()
 
 
-def test_the_attacks_are_real(tmp_path: Path) -> None:
+def test_the_attacks_work_on_a_plain_unpickler(tmp_path: Path) -> None:
     witness = tmp_path / "was_here"
     for attack in ("os.system", "by its real name", "eval", "inside an array", "INST"):
         pickle.loads(attacks(witness)[attack])

@@ -45,11 +45,11 @@ def test_the_order_of_the_samples_does_not_matter(
 
 @settings(deadline=None)
 @given(group=GROUPS, seed=SEEDS)
-def test_the_whole_is_everything(group: np.ndarray, seed: int) -> None:
+def test_the_fraction_one_keeps_all_samples(group: np.ndarray, seed: int) -> None:
     assert in_fraction(group, 1.0, seed=seed).all()
 
 
-def test_seeds_choose_differently_and_the_choice_never_moves() -> None:
+def test_seeds_choose_differently_and_each_choice_is_fixed() -> None:
     poses = np.tile(np.arange(1000), 4)
     chosen = [set(poses[in_fraction(poses, 0.1, seed=seed)].tolist()) for seed in range(20)]
     assert all(len(choice) == 100 for choice in chosen)

@@ -62,7 +62,7 @@ def write_data(home: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", ["folder", "freihand", "youtube3d", "ho3d", "dexter_object", "shards"])
-def test_a_root_that_may_not_be_reached_is_one_line(home: Path, source: Any) -> None:
+def test_a_root_without_permission_is_one_line(home: Path, source: Any) -> None:
     config = DataConfig(source=source, root=str(home / source))
     load_index(config)
     for folder in (home, home / source):
@@ -74,7 +74,7 @@ def test_a_root_that_may_not_be_reached_is_one_line(home: Path, source: Any) -> 
     ("key", "file", "source"),
     [("bad_list", "bad.jsonl", "folder"), ("box", "boxes.csv", "folder"), ("regressor", "regressor.npy", "youtube3d")],
 )
-def test_a_file_that_may_not_be_reached_is_one_line(home: Path, key: str, file: str, source: Any) -> None:
+def test_a_file_without_permission_is_one_line(home: Path, key: str, file: str, source: Any) -> None:
     hidden = home / "hidden"
     hidden.mkdir()
     (home / file).rename(hidden / file)
@@ -113,7 +113,7 @@ def test_labels_that_are_no_numbers_are_one_line(home: Path, name: str, number: 
 
 
 @pytest.mark.parametrize("key", ["width", "height", "id"])
-def test_whole_numbers_beyond_all_pixels_are_one_line(home: Path, key: str) -> None:
+def test_huge_whole_numbers_are_one_line(home: Path, key: str) -> None:
     entries = layouts.youtube3d_entries()
     entries["images"][1][key] = 10**40
     (home / "youtube3d" / "youtube_train.json").write_text(json.dumps(entries))
@@ -175,7 +175,7 @@ def test_a_pipe_instead_of_a_file_is_one_line(home: Path, source: Any, file: str
         load_index(config)
 
 
-def test_what_is_not_a_file_is_no_image(home: Path) -> None:
+def test_pipes_and_devices_are_not_images(home: Path) -> None:
     os.mkfifo(home / "folder" / "pipe.jpg")
     config = DataConfig(source="folder", root=str(home / "folder"))
     assert load_index(config).paths == ["a.jpg", "b.jpg"]
@@ -192,14 +192,14 @@ def test_what_is_not_a_file_is_no_image(home: Path) -> None:
         (lambda index: {key: index[key] for key in index if key != "shards"}, "'shards' is missing in this index"),
     ],
 )
-def test_a_wrong_index_of_shards_is_told_in_words(home: Path, change: Any, message: str) -> None:
+def test_a_wrong_index_of_shards_is_reported_in_words(home: Path, change: Any, message: str) -> None:
     file = home / "shards" / "index.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(UserError, match=message):
         load_index(DataConfig(source="shards", root=str(home / "shards")))
 
 
-def test_a_shard_that_lost_its_names_is_told_by_rows(home: Path) -> None:
+def test_a_shard_that_lost_its_names_is_reported_by_rows(home: Path) -> None:
     shard = home / "shards" / "shard-000000.tar"
     shard.write_bytes(b"\x1b\xff" * (shard.stat().st_size // 2))
     index = load_index(DataConfig(source="shards", root=str(home / "shards")))

@@ -130,7 +130,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
     assert "the cache cannot be read (damaged); reading" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(root: Path, cache: Path) -> None:
+def test_without_a_writable_cache_the_annotations_are_read_again(root: Path, cache: Path) -> None:
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("a file where the folder should be")
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 4

@@ -69,19 +69,19 @@ def _connect(environment: dict[str, str], limit_s: float) -> None:
     [(b"", False), (b"", True), (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", False)],
     ids=["silent", "silent, by torchrun", "HTTP"],
 )
-def test_another_program_where_the_ranks_meet(answer: bytes, agent: bool, tmp_path: Path) -> None:
+def test_another_program_where_the_ranks_meet_ends_in_one_line(answer: bytes, agent: bool, tmp_path: Path) -> None:
     with listener(answer) as port:
         line = try_to_connect(1, port, tmp_path / "log", agent=agent)
     assert line.startswith(f"error: no contact with the host where the ranks meet, 127.0.0.1:{port}, within 2 s (run.")
     assert "something listens there, but does not answer as the ranks' store" in line
 
 
-def test_a_port_that_another_program_holds(tmp_path: Path) -> None:
+def test_a_port_of_another_program_ends_in_one_line(tmp_path: Path) -> None:
     with listener(b"") as port:
         assert f"error: MASTER_PORT = {port} on " in try_to_connect(0, port, tmp_path / "log", limit_s=300.0)
 
 
-def test_nobody_where_the_ranks_meet(tmp_path: Path) -> None:
+def test_no_store_where_the_ranks_meet_ends_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as bound:  # it does not listen
         bound.bind(("127.0.0.1", 0))
         assert "nothing listens there" in try_to_connect(1, bound.getsockname()[1], tmp_path / "log")

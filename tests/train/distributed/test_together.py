@@ -32,14 +32,14 @@ def no_memory() -> None:
     ("action", "said"),
     [(full_disk, r"^/data/labels\.json: No space left on device\."), (no_memory, r"^out of memory: ")],
 )
-def test_what_the_machine_refuses_is_bad_input(action: Callable[[], None], said: str) -> None:
+def test_errors_of_the_machine_are_reported_like_bad_input(action: Callable[[], None], said: str) -> None:
     with pytest.raises(UserError, match=said):
         together(World(), action)
     with StopSignals() as stop, pytest.raises(UserError, match=said):
         next(Together(World(), stop, action).each([1]))
 
 
-def test_a_defect_is_not() -> None:
+def test_a_defect_is_not_reported_as_bad_input() -> None:
     with pytest.raises(ZeroDivisionError):
         together(World(), lambda: 1 / 0)
 

@@ -55,7 +55,7 @@ def client(store: Store) -> Store:
     return copy
 
 
-def test_ranks_meet_in_a_room_of_their_own_whatever_an_earlier_attempt_left(store: Store) -> None:
+def test_ranks_meet_in_a_new_room_despite_keys_of_earlier_attempts(store: Store) -> None:
     rooms = []
     for _ in range(3):
         store.set("hello/1", "of a process that was killed")
@@ -93,7 +93,7 @@ def seen(**changes: Any) -> Sighting:
     return replace(Sighting("a", 7, True, 30, "computes step 5", 9, heard_s=0.5, still_s=20.0), **changes)
 
 
-def test_nobody_is_blamed_while_anybody_gets_on() -> None:
+def test_no_rank_is_named_while_any_rank_makes_progress() -> None:
     assert diagnose({0: seen(), 1: seen(still_s=1.0), 2: seen(heard_s=50.0)}, 10.0) is None
 
 
@@ -102,12 +102,12 @@ def test_the_silent_are_named_first() -> None:
     assert line == "nothing heard for 10 s from rank 1 on b: killed, stopped, or cut off from the network"
 
 
-def test_the_one_with_the_fewest_messages_is_waited_for() -> None:
+def test_the_rank_with_the_fewest_messages_is_named() -> None:
     line = diagnose({0: seen(), 1: seen(), 2: seen(host="c", messages=6, doing="waits for its data of step 5")}, 10.0)
     assert line == "no progress for 10 s: the run waits for rank 2 on c, which waits for its data of step 5"
 
 
-def test_a_rank_between_two_exchanges_is_waited_for() -> None:
+def test_a_rank_between_two_exchanges_is_named() -> None:
     line = diagnose({0: seen(exchanging=False), 1: seen()}, 10.0)
     assert line == "no progress for 10 s: the run waits for rank 0 on a, which computes step 5"
 
@@ -140,7 +140,7 @@ def told(*intervals: Sequence[float]) -> list[int]:
     return [number for number, line in enumerate(said) if line is not None]
 
 
-def test_a_straggler_is_told_once_when_it_has_been_slow_three_times_in_a_row() -> None:
+def test_a_straggler_is_reported_once_when_it_was_slow_three_times_in_a_row() -> None:
     even, slow, other = (0.5, 0.45), (0.5, 0.3), (0.3, 0.5)
     assert told(even, even, even, even) == []  # 0.05 s of a second: nobody stands out
     assert told(slow, slow, even, slow, slow) == []

@@ -93,7 +93,9 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch)
     assert chosen[-1] == 6
 
 
-def test_many_threads_are_told_by_rank_0(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_threads_give_a_warning_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     monkeypatch.setattr("machine.cores.available_cores", lambda: 2)
     warn_of_threads.cache_clear()

@@ -87,7 +87,7 @@ def knowing_run(run: Path, error: float = 0.0) -> tuple[PoseRun, FinetuneConfig]
     return dataclasses.replace(loaded, network=network), config
 
 
-def test_a_network_that_knows_has_no_error(run: Path) -> None:
+def test_a_perfect_network_has_no_error(run: Path) -> None:
     """So frames, units and orders agree from the labels to the metrics."""
     knowing, config = knowing_run(run)
     index = load_index(config.data)
@@ -205,7 +205,7 @@ def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_data_of_the_run_is_known_from_other_data(run: Path) -> None:
+def test_training_data_of_the_run_is_recognised(run: Path) -> None:
     loaded = load_pose_run(run)
     assert not trained_on(loaded, evaluation_config(loaded, [], []))
     assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=train"]))
@@ -214,7 +214,7 @@ def test_data_of_the_run_is_known_from_other_data(run: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["data.part=evaluation", "data.0.part=evaluation", "data.source=dexter_object"])
-def test_what_is_not_split_is_taken_whole_unless_a_split_is_named(setting: str, run: Path) -> None:
+def test_parts_that_are_not_split_are_used_whole_unless_a_split_is_set(setting: str, run: Path) -> None:
     """The run's own split is of its training part, and nobody asked for it here."""
     loaded = load_pose_run(run)
     (found,) = each_source(evaluation_config(loaded, [], [setting]).data)
@@ -223,7 +223,7 @@ def test_what_is_not_split_is_taken_whole_unless_a_split_is_named(setting: str, 
     assert named.split == "val"
 
 
-def test_of_two_sources_only_the_one_that_is_not_split_is_taken_whole(run: Path) -> None:
+def test_of_two_sources_only_the_one_that_is_not_split_is_used_whole(run: Path) -> None:
     loaded = load_pose_run(run)
     tables = to_dict(loaded.config)
     tables["data"] = [tables["data"], tables["data"]]
@@ -240,7 +240,7 @@ def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> 
     assert evaluation_config(tenth, [], []) == evaluation_config(loaded, [], [])
 
 
-def test_the_network_cannot_be_set(run: Path) -> None:
+def test_keys_of_the_network_cannot_be_changed(run: Path) -> None:
     loaded = load_pose_run(run)
     with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be changed"):
         evaluation_config(loaded, [], ["pose.root=middle_mcp"])
@@ -336,7 +336,7 @@ def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
     np.testing.assert_allclose(seen[0][0, :2, 2], middle, rtol=1e-5)
 
 
-def test_another_run_sees_the_hands_as_it_was_trained(run: Path) -> None:
+def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> None:
     one, other = load_pose_run(run), load_pose_run(run)
     config = evaluation_config(one, [], ["data.split=all"])
     tables = to_dict(other.config)

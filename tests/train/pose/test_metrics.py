@@ -170,7 +170,7 @@ def test_degenerate_input_is_named() -> None:
         pose_metrics(predicted_m, one_point)
 
 
-def test_what_is_not_valid_may_be_anything() -> None:
+def test_keypoints_that_are_not_valid_may_have_any_value() -> None:
     predicted_m, true_m = hands(6)
     valid = np.ones((6, 21), bool)
     valid[0], valid[1, :19] = False, False  # no keypoint; two, which is too few to align
@@ -251,7 +251,7 @@ def test_a_paired_difference_sees_what_two_intervals_do_not() -> None:
     assert difference.high < 0
     assert confidence_intervals(ours)["epe_cm"].high > confidence_intervals(theirs)["epe_cm"].low
     assert paired_difference(ours, ours)["auc"] == Interval(0, 0, 0)
-    with pytest.raises(ValueError, match="not of the same hands"):
+    with pytest.raises(ValueError, match="not of the same samples"):
         paired_difference(ours, {name: table[1:] for name, table in theirs.items()})
 
 

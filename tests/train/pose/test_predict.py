@@ -131,6 +131,41 @@ def test_the_box_the_camera_and_the_scale_are_used(run: Path, tmp_path: Path) ->
     np.testing.assert_allclose(homogeneous[:, :2] / homogeneous[:, 2:], bare.keypoints_px, atol=1e-2)
 
 
+def test_a_file_of_boxes_gives_a_prediction_for_each_hand(run: Path, tmp_path: Path) -> None:
+    """A left hand is predicted as the right hand of the mirror image, and told of in the picture as it is."""
+    picture, photos = drawn_hand(300, 200), tmp_path / "photos"
+    (photos / "more").mkdir(parents=True)
+    cv2.imwrite(str(photos / "more" / "two.png"), picture)
+    cv2.imwrite(str(photos / "other.png"), picture)
+    (photos / "bad.png").write_bytes(b"not an image")
+    boxes = tmp_path / "boxes.csv"
+    rows = ("bad.png,,,,,unreadable", "more/two.png,40,30,140,130,left", "more/two.png,150,20,250,120,right")
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows, "other.png,,,,,none"]))
+    assert run_cli("predict", str(run), str(photos), "--box", str(boxes), "--out", str(tmp_path / "out")) == 0
+    left, right = (json.loads((tmp_path / "out" / f"two_{number}.json").read_text()) for number in (0, 1))
+    assert len(list((tmp_path / "out").iterdir())) == 4
+    assert (left["mirrored"], right["mirrored"], left["box_needed"]) == (True, False, "no")
+    np.testing.assert_allclose(left["box_px"], (90 - 75, 80 - 75, 90 + 75, 80 + 75), atol=0.01)
+    np.testing.assert_allclose(right["box_px"], (200 - 75, 70 - 75, 200 + 75, 70 + 75), atol=0.01)
+    cv2.imwrite(str(tmp_path / "mirror.png"), picture[:, ::-1])
+    words, box_px = [str(tmp_path / "mirror.png")], (300.0 - 140, 30.0, 300.0 - 40, 130.0)
+    (as_right,) = predict(run, words, tmp_path / "mirrored", box_px=box_px).predictions
+    expected_px = as_right.keypoints_px * [-1, 1] + [300, 0]
+    np.testing.assert_allclose(left["keypoints_px"], expected_px, atol=0.5)
+    assert as_right.joints is not None
+    np.testing.assert_allclose(left["joints"], as_right.joints * [-1, 1, 1], atol=0.05)
+
+
+def test_a_file_of_boxes_needs_the_folder_of_its_names(run: Path, tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(60, 50))
+    boxes = tmp_path / "boxes.csv"
+    boxes.write_text("file,x0,y0,x1,y1\nhand.png,1,1,40,40\n")
+    for images in ([str(tmp_path / "hand.png")], [str(tmp_path), str(tmp_path)]):
+        with pytest.raises(UserError, match="expected the one folder that its names count from"):
+            predict(run, images, tmp_path / "out", boxes=boxes)
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_is_written_over_what_was_there(run: Path, tmp_path: Path) -> None:
     """Neither over a picture that is read, nor over a camera, nor over another file of the user."""
     for name in ("hand.png", "other.jpg", "third.jpg"):
@@ -293,7 +328,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_told_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
     cv2.imwrite(str(tmp_path / "dot.png"), drawn_hand(1, 1))
     (tmp_path / "text.png").write_text("hello")

@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_page_is_sound_html_and_needs_nothing_else(folder: Path) -> None:
+def test_the_page_is_valid_html_without_external_files(folder: Path) -> None:
     text = (folder / "report.html").read_text()
     page = Page(text)
     assert not re.search(r"https?:|//[\w.]+/|url\((?!#)|@import", re.sub(r"data:image/jpeg;base64,[\w+/=]+", "", text))
@@ -116,7 +116,7 @@ def test_every_section_is_there(folder: Path) -> None:
     assert Counter(tag for tag, _ in page.elements)["img"] == pictures
 
 
-def test_figures_are_those_of_the_files(folder: Path) -> None:
+def test_figures_equal_those_in_the_files(folder: Path) -> None:
     page = Page((folder / "report.html").read_text())
     content = json.loads((folder / "tuned" / "evaluation" / "metrics.json").read_text())
     comparison = content["comparison"]
@@ -241,7 +241,7 @@ def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:
     Page((tmp_path / "report.html").read_text())
 
 
-def test_wrong_input_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     for runs, options, message in (
         ([tmp_path], {}, "is not a run's folder: config.toml cannot be read"),
         ([folder / "pre"], {"predictions": tmp_path}, "holds no predictions"),

@@ -46,7 +46,7 @@ def test_any_reader_of_torch_files_reads_it(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_damage_is_seen_wherever_it_is(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damage_is_found_at_any_place(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = Checkpoints(tmp_path_factory.mktemp("damaged"), keep=1).save(1, state(count=100))
     whole = path.read_bytes()
     assert is_whole(path)
@@ -62,7 +62,7 @@ def test_damage_is_seen_wherever_it_is(data: st.DataObject, tmp_path_factory: py
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_torn_one_is_not_among_those_that_are_kept(keep: int, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_count_among_those_kept(keep: int, tmp_path: Path) -> None:
     for step in (3, 6, 9):
         Checkpoints(tmp_path, keep=9).save(step, {"value": step})
     torn = tmp_path / "step_000000012.pt"
@@ -77,7 +77,7 @@ def test_a_torn_one_is_not_among_those_that_are_kept(keep: int, tmp_path: Path) 
     assert torn.with_suffix(".torn").read_bytes() == b"torn"
 
 
-def test_a_torn_one_is_passed_over_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     older, newer = checkpoints.save(1, state()), checkpoints.save(2, state())
     newer.write_bytes(newer.read_bytes()[:1000])
@@ -89,7 +89,7 @@ def test_a_torn_one_is_passed_over_in_one_line(tmp_path: Path, caplog: pytest.Lo
         checkpoints.latest_whole()
 
 
-def test_no_room_leaves_the_older_ones_and_nothing_else(tmp_path: Path) -> None:
+def test_on_a_full_disk_only_the_older_checkpoints_stay(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, state())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -104,7 +104,7 @@ def test_no_room_leaves_the_older_ones_and_nothing_else(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000003.pt"]
 
 
-def test_what_a_crash_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_files_left_by_a_crash_are_removed_by_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "step_000000001.part").write_bytes(b"half")
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.latest_whole() is None

@@ -66,17 +66,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_wrong_content_is_told_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_content_is_reported_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = sealed(tmp_path / "step_000000001.pt", WRONG[kind])
     with pytest.raises(UserError) as caught:
         load_checkpoint(path)
-    assert str(caught.value).startswith(f"{path} holds something else than a checkpoint of ours: it")
+    assert str(caught.value).startswith(f"{path} is not a checkpoint of this project: it")
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "was_run").exists()
 
 
-def test_the_content_that_is_spoilt_above_is_right_otherwise(tmp_path: Path) -> None:
+def test_the_content_without_a_fault_is_accepted(tmp_path: Path) -> None:
     assert load_checkpoint(sealed(tmp_path / "a", saved_by_torch(WHOLE)))["step"] == 1
 
 
@@ -101,7 +101,7 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "empty optimiser": (replace({}, "optimizer"), "a state that does not fit it"),
     "moments of another size": (replace(torch.zeros(7), "optimizer", "state", 0, "exp_avg"), "exp_avg of the optim"),
     "moments of words": (replace("x", "optimizer", "state", 0, "exp_avg"), "a state that does not fit it"),
-    "learning rate of words": (replace("x", "optimizer", "param_groups", 0, "lr"), "no number"),
+    "learning rate of words": (replace("x", "optimizer", "param_groups", 0, "lr"), "not a number"),
     "empty schedule": (replace({}, "scheduler"), "a state that does not fit it"),
     "schedule of another step": (replace(9, "scheduler", "last_epoch"), "step 4, but 9 steps of the learning rate"),
     "bad files of words": (replace({"used": [1], "met": {"x": 1}}, "bad_files"), "a state that does not fit it"),
@@ -123,7 +123,9 @@ def pretrain(images: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_run_does_not_go_on_from_it(kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_resumed_from_wrong_content(
+    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spoil, words = SPOILT[kind]
     shutil.copytree(run / "run", tmp_path / "run")
     saved = torch.load(tmp_path / "run" / STEP, weights_only=True)

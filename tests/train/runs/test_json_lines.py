@@ -27,9 +27,7 @@ def test_a_damaged_row_is_left_out_and_counted(
     assert file.read_bytes() == b'{"step": 1, "loss": 2}\n'
 
 
-def test_a_last_row_that_a_kill_cut_off_is_left_out_in_silence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_incomplete_last_row_is_left_out_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1}\n{"step": 2}')
     assert read_rows(file) == [{"step": 1}]

@@ -34,7 +34,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_process_is_told_who_has_it_and_a_kill_frees_it(tmp_path: Path) -> None:
+def test_a_second_process_learns_who_holds_the_lock_and_a_kill_releases_it(tmp_path: Path) -> None:
     with holder(tmp_path / "run") as process:
         try:
             words = rf"run.out = {tmp_path}/run is in use by process {process.pid} on {platform.node()} since 20\d\d-"
@@ -76,7 +76,7 @@ def test_a_file_that_its_holder_removes_meanwhile_is_not_taken(tmp_path: Path, m
     assert len(calls) == 2
 
 
-def test_a_file_system_without_locks_is_told(
+def test_a_file_system_without_locks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flock(descriptor: int, operation: int) -> None:
@@ -90,7 +90,9 @@ def test_a_file_system_without_locks_is_told(
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_who_may_not_write_needs_no_lock(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_write_permission_needs_no_lock(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 

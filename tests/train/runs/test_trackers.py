@@ -180,7 +180,7 @@ running.close()
     os.close(ours)
     assert process.wait() == 0, said
     (line,) = said.decode().splitlines()
-    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is left out')
+    assert line.startswith('WARNING:train.runs.trackers:the tracker "wandb" is dropped')
     assert "no login: run 'wandb login'" in line
 
 
@@ -205,7 +205,7 @@ def test_an_mlflow_server_that_is_down_costs_seconds_and_one_line(
     tracked(["mlflow"], folder)
     assert len(attempts) == 3
     (warning,) = caplog.records
-    assert warning.getMessage().startswith('the tracker "mlflow" is left out from here on, the run goes on: MlflowExc')
+    assert warning.getMessage().startswith('the tracker "mlflow" is dropped and the run continues: MlflowExc')
     assert "Max retries exceeded" in warning.getMessage()
     assert "Connection refused" in warning.getMessage()
     assert dict(os.environ) == environment

@@ -1,0 +1,355 @@
+"""Reads the headers of tar files in compiled code, without their contents: where the images are."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Final
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from machine.compiled import cached
+from pipelines.files.image_file import MAX_FILE_BYTES
+from pipelines.sources.folder import IMAGE_ENDINGS
+from pipelines.sources.shards.store import BLOCK_BYTES, member_name
+
+# A function of the C library, with the types of 64-bit Linux.
+_pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
+
+_WINDOW_BYTES: Final = 4096
+"""Bytes read at once: a header, and those of small members after it."""
+
+_MAX_RECORD_BYTES: Final = 2**20
+"""Largest extended header (long name, PAX) that is read."""
+
+_MAX_LEAD_BYTES: Final = 2**22
+"""Most bytes from a member's first header to its content."""
+
+_ROWS: Final = 2**14
+"""Images found by one call of the compiled code."""
+
+_TRIES: Final = 10
+"""Attempts to read a place of a file, each of which a signal may interrupt."""
+
+SKIPPED: Final = ("other", "links", "sparse", "hidden", "empty", "too large")
+"""Kinds of members that are no samples."""
+
+_OTHER, _LINKS, _SPARSE, _HIDDEN, _EMPTY, _TOO_LARGE = range(len(SKIPPED))
+
+# Entries of the state of a scan: the next member, the bytes in memory, how it ended, where the member that is cut has
+# its content, and then a count for each of SKIPPED.
+_AT, _HELD_AT, _HELD_BYTES, _END, _CONTENT, _COUNTS = range(6)
+
+_GOING_ON, _MARKED, _UNMARKED, _CUT, _DAMAGED, _UNREADABLE = range(6)
+
+_SHORT_ENDINGS: Final = tuple(int.from_bytes(e.encode(), "big") for e in IMAGE_ENDINGS if len(e) == 4)
+_LONG_ENDINGS: Final = tuple(int.from_bytes(e.encode(), "big") for e in IMAGE_ENDINGS if len(e) == 5)
+
+# Kinds of members (tar's type flag) and characters.
+_OLD_FILE, _FILE, _HARD_LINK, _SYMBOLIC_LINK, _FIRST_SPECIAL, _FIFO, _CONTIGUOUS = 0, *b"012367"
+_GNU_SPARSE, _GNU_NAME, _GNU_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"SLKxXg"
+_DOT, _SLASH, _SPACE, _EQUALS, _DIGIT_0, _DIGIT_7, _DIGIT_9 = b"./ =079"
+_PATH_KEY, _SIZE_KEY, _SPARSE_KEY = (np.frombuffer(key, np.uint8) for key in (b"path", b"size", b"GNU.sparse."))
+
+Places = npt.NDArray[np.int64]
+"""(N, 3): offset and size of each image's content in bytes, and the bytes of the headers before it."""
+
+
+class HeaderScan:
+    """Finds the images of a tar file, a part at a time.
+
+    Args:
+        descriptor: of the open file.
+        file_bytes: size of the file; what comes later is not read.
+    """
+
+    def __init__(self, descriptor: int, file_bytes: int) -> None:
+        self._descriptor, self._bytes = descriptor, file_bytes
+        self._state = np.zeros(_COUNTS + len(SKIPPED), np.int64)
+        self._memory = np.empty(_MAX_RECORD_BYTES + BLOCK_BYTES, np.uint8)  # pages that are not written cost nothing
+
+    @property
+    def at(self) -> int:
+        """Byte of the next header."""
+        return int(self._state[_AT])
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Number of members by kind that are no samples."""
+        return {kind: count for kind, count in zip(SKIPPED, self._state[_COUNTS:].tolist(), strict=True) if count}
+
+    def next_images(self) -> Places:
+        """The next images in the order of the file; fewer than the largest number, or none, at its end.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        places = np.empty((_ROWS, 3), np.int64)
+        for _ in range(_TRIES):
+            found = _scan(self._descriptor, self._bytes, self._memory, self._state, places)
+            if self._state[_END] != _UNREADABLE:
+                return places[:found]
+            self._state[_END] = _GOING_ON
+            if found:
+                return places[:found]
+            at = int(self._state[_HELD_AT] + self._state[_HELD_BYTES])
+            os.pread(self._descriptor, _WINDOW_BYTES, at)  # raises the error, unless a signal was the cause
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more can be found."""
+        return bool(self._state[_END] != _GOING_ON)
+
+    @property
+    def is_tar(self) -> bool:
+        """Whether the file begins as a tar file does."""
+        return bool(self.at or self._state[_END] in (_MARKED, _UNMARKED) or self._state[_CONTENT])
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why images may be missing at the end of the file, or None if it has its end marker and nothing after it."""
+        end, at = int(self._state[_END]), self.at
+        if end == _MARKED:
+            if os.pread(self._descriptor, 1 << 16, at).strip(b"\0"):
+                return f"more data after its end marker at byte {at}, as in joined tar files; they are left out"
+            return None
+        if end == _UNMARKED:
+            return "no end marker: complete, or cut between two members"
+        if end == _CUT and self._state[_CONTENT]:
+            records = os.pread(self._descriptor, int(self._state[_CONTENT]) - at, at)
+            return f"cut within {member_name(records) or 'a member'} at byte {at}; it is left out"
+        what = "cut within a header" if end == _CUT else "no valid header"
+        return f"{what} at byte {at}; what follows is left out"
+
+
+@cached(numba.njit, nogil=True)
+def _held(descriptor: int, memory: Any, state: Any, at: int, count: int) -> int:
+    """Where bytes [at, at + count) of a file are in memory; they are read if need be.
+
+    Returns:
+        -1 if the file ends before their end, -2 if it cannot be read.
+    """
+    first = at - state[_HELD_AT]
+    if first >= 0 and first + count <= state[_HELD_BYTES]:
+        return int(first)
+    state[_HELD_AT], state[_HELD_BYTES] = at, 0
+    wanted = max(count, _WINDOW_BYTES)
+    while state[_HELD_BYTES] < wanted:
+        held = state[_HELD_BYTES]
+        got = _pread(descriptor, memory.ctypes.data + held, wanted - held, at + held)
+        if got < 0:
+            return -2
+        if got == 0:
+            break
+        state[_HELD_BYTES] += got
+    return 0 if state[_HELD_BYTES] >= count else -1
+
+
+@cached(numba.njit, nogil=True)
+def _number(field: Any) -> int:
+    """A number of a header, octal or base-256; -1 if it is none, is negative or is absurdly large."""
+    value = 0
+    if field[0] == 0x80:
+        for byte in field[1:]:
+            if value >= 2**54:
+                return -1
+            value = value * 256 + byte
+        return value
+    at = 0
+    while at < len(field) and field[at] == _SPACE:
+        at += 1
+    while at < len(field) and _DIGIT_0 <= field[at] <= _DIGIT_7:
+        value = value * 8 + (field[at] - _DIGIT_0)
+        at += 1
+    return value if at == len(field) or field[at] == 0 or field[at] == _SPACE else -1
+
+
+@cached(numba.njit, nogil=True)
+def _sums(header: Any) -> tuple[Any, Any]:
+    """Both checksums of a header in use: of unsigned and of signed bytes, its own field taken as spaces."""
+    unsigned = signed = np.int64(8 * _SPACE)
+    for at in range(BLOCK_BYTES):
+        if not 148 <= at < 156:
+            byte = np.int64(header[at])
+            unsigned += byte
+            signed += byte - (256 if byte > 127 else 0)
+    return unsigned, signed
+
+
+@cached(numba.njit, nogil=True)
+def _until_zero(text: Any) -> Any:
+    for at in range(len(text)):
+        if text[at] == 0:
+            return text[:at]
+    return text
+
+
+@cached(numba.njit, nogil=True)
+def _is_image(name: Any) -> bool:
+    """Whether a name has the ending of an image, in small or capital letters."""
+    tail = 0
+    for byte in name[max(0, len(name) - 5) :]:
+        tail = tail << 8 | (byte + 32 if 65 <= byte <= 90 else byte)
+    return tail & 0xFFFFFFFF in _SHORT_ENDINGS or tail in _LONG_ENDINGS
+
+
+@cached(numba.njit, nogil=True)
+def _is_hidden(name: Any) -> bool:
+    """Whether a file or folder of a name begins with a dot; "." and ".." are not hidden."""
+    for at in range(len(name) - 1):
+        if name[at] == _DOT and (at == 0 or name[at - 1] == _SLASH):
+            after = at + 2 if name[at + 1] == _DOT else at + 1
+            if after < len(name) and name[after] != _SLASH:
+                return True
+    return False
+
+
+@cached(numba.njit, nogil=True)
+def _begins(text: Any, key: Any) -> bool:
+    return len(text) >= len(key) and bool((text[: len(key)] == key).all())
+
+
+@cached(numba.njit, nogil=True)
+def _pax(data: Any) -> tuple[bool, int, int, int, bool]:
+    """What an extended header of PAX, records "LENGTH KEY=VALUE\\n", says of a member.
+
+    Returns:
+        Whether the records are sound; start and end of the path; size, -1 if not told; whether the member is sparse.
+        The end of the path is 0 if none is told.
+    """
+    path_start = path_stop = 0
+    size, sparse = -1, False
+    at = 0
+    while at < len(data) and data[at] != 0:
+        length, start = 0, at
+        while at < len(data) and _DIGIT_0 <= data[at] <= _DIGIT_9 and length <= len(data):
+            length = length * 10 + (data[at] - _DIGIT_0)
+            at += 1
+        stop = start + length
+        if stop > len(data) or stop <= at or data[at] != _SPACE:
+            return False, 0, 0, -1, False
+        at += 1
+        key = at
+        while at < stop and data[at] != _EQUALS:
+            at += 1
+        if at >= stop:
+            return False, 0, 0, -1, False
+        if _begins(data[key:at], _SPARSE_KEY):
+            sparse = True
+        elif at - key == 4 and _begins(data[key:at], _PATH_KEY):
+            path_start, path_stop = at + 1, stop - 1
+        elif at - key == 4 and _begins(data[key:at], _SIZE_KEY):
+            size = 0
+            for byte in data[at + 1 : stop - 1]:
+                if not _DIGIT_0 <= byte <= _DIGIT_9 or size > 2**54:
+                    return False, 0, 0, -1, False
+                size = size * 10 + (byte - _DIGIT_0)
+        at = stop
+    return True, path_start, path_stop, size, sparse
+
+
+@cached(numba.njit, nogil=True)
+def _scan(descriptor: int, file_bytes: int, memory: Any, state: Any, places: Any) -> int:
+    """Follow the headers from the member at `state[_AT]` until `places` is full or the file ends.
+
+    Every header moves on by at least one block, so that this ends on any file.
+
+    Returns:
+        The number of images written to `places`. `state` says where and why it ended.
+    """
+    rows = 0
+    state[_CONTENT] = 0
+    while rows < len(places):
+        start = at = state[_AT]
+        told_name = told_size = False
+        is_image = is_hidden = is_sparse = False
+        size = kind = 0
+        while True:  # extended headers, then the member's own
+            first = _held(descriptor, memory, state, at, BLOCK_BYTES)
+            if first < 0:
+                state[_END] = _UNREADABLE
+                if first == -1:
+                    state[_END] = _UNMARKED if at == start and not memory[: state[_HELD_BYTES]].any() else _CUT
+                return rows
+            header = memory[first : first + BLOCK_BYTES]
+            unsigned, signed = _sums(header)
+            if unsigned == 8 * _SPACE and at == start and _number(header[148:156]) == 0:
+                state[_END] = _MARKED
+                return rows
+            told_sum, own_size = _number(header[148:156]), _number(header[124:136])
+            if own_size < 0 or (told_sum != unsigned and told_sum != signed):
+                state[_END] = _DAMAGED
+                return rows
+            kind = header[156]
+            at += BLOCK_BYTES
+            blocks = (own_size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+            if kind not in (_GNU_NAME, _GNU_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL):
+                break
+            if own_size > _MAX_RECORD_BYTES or at + blocks - start > _MAX_LEAD_BYTES:
+                state[_END] = _DAMAGED
+                return rows
+            if kind not in (_GNU_LINK, _PAX_GLOBAL):
+                first = _held(descriptor, memory, state, at, own_size)
+                if first < 0:
+                    state[_END] = _CUT if first == -1 else _UNREADABLE
+                    return rows
+                data = memory[first : first + own_size]
+                path_start, path_stop, pax_size = 0, own_size, -1
+                if kind != _GNU_NAME:
+                    sound, path_start, path_stop, pax_size, pax_sparse = _pax(data)
+                    if not sound:
+                        state[_END] = _DAMAGED
+                        return rows
+                    is_sparse = is_sparse or pax_sparse
+                if path_stop and not told_name:  # the first one counts, as in Python's tarfile
+                    name = _until_zero(data[path_start:path_stop])
+                    told_name, is_image, is_hidden = True, _is_image(name), _is_hidden(name)
+                if pax_size >= 0 and not told_size:
+                    told_size, size = True, pax_size
+            at += blocks
+        name = _until_zero(header[:100])
+        if not told_name:
+            is_image, is_hidden = _is_image(name), _is_hidden(name) or _is_hidden(_until_zero(header[345:500]))
+        if not told_size:
+            size = own_size
+        is_folder = kind == _OLD_FILE and not told_name and len(name) > 0 and name[-1] == _SLASH
+        if is_folder or _HARD_LINK <= kind < _CONTIGUOUS:
+            size = 0
+        if kind == _GNU_SPARSE:
+            more = header[482] != 0
+            while more:
+                first = _held(descriptor, memory, state, at, BLOCK_BYTES)
+                if first < 0:
+                    state[_END] = _CUT if first == -1 else _UNREADABLE
+                    return rows
+                more = memory[first + 504] != 0
+                at += BLOCK_BYTES
+        if size > file_bytes - at:
+            state[_END], state[_CONTENT] = _CUT, at
+            return rows
+        skipped = _OTHER
+        if is_folder or _FIRST_SPECIAL <= kind <= _FIFO:
+            skipped = -1  # folders and devices hold no data
+        elif kind == _GNU_SPARSE or is_sparse:
+            skipped = _SPARSE
+        elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
+            skipped = _LINKS
+        elif is_image and kind in (_OLD_FILE, _FILE, _CONTIGUOUS):
+            if is_hidden:
+                skipped = _HIDDEN
+            elif size == 0:
+                skipped = _EMPTY
+            elif size > MAX_FILE_BYTES:
+                skipped = _TOO_LARGE
+            else:
+                skipped = -1
+                places[rows, 0], places[rows, 1], places[rows, 2] = at, size, at - start
+                rows += 1
+        if skipped >= 0:
+            state[_COUNTS + skipped] += 1
+        state[_AT] = at + (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+    return rows

@@ -1,0 +1,66 @@
+"""The tar files that a user names: files, folders, globs and brace patterns."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from braceexpand import braceexpand
+
+from errors import UserError
+
+_MOST_FILES: Final = 1_000_000
+"""Most files that a pattern may name."""
+
+_ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""Endings of the shards of a folder. Those of compressed ones are among them, so that they are refused by name."""
+
+
+def find_shards(patterns: Sequence[str]) -> list[Path]:
+    """The files that patterns name, each once, as absolute paths.
+
+    Args:
+        patterns: each a file; a folder, which stands for the tar files in it and below it; or a pattern of files with
+            braces ("{000..099}.tar", "{a,b}.tar") or with *, ? and []. Braces keep their order; what is found in a
+            folder or by a glob is sorted.
+
+    Raises:
+        UserError: a pattern is wrong or names no file.
+    """
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        for file in _files(pattern):
+            found[os.path.abspath(file)] = None  # noqa: PTH100  links stay as they are
+        if len(found) > _MOST_FILES:
+            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index parts of them apart.")
+    return [Path(file) for file in found]
+
+
+def _files(pattern: str) -> Iterator[str]:
+    for path in (pattern,) if os.path.lexists(pattern) else _without_braces(pattern):
+        matches = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))  # noqa: PTH207  absolute
+        if not matches:
+            named_by = "" if path == pattern else f" (named by {pattern})"
+            raise UserError(f"{path}: no such file{named_by}. Check the path.")
+        for match in matches:
+            yield from _in_folder(match) if os.path.isdir(match) else (match,)  # noqa: PTH112  never raises
+
+
+def _without_braces(pattern: str) -> list[str]:
+    if "://" in pattern or pattern.startswith("pipe:"):
+        raise UserError(f"{pattern}: an address; only files are indexed. Copy the shards, or mount them.")
+    try:
+        return list(islice(braceexpand(pattern), _MOST_FILES + 1))
+    except ValueError as error:
+        raise UserError(f"{pattern}: wrong braces ({error}). Write them as in {{000..099}} or {{a,b}}.") from error
+
+
+def _in_folder(folder: str) -> list[str]:
+    found = sorted(str(file) for file in Path(folder).rglob("*") if file.name.lower().endswith(_ENDINGS))
+    if not found:
+        raise UserError(f"{folder}: no .tar files in this folder or below it. Check the path.")
+    return found

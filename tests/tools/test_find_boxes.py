@@ -1,0 +1,165 @@
+"""tools/find_boxes.py: what it lists and goes on with; and, slowly, whether it finds hands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("tqdm")
+
+from pipelines.config import DataConfig
+from pipelines.sources.boxes import read_boxes
+from pipelines.sources.folder import load_folder
+from synthetic.dataset import make_dataset
+from tests.conftest import Record
+from tools.find_boxes import HEADER, Hand, as_csv, images_under, rows_so_far
+from train.pose.predict import read_picture
+
+TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
+UV = Path(sys.executable).parent / "uv"
+
+
+def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    for file in (root / "b" / "c" / "1.jpg", root / "a.PNG", root / ".hidden" / "2.jpg", elsewhere / "ö 3.webp"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+    (root / "notes.txt").write_bytes(b"")
+    (root / "a_loop").symlink_to(root)
+    (root / "b" / "up").symlink_to("..")
+    (root / "a_second_name").symlink_to(root / "b")
+    (root / "out").symlink_to(elsewhere)
+    (root / "b" / "out").symlink_to(elsewhere)
+    (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    assert images_under(root) == load_folder(DataConfig("folder", str(root))).paths == [
+        "a.PNG", "b/c/1.jpg", "out/ö 3.webp",
+    ]  # fmt: skip
+
+
+ROWS = [
+    ["a, b.jpg", "", "", "", "", "none", ""],
+    ['say "ö".jpg', "1.0", "2.0", "31.5", "32.5", "left", "0.900"],
+    ['say "ö".jpg', "40.0", "2.0", "60.0", "22.0", "right", "0.700"],
+    ["z.jpg", "", "", "", "", "unreadable", ""],
+]
+
+
+def test_what_it_writes_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "boxes.csv"
+    file.write_bytes(HEADER.encode() + as_csv(ROWS))
+    boxes = read_boxes(file, ["a, b.jpg", 'say "ö".jpg', "z.jpg"])
+    assert boxes.image.tolist() == [1, 1]
+    np.testing.assert_array_equal(boxes.box_px, [[16.25, 17.25, 30.5], [50, 12, 20]])
+    assert boxes.mirror is not None
+    assert boxes.mirror.tolist() == [True, False]
+
+
+def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
+    """Cut anywhere: the rows that are kept are whole, and so are the images that they tell of."""
+    whole = HEADER.encode() + as_csv(ROWS)
+    file = tmp_path / "boxes.csv"
+    for length in range(len(whole) + 1):
+        if 0 < length < len(HEADER):
+            continue  # the header is written at once; else the file is refused
+        file.write_bytes(whole[:length])
+        with file.open("r+b") as out:
+            kept = rows_so_far(out)
+            assert kept == ROWS[: len(kept)]
+            assert len(kept) != 2  # half of an image
+            out.write(as_csv(ROWS[len(kept) :]))
+        assert file.read_bytes() == whole
+
+
+def test_another_file_is_not_touched(tmp_path: Path) -> None:
+    file = tmp_path / "boxes.csv"
+    file.write_bytes(b"file,x0,y0,x1,y1\n\xff\n")
+    with file.open("r+b") as out, pytest.raises(SystemExit, match="line 1 is b'file,x0,y0,x1,y1"):
+        rows_so_far(out)
+    assert file.read_bytes() == b"file,x0,y0,x1,y1\n\xff\n"
+
+
+def test_a_box_is_the_square_around_the_landmarks() -> None:
+    landmarks_px = np.array([[10.0, 50], [30, 20], [20, 90]])
+    assert Hand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
+
+
+LANDMARKS = """
+import json, sys
+import cv2
+import find_boxes
+find_boxes.load_detector(0.5, 1)
+found = [find_boxes.find_hands(cv2.imread(file)) for file in json.load(sys.stdin)]
+print(json.dumps([[hand.landmarks_px.tolist() for hand in hands] for hands in found]))
+"""
+
+
+@pytest.mark.slow
+def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path) -> None:
+    made = subprocess.run([UV, "sync", "--script", TOOL], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"uv cannot get the packages: {made.stderr.strip().splitlines()[-1]}")
+    data, out = tmp_path / "hands", tmp_path / "boxes.csv"
+    make_dataset(data, poses=20, seed=0)
+    root = data / "training" / "rgb"
+    files = sorted(root.iterdir())
+    for file in files[40:60]:  # left hands, in another folder
+        left = root / "left" / f"{file.stem}.png"
+        left.parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(left), np.ascontiguousarray(read_picture(str(file))[:, ::-1, ::-1]))
+    (root / "bad.jpg").write_bytes(b"not an image")
+    told = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
+    assert "bad.jpg" in told.stderr
+    assert "1 unreadable" in told.stdout
+
+    labels: Any = {name: np.array(json.loads((data / f"training_{name}.json").read_text())) for name in ("K", "xyz")}
+    points = np.einsum("nij,nkj->nki", labels["K"], labels["xyz"])
+    truth_px = points[..., :2] / points[..., 2:]
+    truth_px = truth_px[np.arange(len(files)) % len(truth_px)]
+    index = load_folder(DataConfig("folder", str(root), box=str(out)))
+    assert index.mirror is not None
+    is_left = np.array([path.startswith("left/") for path in index.paths])
+    rows = np.array([int(Path(path).stem) for path in index.paths])[~is_left]
+    low_px, high_px = truth_px[rows].min(axis=1), truth_px[rows].max(axis=1)
+    truth_side_px = (high_px - low_px).max(axis=1)
+    moved_px = np.linalg.norm(index.box_px[~is_left, :2] - (low_px + high_px) / 2, axis=1)
+
+    python = subprocess.run([UV, "python", "find", "--script", TOOL], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python.stdout.strip(), "-c", LANDMARKS],
+        input=json.dumps([str(file) for file in files]),
+        cwd=TOOL.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    errors_px = [
+        np.linalg.norm(np.array(hands[0]) - truth, axis=1).mean()
+        for hands, truth in zip(json.loads(done.stdout), truth_px, strict=True)
+        if hands
+    ]
+    row = {
+        "images": len(files),
+        "image_px": 224,
+        "found": len(np.unique(rows)),
+        "keypoint_error_px": round(float(np.median(errors_px)), 2),
+        "box_centre_error_px": round(float(np.median(moved_px)), 2),
+        "box_side_over_true": round(float(np.median(index.box_px[~is_left, 2] / truth_side_px)), 3),
+        "right_called_left": int(index.mirror[~is_left].sum()),
+        "mirrored_images": 20,
+        "mirrored_found": len({path for path in index.paths if path.startswith("left/")}),
+        "mirrored_called_right": int((~index.mirror[is_left]).sum()),
+    }
+    record("find_boxes", **row)
+    assert row["found"] >= 0.85 * len(files)
+    assert row["keypoint_error_px"] < 10
+    assert row["box_centre_error_px"] < 9
+    assert 0.8 < row["box_side_over_true"] < 1.25
+    assert row["right_called_left"] < 0.15 * row["found"]
+    assert row["mirrored_called_right"] < 0.3 * row["mirrored_found"]
