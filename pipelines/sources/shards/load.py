@@ -75,8 +75,8 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         return index
     if index.group is None:
         raise UserError(
-            f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong together, so "
-            'they cannot be split. Use "all", or pack the splits apart.'
+            f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong "
+            'together, so they cannot be split. Use "all", or pack the splits apart.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
 
@@ -84,7 +84,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
 def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
     """The folder with the tables, the folder of the shards, what is in index.json, and the shards."""
     if is_address(config.root):
-        from pipelines.sources.shards.remote import Address  # fsspec takes a while to be imported
+        from pipelines.sources.remote.address import Address  # fsspec takes a while to be imported
         from pipelines.sources.shards.remote_shards import RemoteFolder, RemoteShards
 
         remote = RemoteFolder(config)

@@ -20,10 +20,10 @@ from errors import UserError
 from machine.user_cache import user_cache
 from pipelines.config import DataConfig
 from pipelines.samples.store import Follower, Steps, Traffic
-from pipelines.sources.shards.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
+from pipelines.sources.remote.address import READ_BYTES, Remote, Stopped
+from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
+from pipelines.sources.remote.prefetch import Plan, Prefetcher
 from pipelines.sources.shards.index_file import INDEX_FILE, table_name
-from pipelines.sources.shards.prefetch import Plan, Prefetcher
-from pipelines.sources.shards.remote import READ_BYTES, Remote, Stopped
 from pipelines.sources.shards.store import Shards, read_at
 
 log = logging.getLogger(__name__)

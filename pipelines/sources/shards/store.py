@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pipelines.arrays import IntArray
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.store import Follower, Steps, Store, Traffic
-from pipelines.sources.shards.cache import Descriptor
+from pipelines.sources.remote.cache import Descriptor
 
 BLOCK_BYTES: Final = 512
 """Block size of tar: a header has one block, and contents fill whole blocks."""

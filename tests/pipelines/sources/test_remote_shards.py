@@ -34,8 +34,8 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
+from pipelines.sources.remote.address import Patience
 from pipelines.sources.shards.pack import pack
-from pipelines.sources.shards.remote import Patience
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.conftest import Record
 from tests.pipelines.decoder_fuzz import encoded
@@ -79,7 +79,7 @@ def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.sources.shards.remote.Patience", partial(Patience, attempts=3, first_s=0.01))
+    monkeypatch.setattr("pipelines.sources.remote.address.Patience", partial(Patience, attempts=3, first_s=0.01))
 
 
 def shard_bytes(packed: Path) -> int:
@@ -221,7 +221,7 @@ def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, short
 def test_a_loader_that_waits_for_the_network_can_be_closed(
     bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.sources.shards.prefetch._SAY_S", 0.1)
+    monkeypatch.setattr("pipelines.sources.remote.prefetch._SAY_S", 0.1)
     index = load_index(remote(tmp_path))
     schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
     config = PipelinesConfig(backend="opencv", batch=10, threads=2)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from pipelines.arrays import IntArray
-from pipelines.sources.shards.cache import Descriptor, NodeCache, NoRoom, Part
-from pipelines.sources.shards.prefetch import STEPS_UNDER_WAY, Plan
+from pipelines.sources.remote.cache import Descriptor, NodeCache, NoRoom, Part
+from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Plan
 
 BLOCK = 4096
 ROOT = Path(__file__).parents[3]
@@ -101,7 +101,7 @@ def test_a_killed_writer_leaves_a_part_that_is_never_read(tmp_path: Path) -> Non
     program = f"""
 import os, sys
 from pathlib import Path
-from pipelines.sources.shards.cache import NodeCache
+from pipelines.sources.remote.cache import NodeCache
 cache = NodeCache(Path({str(tmp_path)!r}), {4 * BLOCK})
 for name in "ab":
     part = cache.start("x.shards/" + name, {2 * BLOCK}, lambda name: 0.0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines.arrays import IntArray
 from pipelines.samples.store import Follower
-from pipelines.sources.shards.cache import Descriptor, NoRoom
+from pipelines.sources.remote.cache import Descriptor, NoRoom
 
 log = logging.getLogger(__name__)
 
