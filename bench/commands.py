@@ -106,6 +106,9 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @rounds_options(7)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
 @click.option(
+    "--pixels", type=PATH, metavar="FOLDER", help="Measure our loader on these pixels of the same images too."
+)
+@click.option(
     "--large",
     is_flag=True,
     help="Measure on 1280 x 720 frames that contain a hand; they are made from the configured images.",
@@ -139,6 +142,7 @@ def bench_loader(
     repeats: int,
     seconds: float,
     peers: bool,
+    pixels: Path | None,
     large: bool,
     step: bool,
     plot: Path | None,
@@ -180,7 +184,12 @@ def bench_loader(
 
     configure_logging()
     settings = LoaderSettings(
-        cores=cores or available_cores(), batch=batch, repeats=repeats, repeat_s=seconds, peers=peers
+        cores=cores or available_cores(),
+        batch=batch,
+        repeats=repeats,
+        repeat_s=seconds,
+        pixels=None if pixels is None else str(pixels),
+        peers=peers,
     )
     device = described_world(config.train.device).device
     if tune:

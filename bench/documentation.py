@@ -71,12 +71,11 @@ class _NoRowError(LookupError):
     """There is no row yet for a table."""
 
 
-def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
-    """Make the table "loaders" or "stages" of the newest row with these sources. `short`: the README's shorter form."""
+def _loader(sources: str, part: str, *, short: bool = False, file: str = "loader.jsonl") -> Callable[[Path], str]:
+    """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
 
     def table(results: Path) -> str:
-        file = results / "loader.jsonl"
-        row = _last(file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
+        row = _last(results / file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
         lines = [
             (
                 entry["name"],
@@ -287,6 +286,8 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "stages": _loader("small", "stages"),
     "loaders-large": _loader("large", "loaders"),
     "stages-large": _loader("large", "stages"),
+    "pixels": _loader("small", "loaders", file="pixels.jsonl"),
+    "pixels-large": _loader("large", "loaders", file="pixels.jsonl"),
     "train": _train,
     "soak": _soak,
     "gpu": _gpu,
@@ -298,7 +299,17 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "find-boxes": _find_boxes,
     "proofs": _proofs,
 }
-_IN_OTHER_TABLES: Final = {"loader", "train", "soak", "gpu", "experiments", "scaling", "first_batch", "find_boxes"}
+_IN_OTHER_TABLES: Final = {
+    "loader",
+    "pixels",
+    "train",
+    "soak",
+    "gpu",
+    "experiments",
+    "scaling",
+    "first_batch",
+    "find_boxes",
+}
 _HEAD: Final = {"bench", "machine", "place"}
 
 

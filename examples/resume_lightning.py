@@ -16,7 +16,7 @@ from torch import Tensor
 
 from examples.loop import draw_shapes, info_nce, small_network
 from pipelines import Batch, GeometryConfig, make_loader
-from pipelines.epochs import EpochLoader
+from pipelines.epoch_loader import EpochLoader
 
 
 class Contrastive(LightningModule):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pipelines.batch import View as View
     from pipelines.config import DataConfig as DataConfig
     from pipelines.config import PipelinesConfig as PipelinesConfig
-    from pipelines.epochs import make_loader as make_loader
+    from pipelines.epoch_loader import make_loader as make_loader
     from pipelines.views.augmentation import AppearanceConfig as AppearanceConfig
     from pipelines.views.augmentation import ColourConfig as ColourConfig
     from pipelines.views.augmentation import GeometryConfig as GeometryConfig

@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from errors import UserError
-from pipelines.arrays import FloatArray, IntArray
+from pipelines.arrays import BoolArray, FloatArray, IntArray
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.files.reading import read_sound_jpegs
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
 from pipelines.samples.order import Order
+from pipelines.samples.pixels import kept_of
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import draw_view
-from pipelines.views.plan import plan_views
+from pipelines.views.plan import Kept, Plan, plan_views
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ class Feed:
     Args:
         readers: number of threads that read files, one chunk each at a time.
         regions: decode only the part of a large JPEG that its views show.
+
+    Raises:
+        UserError: the index keeps pixels, and fewer than the views need.
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class Feed:
         readers: int,
         regions: bool = False,
     ) -> None:
+        if index.pixels is not None:
+            index.pixels.require(augmentation.geometry)
         self.index, self._order = index, order
         self._augmentation, self._views, self._regions = augmentation, views, regions
         self.quarantine = quarantine
@@ -97,7 +103,7 @@ class Feed:
         return self._pool.submit(self.chunk, positions)
 
     def chunk(self, positions: IntArray) -> Chunk:
-        """Read the samples at consecutive global `positions` (N,).
+        """Read the samples at consecutive global `positions` (N,), or look up where their pixels are.
 
         Raises:
             UserError: all substitutes of a position are bad too.
@@ -112,6 +118,12 @@ class Feed:
                 tables.append(
                     draw_view(self._augmentation, seed=self._order.seed, epoch=epoch, view=view, places=places[here])
                 )
+        tables = [np.concatenate(parts) for parts in draws]
+        if self.index.pixels is not None:
+            table, address = self.index.pixels.table[samples], self.index.pixels.address[samples]
+            size_px, orientation = table["size_px"].astype(np.int64), table["orientation"]
+            plan = self._plan(samples, size_px, orientation, tables, kept=kept_of(table))
+            return Chunk(Request([], plan, address), positions, samples, np.array([], np.int64))
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
         read = [
@@ -120,16 +132,36 @@ class Feed:
         ]
         used = np.array([sample for sample, _ in read], dtype=np.int64)
         files = [file for _, file in read]
-        plan = plan_views(
+        plan = self._plan(
+            used,
             np.array([file.size_px for file in files], np.int64),
             np.array([file.orientation for file in files], np.int64),
-            self.index.box_px[used],
-            [np.concatenate(parts) for parts in draws],
-            self._augmentation.geometry,
-            mirror=None if self.index.mirror is None else self.index.mirror[used],
+            tables,
             croppable=np.array([file.is_jpeg for file in files]) if self._regions else None,
         )
         return Chunk(Request([file.encoded for file in files], plan), positions, used, np.array(bad, np.int64))
+
+    def _plan(
+        self,
+        samples: IntArray,
+        size_px: IntArray,
+        orientation: IntArray,
+        tables: list[FloatArray],
+        *,
+        croppable: BoolArray | None = None,
+        kept: Kept | None = None,
+    ) -> Plan:
+        """Plan the views of N samples from their tables of draws; other arguments as in `plan_views`."""
+        return plan_views(
+            size_px,
+            orientation,
+            self.index.box_px[samples],
+            tables,
+            self._augmentation.geometry,
+            mirror=None if self.index.mirror is None else self.index.mirror[samples],
+            croppable=croppable,
+            kept=kept,
+        )
 
     def _read_at_once(self, samples: IntArray) -> Sequence[ImageFile | None]:
         """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""

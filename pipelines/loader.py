@@ -174,6 +174,8 @@ class Loader:
                     outputs = next(runner)
                     chunk = under_way.popleft()
                 except DecodeError:
+                    if self.graph.pixels:
+                        raise
                     outputs, chunk = self._rescue(under_way.popleft())
                 except StopIteration:
                     raise _Stopped from None

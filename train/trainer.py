@@ -35,7 +35,7 @@ from train.runs.meter import Meter
 from train.runs.profiler import profiled
 from train.runs.trackers import require_installed
 from train.steps.optim import describe, require_same
-from train.steps.state import N, R, TrainingState
+from train.steps.training_state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from bench.loaders.peers import installed_peers
 from bench.loaders.verdict import PageCache, verdict
 from bench.measure import Progress, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds, no_progress
 from bench.rows import data_tables, describe_machine
+from pipelines.config import DataConfig, each_source
 from pipelines.samples.index import Index
 from pipelines.samples.store import Traffic
 from train.config.pretraining import Config
@@ -79,7 +80,10 @@ def compare_loaders(
 
     counts = thread_counts(settings.cores)
     measured = {
-        "loaders": [Part("this loader", f"as configured, backend {config.pipelines.backend}", ours(config), 2)]
+        "loaders": [
+            Part("this loader", f"as configured, backend {config.pipelines.backend}", ours(config), 2),
+            *_on_pixels(config, settings, device),
+        ]
         + [
             Part(
                 name,
@@ -152,6 +156,17 @@ class _Network:
             "mb": round(found.bytes / 1e6, 2),
             "mb_per_s": round(found.bytes / 1e6 / max(seconds, 1e-9), 2),
         }
+
+
+def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -> list[Part]:
+    """Our loader on pixels that were packed of the same images, if there are any."""
+    if settings.pixels is None:
+        return []
+    (source,) = each_source(config.data)
+    data = DataConfig("shards", settings.pixels, box_margin=source.box_margin)
+    index = load_enough(replace(config, data=data), settings)
+    what = "the same views of pixels that were packed: nothing is read or decoded"
+    return [Part("this loader, pixels kept", what, lambda: our_batches(index, config, settings.batch, device), 2)]
 
 
 def _entry(one: Part, rate: Rate, ours: Rate) -> Row:

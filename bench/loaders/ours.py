@@ -34,6 +34,7 @@ class LoaderSettings(Rounds):
     Attributes:
         cores: number of cores that each loader may use.
         batch: images in a batch.
+        pixels: folder of the same images as pixels, to measure our loader on these too.
         peers: whether to measure other loaders too.
         only_peers: names of the other loaders to measure; empty: all that are installed.
         passes: passes over all files, with a warm and with a cold page cache: 0, or at least 2 for an interval.
@@ -42,6 +43,7 @@ class LoaderSettings(Rounds):
     cores: int
     batch: int = 256
     repeats: int = 7
+    pixels: str | None = None
     peers: bool = True
     only_peers: tuple[str, ...] = ()
     passes: int = 3
@@ -80,7 +82,12 @@ def load_enough(config: Config, settings: LoaderSettings) -> Index:
 
 
 def require_sound(index: Index) -> None:
-    """Read and check every file, since other loaders stop at a bad one. A bad file is a `UserError`."""
+    """Read and check every file, since other loaders stop at a bad one. A bad file is a `UserError`.
+
+    Pixels that are kept decoded have nothing to check.
+    """
+    if index.pixels is not None:
+        return
     bad: list[tuple[Path, str]] = []
     steps = in_order(len(index), 256)
     with closing(index.follow(lambda: iter(steps))) as follower:

@@ -18,7 +18,7 @@ from bench.loaders.ours import make_loader
 from bench.measure import Start
 from pipelines.feed import Chunk
 from pipelines.loader import Loader
-from pipelines.render.graph import decode_pipeline
+from pipelines.render.dali_graph import decode_pipeline
 from pipelines.render.runner import Outputs, Runner
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import AppearanceConfig, ColourConfig
@@ -66,11 +66,10 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
     plain = replace(config, colour=ColourConfig(jitter="none"), appearance=AppearanceConfig())
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
-    found = [
-        part("read only", "files read from the page cache, checked and queued; views planned", _read),
-        part("decode only", what, _decode),
-    ]
-    for load in _ENGINE_LOADS if graph.device == "gpu" else ():
+    found = [part("read only", "files read from the page cache, checked and queued; views planned", _read)]
+    if not graph.pixels:
+        found.append(part("decode only", what, _decode))
+    for load in _ENGINE_LOADS if graph.device == "gpu" and not graph.pixels else ():
         loaded = replace(config, pipelines=replace(config.pipelines, hw_decoder_load=load))
         one = part(f"decode only, {load:.0%} on engines", f"hw_decoder_load = {load}", _decode, loaded)
         found.append(replace(one, as_configured=False))
@@ -128,7 +127,7 @@ def _views(loader: Loader) -> Generator[int]:
     """Run the CPU kernel on decoded images in memory."""
     chunks = [loader.feed.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
     requests = iter([chunk.request for chunk in chunks])
-    runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
+    runner = Runner(loader.renderer.build, requests.__next__)
     return _write(loader, cycle([(next(runner), chunk) for chunk in chunks]))
 
 

@@ -32,7 +32,7 @@ class PageCache(NamedTuple):
 def costs_s(parts: Mapping[str, Rate]) -> dict[Cost, float]:
     """Processor seconds per image of each part of `bench.loaders.parts`."""
     cost = {name: rate.cpu_s_per_image for name, rate in parts.items()}
-    decode = cost["decode only"]
+    decode = cost.get("decode only", 0.0)  # pixels that are kept are not decoded
     if "views only" in cost:
         geometry, views = cost["geometry only"], cost["views only"]
     else:  # the graph's parts begin with the decoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from torch.utils.dlpack import from_dlpack
 
 from machine.cores import available_cores
 from machine.decoder_memory import prepare_decoder_memory
+from pipelines.arrays import IntArray
 from pipelines.batch import View
 from pipelines.config import PipelinesConfig
 from pipelines.render.changes import change_appearance
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.fast_cpu import start_views
-from pipelines.render.graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.request import Request
 from pipelines.render.runner import Outputs
 from pipelines.samples.image_sizes import largest_pixels, samples_at_once
@@ -30,7 +31,7 @@ from pipelines.views.regions import LEAST_PIXELS
 class Renderer(Protocol):
     """Builds the pipeline and turns its outputs into views."""
 
-    def build(self, source: Callable[[], Request]) -> Pipeline:
+    def build(self, source: Callable[[], Request]) -> Pipeline | NothingToDecode:
         """The pipeline that takes its requests from `source` and whose outputs `write` takes."""
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
@@ -72,7 +73,7 @@ def configure_graph(
         processes_here: processes that share this machine's cores.
     """
     on_gpu = _decodes_on_gpu(config, device)
-    pixels = largest_pixels(index)
+    pixels, kept = largest_pixels(index), index.pixels is not None
     return GraphConfig(
         device="gpu" if on_gpu else "cpu",
         device_id=device.index or 0 if device.type == "cuda" else None,
@@ -82,7 +83,9 @@ def configure_graph(
         views=views,
         hw_decoder_load=config.hw_decoder_load,
         decoder_memory=config.decoder_memory,
-        regions=config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS),
+        regions=not kept
+        and (config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS)),
+        pixels=kept,
     )
 
 
@@ -126,26 +129,25 @@ class DaliViews:
 
 
 class FastViews:
-    """Backend "opencv": DALI decodes, and a pool of threads writes the views into the training batch."""
+    """Backend "opencv": DALI decodes, unless the pixels are kept, and a pool of threads writes the views."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation
         self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
-    def build(self, source: Callable[[], Request]) -> Pipeline:
+    def build(self, source: Callable[[], Request]) -> Pipeline | NothingToDecode:
         """The pipeline whose outputs `write` takes."""
-        return decode_pipeline(self._graph, source)
+        return NothingToDecode(source) if self._graph.pixels else decode_pipeline(self._graph, source)
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """Start to make the views of one DALI batch in their rows of the training batch."""
-        decoded_px = np.array([shape[:2] for shape in outputs[0].shape()], np.int64)
-        if not np.array_equal(decoded_px, plan.shape_px):  # otherwise the kernel would read beyond an image
-            raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")
+        (images,) = outputs
+        address = images if self._graph.pixels else _addresses(images, plan)
         for view, planned in zip(views, plan.views, strict=True):
             view.matrix.copy_(torch.from_numpy(planned.matrix))
             view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
         pixels = [view.image.permute(0, 2, 3, 1) for view in views]
-        started = start_views(self._pool, self._graph.threads, outputs[0], plan, self._augmentation, pixels)
+        started = start_views(self._pool, self._graph.threads, address, images, plan, self._augmentation, pixels)
 
         def finish() -> None:
             for share in started:
@@ -156,3 +158,25 @@ class FastViews:
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
+
+
+class NothingToDecode:
+    """What stands for a DALI pipeline where the pixels are there: its output are their addresses."""
+
+    def __init__(self, source: Callable[[], Request]) -> None:
+        self._source = source
+
+    def schedule_run(self) -> None:
+        """Do nothing: a request is taken when its output is."""
+
+    def outputs(self) -> Outputs:
+        """The next request's addresses."""
+        return (self._source().address,)
+
+
+def _addresses(images: Any, plan: Plan) -> IntArray:
+    """Addresses (N,) of the images in DALI's TensorListCPU; they must have the planned sizes."""
+    decoded_px = np.array([shape[:2] for shape in images.shape()], np.int64)
+    if not np.array_equal(decoded_px, plan.shape_px):  # otherwise the kernel would read beyond an image
+        raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")
+    return np.array([image.data_ptr() for image in images], np.int64)

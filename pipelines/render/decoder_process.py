@@ -22,7 +22,7 @@ from nvidia.dali import Pipeline, fn
 
 from errors import UserError
 from machine.decoder_memory import prepare_decoder_memory
-from pipelines.render.graph import GraphConfig, decode
+from pipelines.render.dali_graph import GraphConfig, decode
 from pipelines.render.request import Encoded
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"

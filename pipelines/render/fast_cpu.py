@@ -1,4 +1,4 @@
-"""The fast path for CPUs: after DALI has decoded, a Numba kernel makes the views in a pool of threads."""
+"""The fast path for CPUs: of decoded images, a Numba kernel makes the views in a pool of threads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from errors import UserError
-from pipelines.arrays import FloatArray
+from pipelines.arrays import FloatArray, IntArray
 from pipelines.render.changes import change_appearance
-from pipelines.render.kernels import make_views
+from pipelines.render.cpu_kernels import make_views
 from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
 from pipelines.views.draws import Draw
 from pipelines.views.plan import Plan
@@ -61,6 +61,7 @@ def linear_map(draw: FloatArray) -> FloatArray:
 def start_views(
     pool: ThreadPoolExecutor,
     threads: int,
+    address: IntArray,
     images: Any,
     plan: Plan,
     augmentation: Augmentation,
@@ -70,7 +71,8 @@ def start_views(
 
     Args:
         threads: how many of the pool's threads share the work.
-        images: DALI's TensorListCPU of N RGB images (H, W, 3) uint8, of the sizes in the plan.
+        address: (N,) of the first bytes of RGB images (H, W, 3) uint8, of the sizes in the plan, rows without gaps.
+        images: holds their memory.
         outs: outputs; for each view (N, S, S, 3) uint8, contiguous.
 
     Returns:
@@ -79,7 +81,7 @@ def start_views(
     geometry, colour = augmentation.geometry, augmentation.colour
     draws = [view.draws for view in plan.views]
     arguments = (
-        np.array([image.data_ptr() for image in images], np.int64),
+        address,
         plan.shape_px,
         np.stack([view.halvings for view in plan.views]),
         view_to_source(np.stack([view.decoded_to_view_px for view in plan.views])),

@@ -1,4 +1,4 @@
-"""The input of one DALI batch."""
+"""The input of one DALI batch, or of as many samples whose pixels are there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.arrays import IntArray
 from pipelines.views.plan import Plan
 
 Encoded = npt.NDArray[np.uint8]
@@ -18,11 +19,15 @@ class Request:
     """The files and the plan of N samples.
 
     Attributes:
-        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8.
+        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8. Empty if there are
+            pixels.
+        address: (N,) int64, of the first byte of each sample's RGB pixels, of the plan's shapes; None for files. The
+            memory outlives the request.
     """
 
     encoded: Sequence[Encoded]
     plan: Plan
+    address: IntArray | None = None
 
     def only(self, row: int) -> Request:
         """The request of one sample."""

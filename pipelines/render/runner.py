@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nvidia.dali import Pipeline
-
-from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
@@ -30,7 +28,7 @@ class Runner:
             are taken ahead.
     """
 
-    def __init__(self, build: Callable[[Callable[[], Request]], Pipeline], source: Callable[[], Request]) -> None:
+    def __init__(self, build: Callable[[Callable[[], Request]], Any], source: Callable[[], Request]) -> None:
         self._pipeline = build(source)
         self._started = False
 

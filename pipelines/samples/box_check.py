@@ -6,14 +6,13 @@ Wrong boxes cause no error later: the views have one colour, and training goes o
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.samples.image_sizes import read_upright_size_px
+from pipelines.samples.image_sizes import upright_sizes_px
 from pipelines.samples.index import Index
 
 _LOOKED_AT: Final = 64
@@ -58,8 +57,7 @@ def check_boxes(index: Index) -> None:
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]
-    sizes_px = [read_upright_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()]
-    size_px = np.array(sizes_px, np.float64)[:, ::-1]  # width, height
+    size_px = upright_sizes_px(index, rows)[:, ::-1]  # width, height
     known = size_px[:, 0] > 0
     rows, size_px = rows[known], size_px[known]
     start_px = box_px[rows, :2] - box_px[rows, 2:] / 2

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from pipelines.arrays import IntArray
 from pipelines.files.check import check_image
 from pipelines.files.exif import upright_size_px
 from pipelines.files.image_file import BadImage
@@ -32,11 +33,23 @@ def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
     return height, width
 
 
+def upright_sizes_px(index: Index, rows: IntArray) -> IntArray:
+    """Heights and widths (N, 2) of images of an index as in `read_upright_size_px`; 0 where one cannot be read."""
+    if index.pixels is not None:
+        table = index.pixels.table[rows]
+        return upright_size_px(table["size_px"].astype(np.int64), table["orientation"])
+    sizes_px = [read_upright_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()]
+    return np.array(sizes_px, np.int64).reshape(-1, 2)
+
+
 def largest_pixels(index: Index) -> int:
-    """Number of pixels of the largest image in a sample of the index; 0 if none can be read."""
-    looked_at = np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(int).tolist()
-    sizes_px = (read_upright_size_px(partial(index.read, sample)) or (0, 0) for sample in looked_at)
-    return max((height * width for height, width in sizes_px), default=0)
+    """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
+    looked_at = np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(np.int64)
+    if index.pixels is not None:
+        sizes_px = index.pixels.table["shape_px"][looked_at]
+    else:
+        sizes_px = upright_sizes_px(index, looked_at)
+    return int(sizes_px.prod(axis=1).max(initial=0))
 
 
 def samples_at_once(pixels: int) -> int:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
+from pipelines.samples.pixels import Pixels, join_pixels
 from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
@@ -83,6 +84,7 @@ class Index:
 
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
+        pixels: the images, where they are kept decoded; there are no files then, and `read` refuses.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
     """
 
@@ -96,6 +98,7 @@ class Index:
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
+    pixels: Pixels | None = None
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
 
@@ -134,6 +137,7 @@ class Index:
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
             store=None if store is None else SelectedStore(store, rows),
+            pixels=None if self.pixels is None else self.pixels.select(rows),
             blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
         )
 
@@ -182,10 +186,14 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     too. Other targets are kept only if all sources have them.
 
     Raises:
-        UserError: the sources label different skeletons.
+        UserError: the sources label different skeletons, or only some of them are kept as pixels.
     """
     if len(indices) == 1:
         return indices[0]
+    pixels = [index.pixels for index in indices if index.pixels is not None]
+    if 0 < len(pixels) < len(indices):
+        files = next(index.root for index in indices if index.pixels is None)
+        raise UserError(f"{pixels[0].bounds[0].root} holds pixels and {files} files: pack all sources alike")
     labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
     if len(labelled) > 1:
         told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
@@ -223,6 +231,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         store=JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
         if stored
         else None,
+        pixels=join_pixels(pixels) if pixels else None,
         skeleton=next((index.skeleton for index in labelled.values()), HAND),
     )
 

@@ -17,14 +17,18 @@ import numpy.typing as npt
 from pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from pipelines.files.exif import stored_to_upright_px, upright_size_px
 from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.draws import Draw
-from pipelines.views.regions import find_regions
+from pipelines.views.draws import COLUMNS, Draw
+from pipelines.views.reach import reach_of
+from pipelines.views.regions import find_regions, region_around
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""
 
 MAX_HALVINGS: Final = 6
 """Largest number of halvings: enough for an image of 64 times the view's side."""
+
+SMALLEST_SIDE: Final = 0.5
+"""Kept pixels serve views of this share of the side that they were kept for."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class ViewPlan:
         draws: (N, COLUMNS) float32, the table of draws.
         matrix: (N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
-        halvings: (N,) int64, number of halvings of the decoded image before the warp samples it.
+        halvings: (N,) int64, number of halvings of the decoded or kept image before the warp samples it.
         decoded_to_view_px: (N, 2, 3) float32, pixels of the decoded and halved image -> view pixels, corner-based.
     """
 
@@ -48,11 +52,11 @@ class ViewPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All views of N samples, and the regions to decode.
+    """All views of N samples, and the regions to decode, or that were kept.
 
     Attributes:
-        start_px: (N, 2) int64, row and column in the stored image where the decoded region begins.
-        shape_px: (N, 2) int64, height and width of the decoded region.
+        start_px: (N, 2) int64, row and column in the stored image where the region begins.
+        shape_px: (N, 2) int64, height and width of the region, after the halvings of one that was kept.
     """
 
     start_px: IntArray
@@ -66,6 +70,20 @@ class Plan:
         return Plan(self.start_px[one], self.shape_px[one], views)
 
 
+class Kept(NamedTuple):
+    """The pixels that were kept of N images: a region of each, halved.
+
+    Attributes:
+        start_px: (N, 2) int64, row and column in the stored image where the region begins.
+        shape_px: (N, 2) int64, its height and width after the halvings.
+        halvings: (N,) int64.
+    """
+
+    start_px: IntArray
+    shape_px: IntArray
+    halvings: IntArray
+
+
 def plan_views(
     size_px: IntArray,
     orientation: IntArray,
@@ -75,6 +93,7 @@ def plan_views(
     *,
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
+    kept: Kept | None = None,
 ) -> Plan:
     """Plan the views of N samples.
 
@@ -88,17 +107,16 @@ def plan_views(
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
         croppable: (N,) whether only a region of an image may be decoded; None: of no image.
+        kept: the pixels there are, of which `keep` has made sure that they serve this geometry; None: the files.
     """
-    upright_px = upright_size_px(size_px, orientation)
-    whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
-    box = np.where(box_px[:, 2:] > 0, box_px, whole_px)  # (N, 3) float64
+    box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
     halvings = [
         count_halvings(size_px, view.shrink) if geometry.antialias else np.zeros(len(box), np.int64) for view in views
     ]
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    start_px, shape_px = np.zeros_like(size_px), size_px
+    start_px, shape_px, done = kept or (np.zeros_like(size_px), size_px, np.zeros(len(box), np.int64))
     if croppable is not None and croppable.any():
         start_px, shape_px = find_regions(
             size_px, stored_to_view, np.max(halvings, axis=0), geometry.side_px, croppable
@@ -108,12 +126,42 @@ def plan_views(
             table,
             view.matrix.astype(np.float32),
             view.source_to_view_px.astype(np.float32),
-            halved,
+            halved - done,
             _from_decoded(matrix, start_px, halved).astype(np.float32),
         )
         for table, view, matrix, halved in zip(draws, views, stored_to_view, halvings, strict=True)
     )
     return Plan(start_px, shape_px, tuple(plans))
+
+
+def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry: GeometryConfig) -> Kept:
+    """What has to be kept of N images so that every view of this geometry is the same as of the files.
+
+    Of each image that is the region that views can reach, halved as often as the view that magnifies it most. Views of
+    half `geometry.side_px` are served too: their halvings combine the same pixels as in the whole image.
+
+    Args:
+        size_px, orientation, box_px: as in `plan_views`.
+    """
+    reach, box = reach_of(geometry), _boxes(size_px, orientation, box_px)
+    halvings = most = np.zeros(len(box), np.int64)
+    if geometry.antialias:
+        halvings = count_halvings(size_px, reach.most_px / box[:, 2])
+        most = count_halvings(size_px, SMALLEST_SIDE * reach.least_px / box[:, 2])
+    table = np.zeros((len(box), COLUMNS))
+    table[:, Draw.MAGNIFICATION] = 1 / reach.side
+    widest = _compose(box, table, geometry.side_px, None).source_to_view_px
+    start_px, stop_px = region_around(
+        size_px, [_after(widest, stored_to_upright_px(size_px, orientation))], 2 ** most[:, None], geometry.side_px
+    )
+    return Kept(start_px, -((start_px - stop_px) // 2 ** halvings[:, None]), halvings)
+
+
+def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray) -> DoubleArray:
+    """Boxes (N, 3), those of whole images too."""
+    upright_px = upright_size_px(size_px, orientation)
+    whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
+    return np.where(box_px[:, 2:] > 0, box_px, whole_px)
 
 
 class _Composed(NamedTuple):

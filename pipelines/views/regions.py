@@ -43,14 +43,14 @@ def find_regions(
     Returns:
         First row and column of each region, and its height and width, (N, 2) each.
     """
-    start_px, stop_px = _reach_px(size_px, stored_to_view_px, 2 ** halvings[:, None], side_px)
+    start_px, stop_px = region_around(size_px, stored_to_view_px, 2 ** halvings[:, None], side_px)
     shape_px = stop_px - start_px
     pixels = size_px.prod(axis=1)
     pays = croppable & (pixels >= LEAST_PIXELS) & (shape_px.prod(axis=1) < LARGEST_SHARE * pixels)
     return np.where(pays[:, None], start_px, 0), np.where(pays[:, None], shape_px, size_px)
 
 
-def _reach_px(
+def region_around(
     size_px: IntArray, stored_to_view_px: Sequence[npt.NDArray[np.float64]], block_px: IntArray, side_px: int
 ) -> tuple[IntArray, IntArray]:
     """Start and stop (N, 2), row and column, of the smallest region with all pixels that the views sample.

@@ -8,6 +8,7 @@ import io
 import json
 import mmap
 import tomllib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from bench.measure import Rate
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
+from tests.pipelines.test_pixels import packed_by
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 
@@ -35,9 +37,14 @@ from train.config.pretraining import Config
 def test_everything_is_measured(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     config = Config(data=DataConfig(source="folder", root=str(tmp_path / "images")))
-    settings = LoaderSettings(cores=1, batch=16, repeats=2, repeat_s=0.1, warmup_s=0.1, passes=2)
+    packed_by(
+        load_index(DataConfig("folder", str(tmp_path / "images"), box_margin=1)), tmp_path / "pixels", config.geometry
+    )
+    pixels = str(tmp_path / "pixels")
+    settings = LoaderSettings(cores=1, batch=16, repeats=2, repeat_s=0.1, warmup_s=0.1, passes=2, pixels=pixels)
     row = json.loads(json.dumps(compare_loaders(config, settings, device=CPU)))
-    assert [entry["name"] for entry in row["loaders"]] == ["this loader", *installed_peers()]
+    names = [entry["name"] for entry in row["loaders"]]
+    assert names == ["this loader", "this loader, pixels kept", *installed_peers()]
     assert list(row["threads"]) == ["1"]
     assert all(entry["images_per_s"] > 0 for entry in [*row["loaders"], *row["stages"], *row["threads"].values()])
     assert row["loaders"][0]["images_per_s"] < 2 * min(entry["images_per_s"] for entry in row["stages"])
@@ -55,6 +62,20 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     assert "OpenCV + DataLoader, tuned" in text_of(row)
     save_plot(row, tmp_path / "loader.png")
     assert cv2.imread(str(tmp_path / "loader.png")) is not None
+
+
+@pytest.mark.parametrize("backend", ["opencv", "dali"])
+def test_kept_pixels_have_no_decoder_to_measure(tmp_path: Path, backend: Any) -> None:
+    write_images(tmp_path / "images", count=32)
+    config = Config(pipelines=PipelinesConfig(backend=backend, threads=1))
+    packed_by(load_index(DataConfig("folder", str(tmp_path / "images"))), tmp_path / "pixels", config.geometry)
+    parts = parts_of_loader(load_index(DataConfig("shards", str(tmp_path / "pixels"))), config, 16, CPU)
+    assert not any(part.name.startswith("decode only") for part in parts)
+    for part in parts:
+        making = part.start()
+        assert next(making) == 16
+        assert isinstance(making, Generator)
+        making.close()
 
 
 def text_of(row: dict[str, Any]) -> str:

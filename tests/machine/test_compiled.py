@@ -64,7 +64,7 @@ def test_a_command_keeps_what_it_compiles_in_a_temporary_folder(place: Path) -> 
 
 
 def test_importing_a_module_needs_no_folder(place: Path) -> None:
-    program = "import os; from pipelines.render.kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
+    program = "import os; from pipelines.render.cpu_kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
     done = run_bound(place, "-c", program)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 

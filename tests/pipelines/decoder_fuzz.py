@@ -20,7 +20,7 @@ from PIL import Image
 
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
-from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
 from pipelines.render.runner import DecodeError, Runner
 from pipelines.views.plan import Plan

@@ -14,7 +14,7 @@ from pipelines.arrays import BoolArray, FloatArray
 from pipelines.batch import View
 from pipelines.files.check import check_image
 from pipelines.render.backends import make_renderer
-from pipelines.render.graph import GraphConfig
+from pipelines.render.dali_graph import GraphConfig
 from pipelines.render.request import Request
 from pipelines.render.runner import Runner
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig

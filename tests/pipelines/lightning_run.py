@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from pipelines import Batch, GeometryConfig, PipelinesConfig, make_loader
-from pipelines.epochs import EpochLoader
+from pipelines.epoch_loader import EpochLoader
 
 EPOCHS, STEPS_PER_EPOCH, BATCH = 4, 4, 6
 Stop = Callable[[], None]

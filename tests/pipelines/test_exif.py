@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 
 from pipelines.files.check import check_image
 from pipelines.files.exif import read_orientation, stored_to_upright_px, upright_size_px
-from pipelines.render.graph import GraphConfig, decode_pipeline
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.runner import Runner
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import draw_view

@@ -19,7 +19,7 @@ from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.loader import Loader
-from pipelines.render.graph import GraphConfig, view_pipeline
+from pipelines.render.dali_graph import GraphConfig, view_pipeline
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule

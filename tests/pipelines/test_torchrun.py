@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines import Batch, GeometryConfig, PipelinesConfig, make_loader
-from pipelines.epochs import EpochLoader
+from pipelines.epoch_loader import EpochLoader
 from tests.pipelines.harness import smooth_image
 from tests.train import ranks as processes
 

@@ -7,8 +7,8 @@ import signal
 import time
 from collections.abc import Sequence
 
+from pipelines.render.dali_graph import GraphConfig
 from pipelines.render.decoder_process import DaliDecoder
-from pipelines.render.graph import GraphConfig
 from pipelines.render.request import Encoded
 
 KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly")

@@ -133,7 +133,7 @@ def _run(name: str, settings: Sequence[str]) -> None:
 
 @contextmanager
 def _slow_steps() -> Iterator[None]:
-    from train.steps.state import TrainingState
+    from train.steps.training_state import TrainingState
 
     step = TrainingState.step
 

@@ -19,7 +19,7 @@ from train.distributed.interrupt import Interrupted, StopSignals
 from train.finetune import Finetuning, finetune
 from train.pretrain import Pretraining, pretrain
 from train.runs.folder import RunFolder
-from train.steps.state import Result, TrainingState
+from train.steps.training_state import Result, TrainingState
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

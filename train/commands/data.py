@@ -97,10 +97,13 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
 @config_options
 @click.argument("out", type=PATH)
 @click.option(
-    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per tar file."
+    "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per shard."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
-def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
+@click.option("--pixels", is_flag=True, help="Pack decoded pixels instead of the files: only what the views can reach.")
+def pack(
+    files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None, pixels: bool
+) -> None:
     """Pack the images of a configuration's data into WebDataset tar shards in OUT.
 
     \b
@@ -108,6 +111,9 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
 
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
+
+    With --pixels the loader neither reads files nor decodes. The shards serve the views of the configuration that they
+    were packed with, or narrower ones; they are several times as large as JPEGs, and how large is said first.
     """
     if re.match(r"\w+:/", str(out)):
         raise UserError(f"{out}: is an address, and shards are written to a folder. Copy the folder there afterwards.")
@@ -122,8 +128,18 @@ def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: 
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: shards hold one source. Pack each by itself.")
     index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads the shards
+    contents = None
+    if pixels:
+        from pipelines.render.backends import resolve_backend
+        from pipelines.sources.shards.pack_pixels import PixelContents
+        from train.distributed.world import described_world
+
+        backend = resolve_backend(config.pipelines.backend, described_world(config.train.device).device)
+        contents = PixelContents(index, config.geometry, source.box_margin, backend, tell=say, progress=progress_bar)
     with progress_bar("packing") as progress:
-        packed = run(index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress)
+        packed = run(
+            index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress, contents=contents
+        )
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
     shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
@@ -147,8 +163,8 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     An interrupted call is continued. A later call reads only new and changed shards.
     """
     from machine.cores import available_cores
-    from pipelines.sources.shards.foreign import index_shards
-    from pipelines.sources.shards.patterns import find_shards
+    from pipelines.sources.shards.foreign.patterns import find_shards
+    from pipelines.sources.shards.foreign.scan import index_shards
     from train.runs.log import progress_bar
 
     with progress_bar("indexing (MiB)") as progress:

@@ -18,11 +18,12 @@ from pipelines.config import DataConfig, PipelinesConfig, each_source
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.render.backends import configure_graph
+from pipelines.render.dali_graph import GraphConfig
 from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
-from pipelines.render.graph import GraphConfig
 from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
+from pipelines.samples.pixels import Pixels
 from pipelines.samples.store import in_order
 from pipelines.sources import load_index
 
@@ -52,7 +53,8 @@ def check_data(
     make_decoder: Callable[[GraphConfig], Decoder] = DaliDecoder,
     limit_s: float = LIMIT_S,
 ) -> list[Checked]:
-    """Decode every image of a configuration's sources, whole, with the decoder that a run uses.
+    """Decode every image of a configuration's sources, whole, with the decoder that a run uses. Of pixels that are kept
+    decoded, compare the checksums.
 
     The decoder runs in a separate process, see `DecoderProcess`: an image that kills it is listed like others.
 
@@ -88,12 +90,25 @@ def check_data(
 
     for (name, file), index in zip(lists.items(), indices, strict=True):
         graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
-        with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
-            reasons = _bad_files(index, graph, decoder, advance)
+        if index.pixels is not None:
+            reasons = _changed_pixels(index, index.pixels, advance)
+        else:
+            with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
+                reasons = _bad_files(index, graph, decoder, advance)
         write_bad_list(file, reasons, checked=len(index))
         checked.append(Checked(name, index, reasons, file))
         done += len(index)
     return checked
+
+
+def _changed_pixels(index: Index, pixels: Pixels, progress: Callable[[int], None]) -> dict[str, str]:
+    """Path -> reason for each sample whose pixels are not those that were packed."""
+    reasons = {}
+    for row in range(len(index)):
+        if not pixels.matches(row):
+            reasons[index.paths[row]] = "not the pixels that were packed (wrong checksum)"
+        progress(row + 1)
+    return reasons
 
 
 def _bad_files(

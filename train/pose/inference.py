@@ -21,7 +21,7 @@ from train.config.pretraining import Config
 from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.pose.labels import left_for_right
-from train.steps.state import PRECISIONS, resolve_precision
+from train.steps.training_state import PRECISIONS, resolve_precision
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]

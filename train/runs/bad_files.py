@@ -16,7 +16,7 @@ from pipelines.config import DataConfig, each_source
 from pipelines.feed import Quarantine
 from pipelines.samples.index import Index
 from train.distributed.world import World
-from train.steps.state import TrainingState
+from train.steps.training_state import TrainingState
 from writing import write_text
 
 

@@ -22,8 +22,8 @@ from train.distributed.world import World
 from train.runs.checkpoint import BackgroundWriter, not_written
 from train.runs.folder import RunFolder
 from train.runs.log import RunLog
-from train.steps.state import Result, TrainingState
 from train.steps.stopwatch import Stopwatch
+from train.steps.training_state import Result, TrainingState
 
 log = logging.getLogger(__name__)
 

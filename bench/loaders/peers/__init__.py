@@ -153,6 +153,12 @@ PEERS: Final = {
         needs="ffcv",
         own_process=True,
     ),
+    "FFCV, raw": Peer(
+        "ffcv_packed:raw_batches",
+        "packed beforehand as decoded pixels, whole images; both views by the same operation; for sources of one size",
+        needs="ffcv",
+        own_process=True,
+    ),
     "torchvision v2, GPU": Peer(
         "torchvision_v2:batches_on_gpu",
         "torchvision's decoder and v2's functional transforms on the GPU, one image at a time, since v2 draws "

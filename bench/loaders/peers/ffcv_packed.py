@@ -53,6 +53,23 @@ class JpegField(RGBImageField):  # type: ignore[misc]  # FFCV carries no types
         return JpegField()
 
 
+class RawField(JpegField):
+    """A field with the decoded pixels, FFCV's mode "raw"."""
+
+    def encode(self, destination: Any, image: npt.NDArray[np.uint8], malloc: Callable[[int], Any]) -> None:
+        """Store the pixels of one JPEG file."""
+        pixels = cv2.cvtColor(cv2.imdecode(image, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)  # type: ignore[arg-type]
+        destination["mode"] = IMAGE_MODES["raw"]
+        destination["height"], destination["width"] = pixels.shape[:2]
+        destination["data_ptr"], storage = malloc(pixels.nbytes)
+        storage[:] = pixels.reshape(-1)
+
+    @staticmethod
+    def from_binary(binary: Any) -> RawField:
+        """The field of a file."""
+        return RawField()
+
+
 class TwoViews(Operation):  # type: ignore[misc]
     """(N, H, W, 3) decoded images to (N, 2, 128, 128, 3) views."""
 
@@ -146,7 +163,15 @@ def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
 
 def batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
     """Endless batches of two views, made by FFCV in `threads` threads."""
-    loader = _loader(tuple(paths), boxes_px.tobytes(), threads, batch)
+    return _batches(_loader(tuple(paths), boxes_px.tobytes(), threads, batch, JpegField))
+
+
+def raw_batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
+    """The same from a file of decoded pixels."""
+    return _batches(_loader(tuple(paths), boxes_px.tobytes(), threads, batch, RawField))
+
+
+def _batches(loader: Any) -> Iterator[Any]:
     while True:
         epochs = iter(loader)
         try:
@@ -157,28 +182,30 @@ def batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) ->
 
 
 @lru_cache(maxsize=2)  # FFCV compiles for each loader
-def _loader(paths: tuple[Path, ...], boxes_px: bytes, threads: int, batch: int) -> Any:
+def _loader(paths: tuple[Path, ...], boxes_px: bytes, threads: int, batch: int, field: type[JpegField]) -> Any:
     boxes = np.frombuffer(boxes_px, np.float32).reshape(-1, 3).copy()
     return Loader(
-        str(_packed(paths)),
+        str(_packed(paths, field)),
         batch_size=batch,
         num_workers=threads,
         os_cache=True,
         order=OrderOption.RANDOM,
         indices=np.tile(np.arange(len(paths), dtype=np.uint64), _LAPS),
         pipelines={"image": [SimpleRGBImageDecoder(), TwoViews(boxes), ToTensor()]},
-        custom_fields={"image": JpegField},
+        custom_fields={"image": field},
     )
 
 
-def _packed(paths: tuple[Path, ...]) -> Path:
+def _packed(paths: tuple[Path, ...], field: type[JpegField]) -> Path:
     """Path of FFCV's file of these images; it is written at the first call."""
     names = hashlib.sha256("\n".join(f"{path} {path.stat().st_size}" for path in paths).encode()).hexdigest()
-    file = _FOLDER / f"{names[:16]}.beton"
+    file = _FOLDER / f"{names[:16]}-{field.__name__}.beton"
     if not file.exists():
         _FOLDER.mkdir(parents=True, exist_ok=True)
         # FFCV forks, which is unsafe beside DALI's threads, so it writes in a fresh process.
-        writer = multiprocessing.get_context("spawn").Process(target=_write, args=(paths, file.with_suffix(".part")))
+        writer = multiprocessing.get_context("spawn").Process(
+            target=_write, args=(paths, file.with_suffix(".part"), field)
+        )
         writer.start()
         writer.join()
         if writer.exitcode != 0:
@@ -198,5 +225,5 @@ class _Files:
         return (np.fromfile(self._paths[sample], np.uint8),)
 
 
-def _write(paths: Sequence[Path], file: Path) -> None:
-    DatasetWriter(str(file), {"image": JpegField()}, num_workers=1).from_indexed_dataset(_Files(paths))
+def _write(paths: Sequence[Path], file: Path, field: type[JpegField]) -> None:
+    DatasetWriter(str(file), {"image": field()}, num_workers=1).from_indexed_dataset(_Files(paths))

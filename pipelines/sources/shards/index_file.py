@@ -13,6 +13,8 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
+from pipelines.samples.pixels import KEPT
+from pipelines.sources.shards.pixels import PIXELS
 from skeleton import SKELETONS
 from writing import whole_file
 
@@ -21,6 +23,9 @@ INDEX_FILE: Final = "index.json"
 INDEX_FOLDER: Final = "index"
 INDEX_PARTS: Final = "index.parts"
 """Folder of what an unfinished call of `index` has read."""
+
+FILES: Final = "files"
+"""Kind of shards that hold files; index.json names no kind then."""
 
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
@@ -33,6 +38,7 @@ _PLACES: Final = {
     "size": np.dtype(np.uint32),
     "crc32": np.dtype(np.uint32),
     "lead": np.dtype(np.uint32),
+    PIXELS: KEPT,
 }
 _TABLES: Final = {
     "box_px": np.dtype(np.float32),
@@ -109,7 +115,12 @@ def _check_index_file(content: dict[str, Any]) -> None:
     for name in tables:
         if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
             raise ValueError(f"{str(name)[:80]!r} is no table of an index")
-    if not shards or not {"offset", "size", *(() if is_foreign else ("crc32", "box_px"))} <= {*tables}:
+    if content.get("kind", FILES) not in (FILES, PIXELS):
+        raise ValueError(f"kind is {str(content['kind'])[:80]!r}, expected {FILES!r} or {PIXELS!r}")
+    needed = {"offset", "size"} if is_foreign else {"offset", "size", "crc32", "box_px"}
+    if content.get("kind") == PIXELS:
+        needed = {PIXELS, "box_px"}
+    if not shards or not needed <= {*tables}:
         raise ValueError("something is missing")
     if content.get("skeleton", "hand") not in SKELETONS:
         raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")

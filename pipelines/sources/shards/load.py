@@ -12,8 +12,10 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
+from pipelines.samples.pixels import Pixels
 from pipelines.sources.boxes import refuse_boxes, with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
+from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
@@ -53,19 +55,26 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         )
     tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
-    store = ShardStore(files, first, tables, verify=verify)
-    paths = NamesOnDemand(count, store.name)
     whole = np.array(WHOLE_IMAGE, np.float32)
+    box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
+    pixels: Pixels | None = None
+    store: ShardStore | PixelNames = PixelNames(files.names, first)
+    if PIXELS in tables:
+        pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
+    else:
+        store = ShardStore(files, first, tables, verify=verify)
+    paths = NamesOnDemand(count, store.name)
     index = Index(
         name=content["name"],
         root=folder,
         paths=paths,
-        box_px=np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1)),
+        box_px=box_px,
         keypoints_px=tables.get("keypoints_px"),
         mirror=tables.get("mirror"),
         group=tables.get("group"),
         targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
         store=store,
+        pixels=pixels,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
@@ -93,6 +102,11 @@ def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
             raise UserError(
                 f"data.root = {config.root}: is an index of shards of other programs, which are read from a folder "
                 "only: it has no checksums of them. Pack the data with 'python cli.py pack'."
+            )
+        if PIXELS in content["tables"]:
+            raise UserError(
+                f"data.root = {config.root}: holds pixels, which are mapped into memory from a folder only. Copy the "
+                "folder to a local disk."
             )
         remote.fetch_tables(content)
         return (

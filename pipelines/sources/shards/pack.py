@@ -7,16 +7,14 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 import threading
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +22,17 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json
 from pipelines.config import DataConfig
-from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
 from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, index_tables, write_tables
 from pipelines.sources.shards.load import load_shards
-from pipelines.sources.shards.store import BLOCK_BYTES
+from pipelines.sources.shards.tar import HashingFile, TarContents, Written
 from pipelines.sources.shards.threads import in_threads
 from skeleton import HAND
 from writing import whole_file, write_text
 
 _PARTS_FOLDER: Final = "parts"
+_COLUMN: Final = "table."
+"""Start of the names of a part's tables."""
 
 Progress = Callable[[int, int], None]
 
@@ -55,6 +53,26 @@ class Packed:
     """Whether an earlier call had packed everything."""
 
 
+class Contents(Protocol):
+    """What shards hold, and how it is written.
+
+    Attributes:
+        ending: of the names of shards.
+        job: what besides the samples makes a call another job, so that it does not continue an earlier one.
+        notes: entries of index.json.
+    """
+
+    ending: str
+    job: dict[str, Any]
+    notes: dict[str, Any]
+
+    def prepare(self, parts: Path, workers: int) -> None:
+        """Do what is needed before the first shard. `parts` is a folder that lasts until all shards are written."""
+
+    def write(self, rows: range, shard: HashingFile, stop: Callable[[], bool]) -> Written:
+        """Write some rows of the index as one shard. Ask before each whether to `stop`; the shard is then dropped."""
+
+
 def pack(
     index: Index,
     out: Path,
@@ -62,23 +80,27 @@ def pack(
     per_shard: int,
     workers: int,
     progress: Progress = lambda done, total: None,
+    contents: Contents | None = None,
 ) -> Packed:
-    """Write the samples of an index as shards, in its order, with the files' own bytes.
+    """Write the samples of an index as shards, in its order.
 
     A shard is written under a temporary name, synced, read back from the disk, compared by SHA-256 and then renamed. So
-    an interruption leaves only complete shards, and the same call continues after them. Files that cannot be read or
-    that fail `check_image` are left out.
+    an interruption leaves only complete shards, and the same call continues after them. Files that cannot be used are
+    left out.
 
     Args:
         index: index of one source, its boxes without margin.
         out: a folder that is empty, missing, or from an earlier call with the same arguments.
         workers: number of shards written at the same time.
         progress: called with (samples done, samples in all).
+        contents: what to write of each sample; None: its file's own bytes, in tar files.
 
     Raises:
         UserError: `out` holds something else or cannot be written to, or a shard reads back differently.
     """
+    contents = contents or TarContents(index)
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
+    job |= contents.job
     with _one_line_of_disk_errors(out):
         already_there = _claim(out, job)
         if already_there:
@@ -88,7 +110,9 @@ def pack(
                 again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
                 raise UserError(f"{error} {again}") from error
         else:
-            writer = _Writer(index, out, per_shard)
+            writer = _Writer(index, out, per_shard, contents)
+            (out / _PARTS_FOLDER).mkdir(exist_ok=True)
+            contents.prepare(out / _PARTS_FOLDER, workers)
             _write_all(writer, workers, progress)
             _write_index(writer)
     content = json.loads((out / INDEX_FILE).read_bytes())
@@ -100,16 +124,15 @@ def pack(
 class _Writer:
     """Writes single shards."""
 
-    def __init__(self, index: Index, out: Path, per_shard: int) -> None:
-        self.index, self.out, self.per_shard = index, out, per_shard
+    def __init__(self, index: Index, out: Path, per_shard: int, contents: Contents) -> None:
+        self.index, self.out, self.per_shard, self.contents = index, out, per_shard, contents
         self.shards = -(-len(index) // per_shard)
         self.done = 0  # samples written in this and earlier calls
         self.stop = threading.Event()
-        self._tables = index_tables(index)
         self._lock = threading.Lock()
 
     def name(self, number: int) -> str:
-        return f"shard-{number:06d}.tar"
+        return f"shard-{number:06d}.{self.contents.ending}"
 
     def part(self, number: int) -> Path:
         return self.out / _PARTS_FOLDER / f"{number:06d}.npz"
@@ -134,84 +157,35 @@ class _Writer:
             return
         target = self.out / self.name(number)
         beside = target.with_suffix(".part")
-        kept, offsets, sizes, sums, left_out = [], [], [], [], []
         with beside.open("wb") as file:
-            tar = _HashingFile(file)
-            for row in rows:
-                if self.stop.is_set():
-                    return
-                try:
-                    data = self.index.read(row)
-                    check_image(data)
-                except (OSError, BadImage) as error:
-                    left_out.append({"path": str(self.index.path(row)), "reason": str(error)})
-                else:
-                    kept.append(row)
-                    offsets.append(tar.written + BLOCK_BYTES)
-                    sizes.append(len(data))
-                    sums.append(zlib.crc32(data))
-                    _add_member(tar, f"{row:09d}.{_ending(data)}", data)
-                    _add_member(tar, f"{row:09d}.json", self._description(row))
-                self._count(1)
-            tar.write(bytes(2 * BLOCK_BYTES))  # end marker of tar
+            shard = HashingFile(file)
+            written = self.contents.write(rows, shard, self._stopped)
+            if self.stop.is_set():
+                return
             file.flush()
             os.fsync(file.fileno())
-        if _sha256_on_disk(beside) != tar.hash.hexdigest():
+        if _sha256_on_disk(beside) != shard.hash.hexdigest():
             raise UserError(f"{beside}: reads back differently from what was written. Check the disk, then pack again.")
         beside.replace(target)
-        notes = json.dumps({"sha256": tar.hash.hexdigest(), "left_out": left_out}).encode()
+        notes = json.dumps({"sha256": shard.hash.hexdigest(), "left_out": written.left_out}).encode()
         with whole_file(self.part(number)) as part:
             np.savez(
                 part,
-                row=np.array(kept, np.int64),
-                offset=np.array(offsets, np.uint64),
-                size=np.array(sizes, np.uint32),
-                crc32=np.array(sums, np.uint32),
-                bytes=np.int64(tar.written),
+                row=np.array(written.rows, np.int64),
+                bytes=np.int64(shard.written),
                 notes=np.frombuffer(notes, np.uint8),
+                allow_pickle=False,
+                **{_COLUMN + name: table for name, table in written.tables.items()},
             )
 
-    def _description(self, row: int) -> bytes:
-        """Labels of a sample for other readers of the shards: arrays as lists, NaN as null."""
-        known = {name.removeprefix("target."): _plain(table[row].tolist()) for name, table in self._tables.items()}
-        return json.dumps({"path": self.index.paths[row], **known}).encode()
+    def _stopped(self) -> bool:
+        """Whether to stop; a sample is counted as done with each call."""
+        self._count(1)
+        return self.stop.is_set()
 
     def _count(self, samples: int) -> None:
         with self._lock:
             self.done += samples
-
-
-class _HashingFile:
-    """A file that counts and hashes the bytes written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.hash = hashlib.sha256()
-        self.written = 0
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self.hash.update(data)
-        self.written += len(data)
-
-
-def _add_member(tar: _HashingFile, name: str, data: bytes) -> None:
-    header = tarfile.TarInfo(name)
-    header.size, header.mode = len(data), 0o644  # no time and no owner, so that equal data gives equal shards
-    tar.write(header.tobuf(tarfile.USTAR_FORMAT))
-    tar.write(data)
-    tar.write(bytes(-len(data) % BLOCK_BYTES))
-
-
-def _ending(data: bytes) -> str:
-    """Ending for the kind of an image that passed `check_image`."""
-    return {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return None if value != value else value
 
 
 def _identity(index: Index) -> str:
@@ -250,7 +224,6 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
 
 
 def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
-    (writer.out / _PARTS_FOLDER).mkdir(exist_ok=True)
     in_threads(
         writer.write,
         range(writer.shards),
@@ -263,12 +236,14 @@ def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
 def _write_index(writer: _Writer) -> None:
     """Join the parts of the index. The index file is written last; it makes the shards usable."""
     out = writer.out
-    columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ("row", "offset", "size", "crc32")}
-    shards, left_out = [], []
+    columns: dict[str, list[npt.NDArray[Any]]] = {}
+    shards, left_out, row_parts = [], [], []
     for number in range(writer.shards):
         with np.load(writer.part(number)) as part:
-            for name, column in columns.items():
-                column.append(part[name])
+            row_parts.append(part["row"])
+            for name in part.files:
+                if name.startswith(_COLUMN):
+                    columns.setdefault(name.removeprefix(_COLUMN), []).append(part[name])
             notes = json.loads(part["notes"].tobytes())
             left_out += notes["left_out"]
             shards.append({
@@ -276,7 +251,7 @@ def _write_index(writer: _Writer) -> None:
                 "sha256": notes["sha256"],
             })  # fmt: skip
     joined = {name: np.concatenate(column) for name, column in columns.items()}
-    rows = joined.pop("row")
+    rows = np.concatenate(row_parts)
     if not len(rows):
         raise UserError(f"{writer.index.root}: none of its {len(writer.index)} images can be used ({left_out[0]}).")
     tables = {**joined, **{name: table[rows] for name, table in index_tables(writer.index).items()}}
@@ -285,6 +260,7 @@ def _write_index(writer: _Writer) -> None:
     if left_out:
         write_text(out / "left_out.jsonl", "".join(json.dumps(row) + "\n" for row in left_out))
     content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
+    content |= writer.contents.notes
     content["crc32"] = checksums
     content["left_out"] = len(left_out)
     if writer.index.skeleton is not HAND:

@@ -23,8 +23,8 @@ from bench.rows import describe_machine
 from pipelines.config import DataConfig
 from pipelines.samples.order import build_order
 from pipelines.sources import load_index
-from pipelines.sources.shards.foreign import index_shards
-from pipelines.sources.shards.patterns import find_shards
+from pipelines.sources.shards.foreign.patterns import find_shards
+from pipelines.sources.shards.foreign.scan import index_shards
 
 PER_SHARD = 8192
 IMAGE_BYTES = 12_000

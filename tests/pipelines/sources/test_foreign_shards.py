@@ -29,11 +29,11 @@ from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, build_order
 from pipelines.sources import load_index
-from pipelines.sources.shards.foreign import Indexed, index_shards
-from pipelines.sources.shards.headers import HeaderScan
+from pipelines.sources.shards.foreign.headers import HeaderScan
+from pipelines.sources.shards.foreign.patterns import find_shards
+from pipelines.sources.shards.foreign.scan import Indexed, index_shards
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.pack import pack
-from pipelines.sources.shards.patterns import find_shards
 from pipelines.sources.shards.store import member_name
 from tests.command_line import run_cli
 from tests.train import tiny_run

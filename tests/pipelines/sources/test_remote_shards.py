@@ -27,7 +27,7 @@ from s3fs import S3FileSystem  # type: ignore[import-untyped]
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.epochs import make_loader
+from pipelines.epoch_loader import make_loader
 from pipelines.loader import Loader
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index

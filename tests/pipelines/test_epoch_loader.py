@@ -17,7 +17,7 @@ from PIL import Image
 from errors import UserError
 from pipelines import ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
 from pipelines.batch import Batch
-from pipelines.epochs import EpochLoader
+from pipelines.epoch_loader import EpochLoader
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order

@@ -19,7 +19,7 @@ import numpy as np
 
 from errors import UserError
 from parsing import parse_json, paths_in_one_line, regular
-from pipelines.sources.shards.headers import HeaderScan, Places
+from pipelines.sources.shards.foreign.headers import HeaderScan, Places
 from pipelines.sources.shards.index_file import (
     FOLDER,
     FORMAT,

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.colour import Node, jitter
+from pipelines.render.dali_colour import Node, jitter
 from pipelines.render.request import Request
+from pipelines.samples.pixels import pixels_at
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import MAX_HALVINGS
 
@@ -33,6 +35,7 @@ class GraphConfig:
         prefetch: requests in progress at once.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
+        pixels: the requests bring pixels, and there is nothing to decode.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
@@ -44,11 +47,12 @@ class GraphConfig:
     views: int
     hw_decoder_load: float = 0.65
     regions: bool = False
+    pixels: bool = False
     decoder_memory: Literal["auto", "off"] = "off"
 
 
 def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callable[[], Request]) -> Pipeline:
-    """Decode once and make every view, without the augmentations of `views.appearance`.
+    """Decode once, unless the pixels are there, and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
@@ -75,16 +79,19 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
             for name in inputs
         ]
         others = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
-        return (request.encoded, *tables, *(others[name].astype(np.int32) for name in shared))
+        return (_images(request), *tables, *(others[name].astype(np.int32) for name in shared))
 
-    kinds = [(types.UINT8, 1)]
+    kinds = [(types.UINT8, 3 if config.pixels else 1)]
     kinds += [(types.FLOAT, 1 if name == "draws" else 2) for name in inputs] * config.views
     kinds += [(types.INT32, 1) for _ in shared]
     pipeline = _empty_pipeline(config)
     with pipeline:
-        encoded, *fed = _external(source, kinds)
+        given, *fed = _external(source, kinds)
         of_views, of_image = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
-        image = decode(encoded, config, of_image[pads:])
+        if config.pixels:
+            image = fn.reshape(given.gpu() if config.device == "gpu" else given, layout="HWC")
+        else:
+            image = decode(given, config, of_image[pads:])
         if pads:
             # An odd last row or column is halved together with the fill beyond it.
             image = fn.pad(image, axes=[0, 1], shape=of_image[0], fill_value=geometry.fill)
@@ -116,6 +123,13 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
         pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline
+
+
+def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
+    """What a pipeline decodes, or takes as decoded."""
+    if request.address is None:
+        return request.encoded
+    return [pixels_at(*of_one) for of_one in zip(request.address.tolist(), request.plan.shape_px.tolist(), strict=True)]
 
 
 def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipeline:

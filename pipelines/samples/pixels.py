@@ -1,0 +1,136 @@
+"""Images that are kept decoded, in memory that is mapped to files."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.arrays import IntArray
+from pipelines.views.augmentation import GeometryConfig
+from pipelines.views.plan import SMALLEST_SIDE, Kept
+from pipelines.views.reach import reach_of
+
+KEPT: Final = np.dtype([
+    ("offset", "<u8"), ("crc32", "<u4"), ("size_px", "<i4", 2), ("orientation", "u1"),
+    ("start_px", "<i4", 2), ("shape_px", "<i4", 2), ("halvings", "u1"),
+])  # fmt: skip
+"""A row for each sample: its first byte in its shard and the checksum of its pixels; height and width of the image as
+the decoder gives it, and its Exif orientation; the region that was kept, as in `pipelines.views.plan.Kept`."""
+
+_OTHERS: Final = ("rotation_deg", "translation_frac", "scale", "scale_is", "crop_probability", "crop_side_frac")
+"""Keys of `geometry` that say what a view may show, besides its side."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The views that the kept pixels of a source serve.
+
+    Attributes:
+        root: folder of the source, for messages.
+        geometry, box_margin: what its pixels were kept for.
+        margin: `data.box_margin` of this run.
+        boxed, whole: whether samples have boxes; whether there are some whose box is the whole image, without margin.
+        cut: whether regions of images were kept.
+        halved: whether some were halved.
+    """
+
+    root: Path
+    geometry: GeometryConfig
+    box_margin: float
+    margin: float
+    boxed: bool
+    whole: bool
+    cut: bool
+    halved: bool
+
+    def require(self, geometry: GeometryConfig) -> None:
+        """Check that views of this geometry are the same as of the files.
+
+        Raises:
+            UserError: they need pixels that were not kept.
+        """
+        kept, wanted = reach_of(self.geometry), reach_of(geometry)
+        margins = [(self.box_margin, self.margin)] * self.boxed + [(1.0, 1.0)] * self.whole
+        if geometry.antialias != self.geometry.antialias:
+            raise self._refusal(geometry, ["antialias"], "are sampled otherwise")
+        if self.halved and geometry.fill != self.geometry.fill:
+            raise self._refusal(geometry, ["fill"], "have another border, which is halved with odd images")
+        for packed, here in margins:
+            if self.cut and wanted.side * here > kept.side * packed:
+                raise self._refusal(geometry, _OTHERS, "show more of the images")
+            if self.halved and wanted.most_px / here > kept.most_px / packed:
+                raise self._refusal(geometry, ["side_px", *_OTHERS], "magnify the images more")
+            if self.cut and geometry.antialias and wanted.least_px / here < SMALLEST_SIDE * kept.least_px / packed:
+                raise self._refusal(geometry, ["side_px", *_OTHERS], "make the images smaller")
+
+    def _refusal(self, geometry: GeometryConfig, keys: Sequence[str], need: str) -> UserError:
+        pairs = [(f"geometry.{key}", getattr(geometry, key), getattr(self.geometry, key)) for key in keys]
+        pairs.append(("data.box_margin", self.margin, self.box_margin))
+        told = ", ".join(f"{key} = {_plain(here)} (packed: {_plain(packed)})" for key, here, packed in pairs
+                         if here != packed)  # fmt: skip
+        return UserError(
+            f"{self.root}: these views {need} than its pixels were packed for: {told}. Stay within what was packed, or "
+            "pack again with these values"
+        )
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The pixels of N samples.
+
+    Attributes:
+        table: (N,) `KEPT`.
+        address: (N,) int64, of the first byte of each in memory. RGB, rows without gaps, as stored: not turned upright.
+        bounds: of each source.
+        memory: what the addresses point to; held as long as this is.
+    """
+
+    table: npt.NDArray[np.void]
+    address: IntArray
+    bounds: tuple[Bounds, ...]
+    memory: tuple[Any, ...]
+
+    def select(self, rows: IntArray) -> Pixels:
+        """The pixels of some samples."""
+        return replace(self, table=self.table[rows], address=self.address[rows])
+
+    def require(self, geometry: GeometryConfig) -> None:
+        """Raise a `UserError` if views of this geometry need pixels that were not kept."""
+        for one in self.bounds:
+            one.require(geometry)
+
+    def matches(self, sample: int) -> bool:
+        """Whether the pixels of a sample are those that were packed, by their checksum."""
+        pixels = pixels_at(int(self.address[sample]), self.table["shape_px"][sample])
+        return zlib.crc32(pixels.data) == int(self.table["crc32"][sample])
+
+
+def join_pixels(parts: Sequence[Pixels]) -> Pixels:
+    """The pixels of several sources, one after the other."""
+    columns = [[getattr(part, field.name) for part in parts] for field in fields(Pixels)]
+    table, address, bounds, memory = columns
+    return Pixels(np.concatenate(table), np.concatenate(address), sum(bounds, ()), sum(memory, ()))
+
+
+def kept_of(table: npt.NDArray[np.void]) -> Kept:
+    """The regions in rows (N,) of `KEPT`."""
+    return Kept(*(table[name].astype(np.int64) for name in Kept._fields))
+
+
+def pixels_at(address: int, shape_px: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
+    """The RGB image (H, W, 3) at an address. It does not hold the memory."""
+    height, width = map(int, shape_px)
+    memory = (ctypes.c_uint8 * (3 * height * width)).from_address(address)
+    return np.ctypeslib.as_array(memory).reshape(height, width, 3)
+
+
+def _plain(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,1 @@
+"""Tar shards that other programs wrote: their headers become an index."""

@@ -1,0 +1,52 @@
+"""How much of an image the views of a geometry can need, whatever is drawn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from pipelines.views.augmentation import GeometryConfig
+
+_ROUNDED: Final = 1 + 1e-6
+"""Draws and boxes are float32, so a view may pass the bounds of its ranges by so much."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Bounds over all draws, relative to the box with its margin.
+
+    Attributes:
+        side: side of the square around the box's centre that contains all views, in sides of the box.
+        least_px: smallest magnification, in pixels of a view per side of the box.
+        most_px: largest magnification.
+    """
+
+    side: float
+    least_px: float
+    most_px: float
+
+
+def reach_of(geometry: GeometryConfig) -> Reach:
+    """The reach of all views that `pipelines.views.draws.draw_view` can draw."""
+    least, most = geometry.scale
+    if geometry.scale_is == "margin":
+        least, most = 1 / most, 1 / least
+    side = (1 + 2 * geometry.translation_frac) * _widening(*geometry.rotation_deg) / least
+    sides = [side]
+    if geometry.crop_probability > 0:
+        smallest, largest = geometry.crop_side_frac
+        # A crop of side c lies inside the canonical view, so its centre is up to (1 - c) / 2 away.
+        crops = [1 - crop + crop * side for crop in geometry.crop_side_frac]
+        certain = geometry.crop_probability == 1
+        sides = crops if certain else [side, *crops]
+        least, most = least / largest if certain else least, most / smallest
+    return Reach(_ROUNDED * max(sides), geometry.side_px * least / _ROUNDED, geometry.side_px * most * _ROUNDED)
+
+
+def _widening(low_deg: float, high_deg: float) -> float:
+    """Largest side of the upright square around a unit square that is turned by an angle in the range."""
+    if math.floor((high_deg - 45) / 90) >= math.ceil((low_deg - 45) / 90):  # on its corner
+        return math.sqrt(2)
+    turns = (math.radians(low_deg), math.radians(high_deg))
+    return max(abs(math.cos(turn)) + abs(math.sin(turn)) for turn in turns)
