@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from machine.user_cache import user_cache
+
 _VARIABLE = "NUMBA_CACHE_DIR"
 
 
@@ -21,9 +23,8 @@ def choose_cache_folder() -> None:
 
     This changes the environment. Commands call it before Numba is imported.
     """
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111  never raises
     chosen = os.environ.get(_VARIABLE)
-    folders = [Path(chosen)] if chosen else [Path(__file__).parent / "__pycache__", user_cache / "numba"]
+    folders = [Path(chosen)] if chosen else [Path(__file__).parent / "__pycache__", user_cache() / "numba"]
     if any(_can_be_written(folder) for folder in folders):
         return
     try:

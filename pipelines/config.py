@@ -5,6 +5,7 @@ This file imports neither torch nor DALI nor Numba, so that a mistake in a confi
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Factor, Fraction, Positive, PositiveFraction, Queue, Seed, Threads, one_of
+from bounds import Count, Factor, Fraction, Gigabytes, Positive, PositiveFraction, Queue, Seed, Threads, one_of
 from errors import UserError
 
 SOURCES: Final = {
@@ -33,7 +34,7 @@ class DataConfig:
         source: layout of the files: "freihand", "youtube3d", "ho3d", "dexter_object", "coco" (images with keypoints in
             COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the commands `pack`
             and `index` write).
-        root: the dataset's folder.
+        root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
         part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
             shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train and val parts of its
@@ -53,6 +54,9 @@ class DataConfig:
         label_seed: seed of this choice.
         shuffle_shards: shards: shuffle within so many shards at a time, for storage with slow random reads; unset, over
             all shards.
+        cache: for shards at an address: folder on a local disk that keeps what was downloaded, for all processes of the
+            machine; unset, peclr-dali/shards in $XDG_CACHE_HOME or ~/.cache.
+        cache_gb: largest size of this folder, in 10^9 bytes.
         bad_list: list of files to leave out, written by the `check-data` command.
         max_bad_share: a run stops if a larger share of the drawn images cannot be used.
         weight: for several sources. A source's share of every batch is its weight over the sum of all weights.
@@ -71,6 +75,8 @@ class DataConfig:
     label_fraction: PositiveFraction = 1.0
     label_seed: Seed = 0
     shuffle_shards: Count | None = None
+    cache: str | None = None
+    cache_gb: Gigabytes = 100.0
     bad_list: str | None = None
     max_bad_share: Fraction = 0.01
     weight: Positive = 1.0
@@ -113,6 +119,20 @@ def box_file(config: DataConfig) -> Path | None:
     return None if config.box in ("center", "joints") else Path(config.box)
 
 
+def is_address(root: str) -> bool:
+    """Whether `data.root` is an address, such as "s3://bucket/folder", and not a folder."""
+    return re.match(r"\w[\w+.:-]*://", root) is not None
+
+
+def refuse_address(config: DataConfig) -> None:
+    """Raise a `UserError` if `data.root` is an address, and the source is none of shards."""
+    if is_address(config.root) and config.source != "shards":
+        raise UserError(
+            f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "
+            "Pack the data with 'python cli.py pack', copy the shards there, and set data.source = 'shards'."
+        )
+
+
 def each_source(config: D | Sequence[D]) -> tuple[D, ...]:
     """The sources as a tuple, also if there is only one."""
     return (config,) if isinstance(config, DataConfig) else tuple(config)
@@ -125,7 +145,7 @@ def refuse_among_images(out: Path, config: DataConfig | Sequence[DataConfig]) ->
         UserError: `out` is inside the root of such a source, and not in a hidden folder.
     """
     for one in each_source(config):
-        if one.source != "folder":
+        if one.source != "folder" or is_address(one.root):
             continue
         try:
             within = out.resolve().relative_to(Path(one.root).resolve())
@@ -142,9 +162,12 @@ def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
     """Check that the folders of all sources exist, before torch is imported and ranks connect.
 
     Raises:
-        UserError: a folder does not exist, or is not a folder.
+        UserError: a folder does not exist, or is not a folder; or an address is given for files that are no shards.
     """
     for one in each_source(config):
+        refuse_address(one)
+        if is_address(one.root):
+            continue
         try:
             status = Path(one.root).stat()
         except FileNotFoundError:

@@ -96,6 +96,7 @@ class Feed:
         self._augmentation, self._views, self._regions = augmentation, views, regions
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
+        self._stopped = False
 
     def start(self, positions: IntArray) -> Future[Chunk]:
         """Start `chunk` in the next free reader thread."""
@@ -191,6 +192,8 @@ class Feed:
 
     def _read(self, sample: int) -> ImageFile | None:
         """Read a file; None if it is bad."""
+        if self._stopped:
+            raise RuntimeError("the loader is closed")
         if sample in self.quarantine:
             return None
         try:
@@ -200,6 +203,11 @@ class Feed:
             self.quarantine.add(sample, self.index.path(sample), reason)
         return None
 
+    def stop(self) -> None:
+        """Tell the readers to end, without waiting for them."""
+        self._stopped = True
+
     def close(self) -> None:
         """Stop the readers."""
+        self.stop()
         self._pool.shutdown(cancel_futures=True)

@@ -25,6 +25,7 @@ from pipelines.render.request import Request
 from pipelines.render.runner import DecodeError, Outputs, Runner, decodes
 from pipelines.samples.index import Index
 from pipelines.samples.order import Schedule
+from pipelines.samples.store import Follower
 from pipelines.views.augmentation import Augmentation
 
 
@@ -81,6 +82,7 @@ class Loader:
         self._stop = threading.Event()
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
+        self._follower = Follower()
 
     def __enter__(self) -> Loader:
         return self
@@ -99,6 +101,7 @@ class Loader:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
         if self._stop.is_set():
             raise RuntimeError(_CLOSED)
+        self._follower = self.feed.index.follow(self._schedule.samples)
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._batches.get()) is not None:
@@ -112,6 +115,8 @@ class Loader:
     def stop(self) -> None:
         """Tell the thread to end, without waiting for it."""
         self._stop.set()
+        self.feed.stop()
+        self._follower.close()
 
     def close(self) -> None:
         """Stop the thread and free the memory of the pipelines."""
@@ -185,6 +190,7 @@ class Loader:
                 row = stop
             if finish is not None:
                 finish()
+            self._follower.done()
             yield replace(batch, bad=torch.cat(bad))
 
     def pieces(self) -> Iterator[IntArray]:

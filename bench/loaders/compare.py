@@ -28,6 +28,8 @@ from bench.loaders.verdict import PageCache, verdict
 from bench.measure import Progress, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds, no_progress
 from bench.rows import data_tables, describe_machine
 from pipelines.config import DataConfig, each_source
+from pipelines.samples.index import Index
+from pipelines.samples.store import Traffic
 from train.config.pretraining import Config
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,9 @@ def compare_loaders(
         other numbers of threads.
     """
     index = load_enough(config, settings)
+    network = _Network(index)
     require_sound(index)  # reading also fills the page cache, for all loaders alike
+    first_pass = network.since()
     paths = [] if index.store is not None else [index.path(sample) for sample in range(len(index))]
     if index.store is not None:
         log.info("packed data: other loaders and passes from a cold cache are left out, since they need single files")
@@ -108,6 +112,7 @@ def compare_loaders(
         cache = _passes(everything[0].start, paths, settings) if settings.passes and paths else None
     found = dict(zip(everything, rates, strict=True))
     entries = {group: [_entry(one, found[one], rates[0]) for one in parts] for group, parts in measured.items()}
+    measured_rounds = network.since()
     parts = {one.name: found[one] for one in measured["stages"] if one.as_configured}
     return {
         "bench": "loader",
@@ -123,9 +128,34 @@ def compare_loaders(
             "cold": _rounded(cache.cold),
             "bytes_per_image": round(cache.bytes_per_image),
         },
+        "network": None if first_pass is None else {"first_pass": first_pass, "rounds": measured_rounds},
         "step_images_per_s": None if step is None else round(step.mean, 1),
         "verdict": verdict(rates[0], settings.cores, parts, step=step, cache=cache),
     }
+
+
+class _Network:
+    """What the data's store has read from the network and from its cache."""
+
+    def __init__(self, index: Index) -> None:
+        self._store = index.store
+        self._before, self._began = Traffic(), time.perf_counter()
+
+    def since(self) -> Row | None:
+        """Figures since the last call; None for data without a cache."""
+        traffic = None if self._store is None else self._store.traffic()
+        if traffic is None:
+            return None
+        now = time.perf_counter()
+        found, seconds = traffic - self._before, now - self._began
+        self._before, self._began = traffic, now
+        return {
+            "images": found.images,
+            "hit_rate": round(found.hits / max(found.images, 1), 4),
+            "read_directly": found.direct,
+            "mb": round(found.bytes / 1e6, 2),
+            "mb_per_s": round(found.bytes / 1e6 / max(seconds, 1e-9), 2),
+        }
 
 
 def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -> list[Part]:

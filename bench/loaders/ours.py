@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.samples.store import in_order
 from pipelines.sources import load_index
 from train.config.pretraining import Config
 
@@ -87,11 +89,15 @@ def require_sound(index: Index) -> None:
     if index.pixels is not None:
         return
     bad: list[tuple[Path, str]] = []
-    for sample in range(len(index)):
-        try:
-            check_image(np.frombuffer(index.read(sample), np.uint8))
-        except (OSError, BadImage) as error:
-            bad.append((index.path(sample), getattr(error, "strerror", None) or str(error)))
+    steps = in_order(len(index), 256)
+    with closing(index.follow(lambda: iter(steps))) as follower:
+        for rows in steps:
+            for sample in rows.tolist():
+                try:
+                    check_image(np.frombuffer(index.read(sample), np.uint8))
+                except (OSError, BadImage) as error:
+                    bad.append((index.path(sample), getattr(error, "strerror", None) or str(error)))
+            follower.done()
     if bad:
         path, reason = bad[0]
         raise UserError(

@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def as_tables(row: Row) -> Iterator[Table]:
-    """Two tables with 95 % intervals: the loaders with their ratios, and the parts of our loader."""
+    """Tables with 95 % intervals: loaders with their ratios, parts of our loader. Then the traffic, if there is any."""
     settings = row["settings"]
     title = (
         f"{settings['cores']} cores, batches of {settings['batch']} on {row['device']}, {settings['repeats']} rounds"
@@ -28,6 +28,20 @@ def as_tables(row: Row) -> Iterator[Table]:
     yield _table(title, row["loaders"])
     title = "parts of this loader, each alone; this loader with other numbers of threads"
     yield _table(title, [*row["stages"], *row["threads"].values()])
+    if row.get("network") is not None:
+        yield _network_table(row["network"])
+
+
+def _network_table(network: Row) -> Table:
+    table = Table(title="data at an address: reads from the cache, and traffic", box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for heading in ("images", "cache hits", "read directly", "MB", "MB/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, key in (("first pass over all images", "first_pass"), ("rounds, everything together", "rounds")):
+        found = network[key]
+        figures = [f"{found['images']}", f"{found['hit_rate']:.1%}", f"{found['read_directly']}"]
+        table.add_row(name, *figures, f"{found['mb']:.1f}", f"{found['mb_per_s']:.1f}")
+    return table
 
 
 def _table(title: str, entries: Sequence[Row]) -> Table:

@@ -17,13 +17,11 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.pixels import Pixels, join_pixels
+from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box for the square around a whole image; its size is read later, from the file's header."""
-
-Store = Callable[[int], bytes]
-"""Reads the file of a sample; any thread may call it. Raises OSError if the file cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Index:
             else NamesOnDemand(len(rows), lambda row: self.paths[int(rows[row])]),
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
-            store=None if store is None else lambda row: store(int(rows[row])),
+            store=None if store is None else SelectedStore(store, rows),
             pixels=None if self.pixels is None else self.pixels.select(rows),
             blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
         )
@@ -153,7 +151,11 @@ class Index:
         Raises:
             OSError: it cannot be read.
         """
-        return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store(sample)
+        return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store.read(sample)
+
+    def follow(self, steps: Steps) -> Follower:
+        """Let the store prepare for the samples of the coming steps."""
+        return Follower() if self.store is None else self.store.follow(steps)
 
 
 def read_file(path: str) -> bytes:
@@ -196,9 +198,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     if len(labelled) > 1:
         told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
         raise UserError(f"the sources label {told}: expected one kind of skeleton. Train on them one by one")
-    roots = [os.path.abspath(index.root) for index in indices]  # noqa: PTH100  links stay as they are
-    common = os.path.commonpath(roots)
-    folders = [os.path.relpath(root, common) for root in roots]
+    common, folders = _common_root([str(index.root) for index in indices])
     stored = any(index.store is not None for index in indices)
     counts = [len(index) for index in indices]
     first = [0, *accumulate(counts)]
@@ -206,10 +206,6 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     def name_of(row: int) -> str:
         number = bisect_right(first, row) - 1
         return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
-
-    def read(row: int) -> bytes:
-        number = bisect_right(first, row) - 1
-        return indices[number].read(row - first[number])
 
     in_part = ("K", "xyz_m") if all(index.keypoints_px is not None for index in indices) else ()
     names = dict.fromkeys([*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))])
@@ -232,10 +228,21 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             SourceRows(index.name, len(index), weight, index.blocks)
             for index, weight in zip(indices, weights, strict=True)
         ),
-        store=read if stored else None,
+        store=JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
+        if stored
+        else None,
         pixels=join_pixels(pixels) if pixels else None,
         skeleton=next((index.skeleton for index in labelled.values()), HAND),
     )
+
+
+def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that holds all roots, and each root seen from it; an address is seen from nowhere."""
+    if any("://" in root for root in roots):
+        return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
+    absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
+    common = os.path.commonpath(absolute)
+    return common, [os.path.relpath(root, common) for root in absolute]
 
 
 class NamesOnDemand(Sequence[str]):

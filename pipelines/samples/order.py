@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -178,6 +180,9 @@ class _Kept:
         self._kept: dict[int, IntArray] = {}
         self._lock = threading.Lock()  # several reader threads of the loader call this at once
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return _Kept(deepcopy(self._shuffled, memo))
+
     def __call__(self, number: int) -> IntArray:
         with self._lock:
             if number not in self._kept:
@@ -316,3 +321,10 @@ class Schedule:
     def steps(self) -> Iterable[int]:
         """The steps, from the first on."""
         return itertools.count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
+
+    def samples(self) -> Iterator[IntArray]:
+        """The samples (batch,) of each step's whole batch, all ranks together."""
+        order = deepcopy(self.order)  # whoever looks ahead in this one needs shuffles of later epochs
+        for step in self.steps():
+            epochs, places = np.divmod(RankSlice(self.rows.batch, 0, self.rows.batch).positions(step), order.length)
+            yield np.concatenate([order.samples(one, places[epochs == one]) for one in np.unique(epochs).tolist()])

@@ -11,7 +11,7 @@ import numpy as np
 
 from errors import UserError
 from parsing import paths_in_one_line
-from pipelines.config import SOURCES, DataConfig, each_source
+from pipelines.config import SOURCES, DataConfig, each_source, refuse_address
 from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
 from pipelines.samples.index import Index, join
@@ -48,6 +48,7 @@ def _load(config: DataConfig, verify: bool) -> Index:
 
 
 def _load_source(config: DataConfig, verify: bool) -> Index:
+    refuse_address(config)
     if config.source == "shards":
         return load_shards(config, verify=verify)
     if config.shuffle_shards is not None:

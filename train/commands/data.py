@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -114,6 +115,8 @@ def pack(
     With --pixels the loader neither reads files nor decodes. The shards serve the views of the configuration that they
     were packed with, or narrower ones; they are several times as large as JPEGs, and how large is said first.
     """
+    if re.match(r"\w+:/", str(out)):
+        raise UserError(f"{out}: is an address, and shards are written to a folder. Copy the folder there afterwards.")
     config = pretraining_config(files, overrides)
     from machine.cores import available_cores
     from pipelines.config import each_source

@@ -21,6 +21,8 @@ FREE_ON_RESUME = (
     "run.trackers",
     "run.profile_steps",
     "data.root",
+    "data.cache",
+    "data.cache_gb",
     "data.max_bad_share",
     "data.regressor",
     "pipelines",

@@ -24,6 +24,7 @@ from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
 from pipelines.samples.pixels import Pixels
+from pipelines.samples.store import in_order
 from pipelines.sources import load_index
 
 
@@ -130,15 +131,19 @@ _Read = tuple[dict[int, str], list[int], list[Encoded]]
 
 def _read_ahead(index: Index, graph: GraphConfig) -> Iterator[_Read]:
     """Read all samples in batches; as many batches at once as the decoder has threads."""
-    batches = (range(start, min(start + graph.batch, len(index))) for start in range(0, len(index), graph.batch))
+    steps = in_order(len(index), graph.batch)
+    batches = (rows.tolist() for rows in steps)
+    follower = index.follow(lambda: iter(steps))
     with ThreadPoolExecutor(graph.threads, thread_name_prefix="read") as pool:
         reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, graph.threads))
         try:
             while reading:
                 read = reading.popleft().result()
                 reading.extend(pool.submit(_read, index, rows) for rows in islice(batches, 1))
+                follower.done()
                 yield read
         finally:
+            follower.close()
             pool.shutdown(cancel_futures=True)
 
 

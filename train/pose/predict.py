@@ -21,6 +21,7 @@ from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
+from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
 from pipelines.sources.folder import load_folder
 from train.distributed.world import World, described_world
@@ -307,15 +308,21 @@ def _check_box(box_px: Box, size_px: tuple[int, int]) -> None:
         )
 
 
+class _Pictures(Store):
+    """Pictures of any kind as PNGs that the training loader reads: upright, eight bits, no alpha."""
+
+    def __init__(self, pictures: Index) -> None:
+        self._pictures = pictures
+
+    def read(self, row: int) -> bytes:
+        bgr = read_picture(str(self._pictures.path(row)))[..., ::-1]
+        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+
+
 def _estimate(
     run: PoseRun, pictures: Index, cameras: Sequence[npt.NDArray[np.float32]], progress: Progress | None = None
 ) -> Poses:
-    def as_png(sample: int) -> bytes:
-        """A picture of any kind as a PNG that the training loader reads: upright, eight bits, no alpha."""
-        bgr = read_picture(str(pictures.path(sample)))[..., ::-1]
-        return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
-
-    index = dataclasses.replace(pictures, store=as_png)
+    index = dataclasses.replace(pictures, store=_Pictures(pictures))
     world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
     return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from machine.user_cache import user_cache
 from writing import whole_file
 
 Tables = dict[str, npt.NDArray[Any]]
@@ -32,9 +32,7 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     """
     stamps = [(str(file.resolve()), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
     key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
-    # expanduser never raises; Path.home raises for a user that the system does not know.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "peclr-dali"  # noqa: PTH111
-    entry = cache / f"{name}-{key}.npz"
+    entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)

@@ -128,6 +128,11 @@ def _check_index_file(content: dict[str, Any]) -> None:
         raise ValueError("crc32 is of another kind")
 
 
+def table_name(name: str) -> str:
+    """The name of a table's file in a folder of shards."""
+    return f"{INDEX_FOLDER}/{name}.npy"
+
+
 def table_checksum(file: Path) -> int:
     """CRC-32 of a file."""
     checksum = 0
@@ -164,7 +169,7 @@ def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table
     Raises:
         UserError: it cannot be read, or is of other shards.
     """
-    file = root / INDEX_FOLDER / f"{name}.npy"
+    file = root / table_name(name)
     try:
         found = None if checksum is None else table_checksum(file)
         table: Table = np.lib.format.open_memmap(file, mode="r")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from errors import UserError
-from pipelines.config import DataConfig, box_file
+from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
 from pipelines.samples.pixels import Pixels
 from pipelines.sources.boxes import refuse_boxes, with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
-from pipelines.sources.shards.store import ShardStore
+from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
 
@@ -42,30 +42,27 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         chosen = getattr(config, key)
         if chosen != getattr(DataConfig, key):
             raise UserError(f"data.{key} = {chosen!r}: it was chosen when the shards were packed. Leave it out.")
-    root, window = Path(config.root), config.shuffle_shards
-    content = read_index_file(root)
+    window, verify = config.shuffle_shards, verify or is_address(config.root)
+    root, folder, content, files = _open(config)
     shards: list[dict[str, Any]] = content["shards"]
-    folder = root / content.get(FOLDER, "")
     if FOLDER not in content:
         refuse_boxes(config, "shards hold the boxes that they were packed with")
-    check_shards(content, folder)
     count = sum(shard["samples"] for shard in shards)
     sums: dict[str, int] = content.get("crc32", {})
     if not sums:
         log.warning(
-            "%s: the index was written by an earlier version, without checksums: damage cannot be detected", root
+            "%s: the index was written by an earlier version, without checksums: damage cannot be detected", config.root
         )
     tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
-    names = [shard["file"] for shard in shards]
     whole = np.array(WHOLE_IMAGE, np.float32)
     box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
     pixels: Pixels | None = None
-    store: ShardStore | PixelNames = PixelNames(names, first)
+    store: ShardStore | PixelNames = PixelNames(files.names, first)
     if PIXELS in tables:
         pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
     else:
-        store = ShardStore([folder / name for name in names], names, first, tables, window, verify=verify)
+        store = ShardStore(files, first, tables, verify=verify)
     paths = NamesOnDemand(count, store.name)
     index = Index(
         name=content["name"],
@@ -76,7 +73,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         mirror=tables.get("mirror"),
         group=tables.get("group"),
         targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
-        store=store.read,
+        store=store,
         pixels=pixels,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
@@ -87,7 +84,44 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         return index
     if index.group is None:
         raise UserError(
-            f"data.split = {config.split!r}: the shards of {root} do not say which of their images belong together, so "
-            'they cannot be split. Use "all", or pack the splits apart.'
+            f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong "
+            'together, so they cannot be split. Use "all", or pack the splits apart.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
+
+
+def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
+    """The folder with the tables, the folder of the shards, what is in index.json, and the shards."""
+    if is_address(config.root):
+        from pipelines.sources.remote.address import Address  # fsspec takes a while to be imported
+        from pipelines.sources.shards.remote_shards import RemoteFolder, RemoteShards
+
+        remote = RemoteFolder(config)
+        content = read_index_file(remote.path)
+        if FOLDER in content:
+            raise UserError(
+                f"data.root = {config.root}: is an index of shards of other programs, which are read from a folder "
+                "only: it has no checksums of them. Pack the data with 'python cli.py pack'."
+            )
+        if PIXELS in content["tables"]:
+            raise UserError(
+                f"data.root = {config.root}: holds pixels, which are mapped into memory from a folder only. Copy the "
+                "folder to a local disk."
+            )
+        remote.fetch_tables(content)
+        return (
+            remote.path,
+            Address(config.root),
+            content,
+            RemoteShards(remote, content["shards"], config.shuffle_shards),
+        )
+    root = Path(config.root)
+    content = read_index_file(root)
+    folder = root / content.get(FOLDER, "")
+    check_shards(content, folder)
+    return (
+        root,
+        folder,
+        content,
+        LocalShards(folder, [shard["file"] for shard in content["shards"]], config.shuffle_shards),
+    )

@@ -21,6 +21,7 @@ from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MIN_PIXELS
 from pipelines.samples.pixels import Bounds, Pixels
+from pipelines.samples.store import Store
 from pipelines.views.augmentation import GeometryConfig
 
 PIXELS: Final = "pixels"
@@ -97,7 +98,7 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
         raise UserError(f"{path}: cannot be mapped into memory ({error.strerror}). Check it, or pack again.") from error
 
 
-class PixelNames:
+class PixelNames(Store):
     """What stands for a `ShardStore` where there are no files.
 
     Args:
@@ -111,13 +112,13 @@ class PixelNames:
         """Shard and row of a sample, for messages."""
         return f"{self._shards[bisect_right(self._first, sample) - 1]}/{sample:09d}"
 
-    def read(self, sample: int) -> bytes:
+    def read(self, row: int) -> bytes:
         """Refuse to read a file.
 
         Raises:
             UserError: always.
         """
         raise UserError(
-            f"{self.name(sample)} holds pixels, no image files: they serve training and its validation. For anything "
+            f"{self.name(row)} holds pixels, no image files: they serve training and its validation. For anything "
             "else name the data that was packed"
         )

@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
+from pipelines.arrays import IntArray
 from pipelines.files.image_file import MAX_FILE_BYTES
+from pipelines.samples.store import Follower, Steps, Store, Traffic
+from pipelines.sources.remote.cache import Descriptor
 
 BLOCK_BYTES: Final = 512
 """Block size of tar: a header has one block, and contents fill whole blocks."""
@@ -25,75 +29,63 @@ OPEN_SHARDS: Final = 128
 Table = npt.NDArray[Any]
 
 
-class ShardStore:
-    """Reads samples from shards, each in constant time. Any thread may call it.
+class Shards:
+    """Reads from numbered shards; any thread may.
+
+    Attributes:
+        names: of their files, for messages.
+    """
+
+    names: Sequence[str]
+
+    def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
+        """The `size` bytes at `offset` of a shard.
+
+        Args:
+            crc32: the checksum that they must have; None compares nothing.
+
+        Raises:
+            OSError: the shard cannot be read, is cut, or has other bytes.
+        """
+        raise NotImplementedError
+
+    def follow(self, steps: Steps) -> Follower:
+        """Prepare for the shards (N,) of the rows of each step, see `Store.follow`."""
+        return Follower()
+
+    def traffic(self) -> Traffic | None:
+        """See `Store.traffic`."""
+        return None
+
+
+class LocalShards(Shards):
+    """Shards in a folder.
 
     Args:
-        first: (len(shards) + 1,) first row of each shard, and the end of the last.
-        names: of the shards, for messages.
-        tables: "offset" and "size", each (N,): start of a sample's image in its shard, length in bytes. "crc32" (N,),
-            its checksum; without it nothing is compared. "lead" (N,), bytes of headers before the image; without it one
-            block.
         window: number of shards to read at a time, or None. If set, the system reads an opened shard ahead as a whole,
             which is faster than seeking on slow storage.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Path],
-        names: Sequence[str],
-        first: Sequence[int],
-        tables: dict[str, Table],
-        window: int | None,
-        *,
-        verify: bool,
-    ) -> None:
-        self._shards, self._names, self._first, self._window = shards, names, first, window
-        self._offset, self._size, self._lead = tables["offset"], tables["size"], tables.get("lead")
-        self._crc32 = tables.get("crc32") if verify else None
-        self._open: dict[int, _Descriptor] = {}
+    def __init__(self, folder: Path, names: Sequence[str], window: int | None) -> None:
+        self.names, paths = names, [folder / name for name in names]
+        self._paths, self._window = paths, window
+        self._open: dict[int, Descriptor] = {}
         self._lock = threading.Lock()
 
-    def read(self, sample: int) -> bytes:
-        """The bytes of one image.
-
-        Raises:
-            OSError: the shard cannot be read, is cut, or has other bytes than were packed.
-        """
-        data = self._bytes(sample, int(self._offset[sample]), int(self._size[sample]))
-        if self._crc32 is not None and zlib.crc32(data) != self._crc32[sample]:
+    def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
+        """See `Shards`."""
+        try:
+            data = read_at(self._open.get(shard) or self._opened(shard), size, offset)
+        except EOFError:
+            raise OSError(f"{self.names[shard]} ends before byte {offset + size}") from None
+        if crc32 is not None and zlib.crc32(data) != crc32:
             raise OSError("not the bytes that were packed (wrong checksum)")
         return data
 
-    def name(self, sample: int) -> str:
-        """Shard and member name of a sample, read from the tar, for messages."""
-        lead = BLOCK_BYTES if self._lead is None else int(self._lead[sample])
-        try:
-            member = member_name(self._bytes(sample, int(self._offset[sample]) - lead, lead))
-        except OSError:
-            member = None
-        return f"{self._names[self._shard(sample)]}/{member or f'row {sample}'}"
-
-    def _shard(self, sample: int) -> int:
-        return bisect_right(self._first, sample) - 1
-
-    def _bytes(self, sample: int, offset: int, size: int) -> bytes:
-        shard = self._shard(sample)
-        if offset >= 2**63 or size > MAX_FILE_BYTES:
-            raise OSError(f"the index has it at byte {offset} of {self._shards[shard].name}, {size} bytes long")
-        descriptor = self._open.get(shard) or self._opened(shard)
-        data = os.pread(descriptor.number, size, offset)
-        # A signal, or a file system that returns fewer bytes.
-        while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
-            data += more
-        if len(data) < size:
-            raise OSError(f"{self._shards[shard].name} ends before byte {offset + size}")
-        return data
-
-    def _opened(self, shard: int) -> _Descriptor:
+    def _opened(self, shard: int) -> Descriptor:
         with self._lock:
             if shard not in self._open:
-                descriptor = _Descriptor(self._shards[shard])
+                descriptor = Descriptor.of(self._paths[shard])
                 if self._window is not None:
                     os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_WILLNEED)
                 if len(self._open) >= OPEN_SHARDS:  # a reader that still uses the oldest keeps it open
@@ -102,15 +94,77 @@ class ShardStore:
             return self._open[shard]
 
 
-class _Descriptor:
-    """An open file. It is closed when its last user has finished."""
+def read_at(descriptor: Descriptor, size: int, offset: int) -> bytes:
+    """Read exactly `size` bytes of an open file.
 
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    Raises:
+        EOFError: the file ends before.
+        OSError: the disk refuses.
+    """
+    data = os.pread(descriptor.number, size, offset)
+    # A signal, or a file system that returns fewer bytes.
+    while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
+        data += more
+    if len(data) < size:
+        raise EOFError
+    return data
 
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
+
+class ShardStore(Store):
+    """Reads samples from shards, each in constant time. Any thread may call it.
+
+    Args:
+        first: (number of shards + 1,) first row of each shard, and the end of the last.
+        tables: "offset" and "size", each (N,): start of a sample's image in its shard, length in bytes. "crc32" (N,),
+            its checksum; without it nothing is compared. "lead" (N,), bytes of headers before the image; without it one
+            block.
+        verify: compare the checksum of each image.
+    """
+
+    def __init__(self, shards: Shards, first: Sequence[int], tables: dict[str, Table], *, verify: bool) -> None:
+        self._shards, self._first = shards, first
+        self._offset, self._size, self._lead = tables["offset"], tables["size"], tables.get("lead")
+        self._crc32 = tables.get("crc32") if verify else None
+
+    def read(self, row: int) -> bytes:
+        """The bytes of one image.
+
+        Raises:
+            OSError: the shard cannot be read, is cut, or has other bytes than were packed.
+        """
+        crc32 = None if self._crc32 is None else int(self._crc32[row])
+        return self._bytes(row, int(self._offset[row]), int(self._size[row]), crc32)
+
+    def follow(self, steps: Steps) -> Follower:
+        """See `Store`."""
+        first = np.array(self._first, np.int64)
+
+        def shards_of(rows: IntArray) -> IntArray:
+            return np.searchsorted(first, rows, side="right") - 1
+
+        return self._shards.follow(lambda: map(shards_of, steps()))
+
+    def traffic(self) -> Traffic | None:
+        """See `Store`."""
+        return self._shards.traffic()
+
+    def name(self, row: int) -> str:
+        """Shard and member name of a sample, read from the tar, for messages."""
+        lead = BLOCK_BYTES if self._lead is None else int(self._lead[row])
+        try:
+            member = member_name(self._bytes(row, int(self._offset[row]) - lead, lead, None))
+        except OSError:
+            member = None
+        return f"{self._shards.names[self._shard(row)]}/{member or f'row {row}'}"
+
+    def _shard(self, row: int) -> int:
+        return bisect_right(self._first, row) - 1
+
+    def _bytes(self, row: int, offset: int, size: int, crc32: int | None) -> bytes:
+        shard = self._shard(row)
+        if not 0 <= offset < 2**63 or size > MAX_FILE_BYTES:
+            raise OSError(f"the index has it at byte {offset} of {self._shards.names[shard]}, {size} bytes long")
+        return self._shards.read(shard, offset, size, crc32)
 
 
 def member_name(headers: bytes) -> str | None:

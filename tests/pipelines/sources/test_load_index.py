@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelines.config import DataConfig
 from pipelines.samples.index import Index, join
+from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from pipelines.sources.freihand import load_freihand
 
@@ -91,18 +92,18 @@ def test_groups_of_several_sources_do_not_meet(tmp_path: Path) -> None:
     assert join([parts[2], parts[2]], [1, 1]).group is None
 
 
-class Letters:
+class Letters(Store):
     """A store of three samples, each a letter."""
 
-    def read(self, sample: int) -> bytes:
-        return b"abc"[sample : sample + 1]
+    def read(self, row: int) -> bytes:
+        return b"abc"[row : row + 1]
 
 
 def test_a_store_is_read_through_a_joined_index(tmp_path: Path) -> None:
     (tmp_path / "file.jpg").write_bytes(b"x")
     box = np.zeros((3, 3), np.float32)
     files = Index("files", tmp_path, ["file.jpg"], box[:1])
-    letters = Index("letters", tmp_path / "letters", ["a", "b", "c"], box, store=Letters().read)
+    letters = Index("letters", tmp_path / "letters", ["a", "b", "c"], box, store=Letters())
     both = join([letters, files, letters], [1, 1, 1])
     assert b"".join(both.read(sample) for sample in range(7)) == b"abcxabc"
     assert list(both.paths) == [

@@ -14,6 +14,7 @@ from torch import Tensor
 from errors import UserError
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.config import each_source
+from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from tests.train import tiny_hands
 from tests.train.pose_metrics import pixel_metrics, pose_metrics
@@ -307,10 +308,10 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
     assert poses.images.shape == (2, side_px, side_px, 3)
 
 
-class Wide:
+class Wide(Store):
     """A store of one picture of 100 x 40 pixels."""
 
-    def read(self, sample: int) -> bytes:
+    def read(self, row: int) -> bytes:
         return cv2.imencode(".png", np.zeros((40, 100, 3), np.uint8))[1].tobytes()
 
 
@@ -318,7 +319,7 @@ def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knowing, config = knowing_run(run)
-    index = dataclasses.replace(load_index(config.data).select(np.arange(1)), store=Wide().read)
+    index = dataclasses.replace(load_index(config.data).select(np.arange(1)), store=Wide())
     seen: list[Tensor] = []
     forward = knowing.network.forward
 

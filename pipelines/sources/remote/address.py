@@ -1,0 +1,177 @@
+"""Reads parts of files at an address, such as s3://bucket/prefix, again and again until it works or patience ends.
+
+fsspec opens the address; it takes credentials and endpoints from the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PosixPath
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
+from fsspec.core import url_to_fs
+
+from errors import UserError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+READ_BYTES: Final = 8 << 20
+"""Bytes of one request: small enough to be repeated, large enough to be fast."""
+
+_READ_S: Final = 60.0
+"""Time limit of one request."""
+
+# botocore's own repetitions would multiply with those here.
+_S3: Final = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}}
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _S3, "s3a": _S3}
+"""Options of fsspec's file systems, by protocol."""
+
+_FINAL: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
+"""Errors that another attempt does not change."""
+
+
+class Address(PosixPath):
+    """An address as the root of an index: as text it keeps the two slashes that a path loses."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a request is repeated, and how long before: twice as long each time, times a random number.
+
+    Attributes:
+        attempts: in a row; together about two minutes.
+        first_s: longest wait before the second attempt.
+        longest_s: longest wait before any.
+    """
+
+    attempts: int = 11
+    first_s: float = 0.25
+    longest_s: float = 30.0
+
+    def wait_s(self, failed: int) -> float:
+        """Time to wait after so many failed attempts; random, so that processes do not return all at once."""
+        return random.uniform(0.5, 1) * float(min(self.first_s * 2 ** (failed - 1), self.longest_s))
+
+
+class WrongBytes(Exception):  # noqa: N818  as errno's names
+    """What was read has another length or checksum than expected."""
+
+
+class Remote:
+    """The files of a folder at an address; any thread may read them.
+
+    Raises:
+        UserError: the address is not one that an installed package reads, or it contains a password.
+    """
+
+    def __init__(self, address: str, patience: Patience | None = None) -> None:
+        parts = urlsplit(address)
+        if parts.password is not None:
+            raise UserError(
+                f"data.root = {parts.scheme}://...@{parts.hostname}: contains a password. Leave it out, since the "
+                "configuration is stored with the run; credentials come from the environment."
+            )
+        self.address = address.rstrip("/")
+        self._patience = patience or Patience()
+        protocol = address.partition("://")[0]
+        try:
+            files, self._folder = url_to_fs(self.address, **_OPTIONS.get(protocol, {}))
+        except ImportError as error:
+            missing = "pip install s3fs" if protocol in ("s3", "s3a") else f"install the package for {protocol}://"
+            raise UserError(f"data.root = {address}: {error}. Do: {missing}.") from error
+        except ValueError as error:
+            raise UserError(f"data.root = {address}: {error}. Expected s3://BUCKET/FOLDER, or a folder.") from error
+        self._files: AbstractFileSystem = files
+        self._limits = {"timeout": _READ_S} if isinstance(files, AsyncFileSystem) else {}
+
+    def size(self, name: str) -> int:
+        """Size of a file in bytes. Errors as in `read`."""
+        return self._patiently(name, lambda path: int(self._files.info(path, **self._limits)["size"]), None)
+
+    def read_all(self, name: str) -> bytes:
+        """A whole small file. Errors as in `read`."""
+        return self._patiently(name, lambda path: bytes(self._files.cat_file(path, **self._limits)), None)
+
+    def read(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        check: Callable[[bytes], bool] = lambda data: True,
+        stop: threading.Event | None = None,
+    ) -> bytes:
+        """The bytes [start, end) of a file.
+
+        Args:
+            check: whether these are the expected bytes; if not, they are read again.
+            stop: ends the wait before another attempt.
+
+        Raises:
+            UserError: it does not exist, may not be read, or patience has ended.
+            Stopped: `stop` was set.
+        """
+
+        def checked(path: str) -> bytes:
+            data = bytes(self._files.cat_file(path, start=start, end=end, **self._limits))
+            if len(data) != end - start:
+                raise WrongBytes(f"{len(data)} bytes, expected {end - start}")
+            if not check(data):
+                raise WrongBytes("wrong checksum")
+            return data
+
+        return self._patiently(name, checked, stop)
+
+    def _patiently(self, name: str, request: Callable[[str], T], stop: threading.Event | None) -> T:
+        failed = 0
+        while True:
+            try:
+                return request(f"{self._folder}/{name}")
+            except _FINAL as error:
+                where = f"{self.address}/{name}"
+                if isinstance(error, FileNotFoundError):
+                    raise UserError(
+                        f"{where}: does not exist ({_one_line(error)}); expected the shards and the index that 'python "
+                        "cli.py pack' wrote. Check data.root."
+                    ) from error
+                raise UserError(f"{where}: {_one_line(error)}. Check the credentials in the environment.") from error
+            except Exception as error:  # each of fsspec's file systems has kinds of its own
+                failed += 1
+                what = f"{self.address}/{name}: {_one_line(error)}"
+                if type(error).__name__ == "NoCredentialsError":
+                    raise UserError(
+                        f"{what}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+                    ) from error
+                if failed == self._patience.attempts:
+                    remedy = "Check the network and the server, then start again: what the cache holds stays."
+                    if isinstance(error, WrongBytes):
+                        remedy = "Copy the file there again, or pack again."
+                    raise UserError(f"{what}; {failed} attempts failed. {remedy}") from error
+                if failed > 2:
+                    log.warning("%s; attempt %d of %d failed", what, failed, self._patience.attempts)
+                if (stop or _NEVER).wait(self._patience.wait_s(failed)):
+                    raise Stopped from error
+
+
+class Stopped(Exception):  # noqa: N818  no error: nobody waits for the answer any more
+    """The loader was closed."""
+
+
+_NEVER: Final = threading.Event()
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,324 @@
+"""Shards at an address: the same batches as from a folder, whatever the network does, and a cache within its bound."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from s3fs import S3FileSystem  # type: ignore[import-untyped]
+
+from errors import UserError
+from pipelines.batch import Batch
+from pipelines.config import DataConfig, PipelinesConfig
+from pipelines.epoch_loader import make_loader
+from pipelines.loader import Loader
+from pipelines.samples.bad_list import write_bad_list
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
+from pipelines.sources import load_index
+from pipelines.sources.folder import load_folder
+from pipelines.sources.remote.address import Patience
+from pipelines.sources.shards.pack import pack
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from tests.conftest import Record
+from tests.pipelines.decoder_fuzz import encoded
+from tests.pipelines.sources.bucket import ADDRESS, NAME, Bucket, watched
+from tests.train.ranks import finish, start_ranks
+
+COUNT, PER_SHARD = 120, 10
+SHARDS = COUNT // PER_SHARD
+GB = 1e9
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve shards of ten noisy images, 140 kB each."""
+    root = tmp_path_factory.mktemp("remote")
+    (root / "files").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(COUNT):
+        picture = rng.integers(0, 256, (64, 64, 3), np.uint8)
+        (root / "files" / f"{number:03}.png").write_bytes(encoded(Image.fromarray(picture), "PNG"))
+    pack(load_folder(DataConfig("folder", str(root / "files"))), root / "packed", per_shard=PER_SHARD, workers=2)
+    return root / "packed"
+
+
+@pytest.fixture(scope="module")
+def server(packed: Path) -> Iterator[Bucket]:
+    with Bucket(packed) as started:
+        yield started
+
+
+@pytest.fixture
+def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """The server without faults, and its environment."""
+    S3FileSystem.clear_instance_cache()  # it knows the environment of an earlier test
+    server.reset()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.sources.remote.address.Patience", partial(Patience, attempts=3, first_s=0.01))
+
+
+def shard_bytes(packed: Path) -> int:
+    return max(file.stat().st_size for file in packed.glob("*.tar")) + 4096
+
+
+def remote(tmp_path: Path, **options: Any) -> DataConfig:
+    return DataConfig("shards", ADDRESS, cache=str(tmp_path / "node"), **options)
+
+
+def batches(index: Index, *, steps: int = 14) -> list[Batch]:
+    schedule = Schedule(build_order(index, batch=4, seed=3), RankSlice(4, 0, 4), last_step=5 * steps)
+    config = PipelinesConfig(backend="opencv", batch=4, threads=2)
+    augmentation = Augmentation(GeometryConfig(side_px=16), ColourConfig())
+    with Loader(index, schedule, config, augmentation, device=CPU) as loader:
+        return list(loader)
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.samples, other.samples)
+        assert not len(one.bad)
+        for view, expected in zip(one.views, other.views, strict=True):
+            assert torch.equal(view.image, expected.image)
+            assert torch.equal(view.matrix, expected.matrix)
+
+
+def test_batches_are_the_same_though_requests_fail(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+    """Two epochs and more, in windows of three shards, in a cache for five: shards go and come again."""
+    chance = random.Random(0)
+    bucket.fault = lambda name, number: (
+        "cut" if (name, number) == ("shard-000004.tar", 1) else "500" if chance.random() < 0.1 else None
+    )
+    limit = 5 * shard_bytes(packed) + 60_000
+    config = remote(tmp_path, shuffle_shards=3, cache_gb=limit / GB)
+    with watched(tmp_path / "node") as largest:
+        index = load_index(config)
+        found = batches(index)
+    assert 4 * shard_bytes(packed) < largest() <= limit
+    local = load_index(DataConfig("shards", str(packed), shuffle_shards=3))
+    assert_same(found, batches(local))
+    assert bucket.faults["500"] > 3
+    assert bucket.faults["cut"] == 1
+
+
+def test_two_readers_download_a_shard_once(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+    """Two loaders of the same folder, as two ranks have them: their locks are those of two processes."""
+    indices = [load_index(remote(tmp_path)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda index: batches(index, steps=6), indices)
+    assert_same(one, other)
+    assert {name: count for name, count in bucket.whole.items() if name.endswith(".tar")} == {
+        f"shard-{number:06}.tar": 1 for number in range(SHARDS)
+    }
+
+
+def test_everything_that_selects_samples_gives_the_same(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    local = DataConfig("shards", str(packed), shuffle_shards=3)
+    write_bad_list(bad, {load_index(local).paths[40]: "for a test"}, checked=COUNT)
+    chosen: dict[str, Any] = {"label_fraction": 0.6, "bad_list": str(bad)}
+    ours = load_index([remote(tmp_path, shuffle_shards=3, **chosen), replace(local, weight=2.0)])
+    theirs = load_index([replace(local, **chosen), replace(local, weight=2.0)])
+    assert ours.counts == theirs.counts
+    assert_same(batches(ours, steps=6), batches(theirs, steps=6))
+    assert ours.paths[0].startswith(f"{ADDRESS}/shard-")
+    assert str(load_index(remote(tmp_path)).path(3)) == f"{ADDRESS}/shard-000000.tar/000000003.png"
+
+
+@patch("pipelines.render.backends.largest_pixels", lambda index: 4096)  # which reads single images
+def test_wrong_bytes_are_never_kept(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+    """Bytes that changed on their way are downloaded again; a shard that is another one ends the run."""
+    name = "shard-000007.tar"
+    bucket.fault = lambda file, number: "changed" if file == name and number == 1 else None
+    index = load_index(remote(tmp_path))
+    assert_same(batches(index, steps=6), batches(load_index(DataConfig("shards", str(packed))), steps=6))
+    assert bucket.requests[name] == 2
+    assert [file.read_bytes() for file in tmp_path.rglob(name)] == [(packed / name).read_bytes()]
+
+    bucket.fault = lambda file, number: "changed" if file == name else None
+    index = load_index(replace(remote(tmp_path), cache=str(tmp_path / "other")))
+    with pytest.raises(UserError, match=r"s3://images/packed/shard-000007.tar: .*wrong checksum, 3 times.* pack again"):
+        batches(index, steps=6)
+    assert not [*(tmp_path / "other").rglob(f"{name}*")]
+
+
+def test_a_full_disk_costs_speed_only(
+    bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = load_index(remote(tmp_path))
+    real, calls = os.posix_fallocate, Counter[str]()
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        calls["all"] += 1
+        if calls["all"] > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert_same(batches(index, steps=6), batches(load_index(DataConfig("shards", str(packed))), steps=6))
+    assert index.store is not None
+    assert (traffic := index.store.traffic()) is not None
+    assert traffic.direct > 10
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def test_a_full_disk_at_the_start_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"no room for index.json .*the disk is full.*Make room"):
+        load_index(remote(tmp_path))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_bound_that_is_too_small_names_one_that_is_not(
+    bucket: Bucket, packed: Path, tmp_path: Path, window: int | None
+) -> None:
+    with pytest.raises(UserError, match=r"data.cache_gb = 0.0001: .* needs .* at once") as told:
+        load_index(remote(tmp_path, shuffle_shards=window, cache_gb=0.0001))
+    needed = re.search(r"Set data\.cache_gb = ([\d.]+) or more", str(told.value))
+    assert needed is not None
+    limit = float(needed[1])
+    shards = SHARDS if window is None else window + 1
+    assert shards * 100_000 < limit * GB <= shards * shard_bytes(packed) + 60_000
+    with watched(tmp_path / "node") as largest:
+        batches(load_index(remote(tmp_path, shuffle_shards=window, cache_gb=limit)), steps=3)
+    assert largest() <= limit * GB
+
+
+def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, short_patience: None) -> None:
+    index = load_index(remote(tmp_path))
+    bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
+    with pytest.raises(UserError, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
+        batches(index)
+
+
+def test_a_loader_that_waits_for_the_network_can_be_closed(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.sources.remote.prefetch._SAY_S", 0.1)
+    index = load_index(remote(tmp_path))
+    schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
+    config = PipelinesConfig(backend="opencv", batch=10, threads=2)
+    bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
+    with patch("pipelines.render.backends.largest_pixels", return_value=4096):
+        loader = Loader(index, schedule, config, Augmentation(GeometryConfig(), ColourConfig()), device=CPU)
+    iterator = iter(loader)
+
+    def consume() -> None:
+        with pytest.raises(RuntimeError, match="the loader is closed"):
+            next(iterator)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    while "waiting for s3://images/packed/shard-" not in caplog.text:
+        time.sleep(0.01)
+    loader.close()
+    consumer.join()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"root": "s3://nowhere/packed"}, ["s3://nowhere/packed/index.json", "bucket does not exist", "data.root"]),
+        ({"root": f"s3://{NAME}/other"}, [f"s3://{NAME}/other/index.json", "does not exist", "data.root"]),
+        ({"root": "s3://me:a-secret@images/packed"}, ["contains a password", "environment"]),
+        ({"root": "nonsense://images/packed"}, ["nonsense://images/packed", "Protocol not known", "s3://BUCKET"]),
+        ({"source": "folder"}, ["data.root = 's3://images/packed'", "data.source is 'folder'", "cli.py pack"]),
+        ({"cache": "/proc/nothing"}, ["data.cache = /proc/nothing", "local disk"]),
+    ],
+)
+def test_mistakes_are_one_line(
+    bucket: Bucket, tmp_path: Path, changed: dict[str, Any], words: list[str], short_patience: None
+) -> None:
+    with pytest.raises(UserError) as told:
+        load_index(replace(remote(tmp_path), **changed))
+    assert all(word in str(told.value) for word in words), told.value
+    assert "a-secret" not in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_missing_packages_and_credentials_are_one_line(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    S3FileSystem.clear_instance_cache()
+    with pytest.raises(UserError, match="Set AWS_ACCESS_KEY_ID"):
+        load_index(remote(tmp_path))
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UserError, match=r"data.root = s3://images/packed: .* pip install s3fs"):
+        load_index(remote(tmp_path))
+
+
+def load_rank(config: DataConfig, steps: int, out: str, environment: dict[str, str]) -> None:
+    """The batches of one rank, written to a file."""
+    os.environ |= environment
+    with make_loader(config, batch=4, seed=3, geometry=GeometryConfig(side_px=16), device="cpu") as loader:
+        rows: list[Any] = []
+        while len(rows) < steps:
+            rows += [(batch.samples.numpy(), batch.views[0].image.numpy(), len(batch.bad)) for batch in loader]
+    torch.save(rows[:steps], f"{out}.{os.environ['RANK']}")
+
+
+@pytest.mark.slow  # two ranks start, and wait for a server that is away
+def test_two_ranks_over_a_failing_network(bucket: Bucket, packed: Path, tmp_path: Path, record: Record) -> None:
+    """A tenth of the requests fail, a shard is cut in its middle, the server is restarted, the cache is small."""
+    chance, limit, steps = random.Random(0), 5 * shard_bytes(packed) + 60_000, 120
+    bucket.fault = lambda name, number: (
+        "cut" if (name, number) == ("shard-000004.tar", 1) else "500" if chance.random() < 0.1 else None
+    )
+    config = remote(tmp_path, shuffle_shards=3, cache_gb=limit / GB)
+    log = tmp_path / "log"
+    began = time.monotonic()
+    with watched(tmp_path / "node") as largest:
+        ranks = start_ranks(2, load_rank, config, steps, str(tmp_path / "found"), bucket.environment, log=log)
+        while sum(count for name, count in bucket.whole.items() if name.endswith(".tar")) < SHARDS:
+            time.sleep(0.01)
+            assert any(rank.is_alive() for rank in ranks), log.read_text()
+        bucket.restart(down_s=2)
+        finish(ranks, log)
+    seconds = time.monotonic() - began
+    local = DataConfig("shards", str(packed), shuffle_shards=3)
+    finish(start_ranks(2, load_rank, local, steps, str(tmp_path / "local"), {}, log=log), log)
+    for rank in range(2):
+        found, expected = (torch.load(f"{tmp_path}/{name}.{rank}", weights_only=False) for name in ("found", "local"))
+        for one, other in zip(found, expected, strict=True):
+            for ours, theirs in zip(one, other, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+    assert 4 * shard_bytes(packed) < largest() <= limit
+    assert bucket.faults["cut"] == 1
+    assert bucket.faults["500"] > 15
+    record(
+        "remote_shards", ranks=2, images=4 * steps, shards=SHARDS, shard_bytes=shard_bytes(packed), bound_bytes=limit,
+        largest_bytes=largest(), requests=bucket.requests.total(), faults=dict(bucket.faults), restarts=1,
+        seconds=round(seconds, 1), differing_images=0,
+    )  # fmt: skip
