@@ -21,7 +21,7 @@ _MODULES = {
     "View": "batch",
     "DataConfig": "config",
     "PipelinesConfig": "config",
-    "make_loader": "epochs",
+    "make_loader": "epoch_loader",
     "AppearanceConfig": "views.augmentation",
     "ColourConfig": "views.augmentation",
     "GeometryConfig": "views.augmentation",
