@@ -1,8 +1,7 @@
 """Run `.venv/bin/python -m examples.masks`: warps segmentation masks by the matrices of the views.
 
-It draws pictures of shapes with their masks. One loader makes views of the pictures; OpenCV warps the masks with these
-views' `source_to_view_px`. A second loader with the same seed makes views of the mask files. Both results are compared
-pixel by pixel.
+It draws pictures of shapes with their masks. One loader makes views of the pictures, whose `source_to_view_px` warps
+the masks with OpenCV. A second loader with the same seed makes views of the mask files. The two are compared.
 """
 
 from __future__ import annotations
