@@ -22,7 +22,8 @@ from pipelines.feed import Quarantine
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
+from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from pipelines.samples.shares import micro_batch_share
 from pipelines.sources import load_index
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 

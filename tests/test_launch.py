@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.samples.order import micro_batch_share
+from pipelines.samples.shares import micro_batch_share
 from train.config.load import load_config
 from train.config.pretraining import Config
 

@@ -18,7 +18,8 @@ from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order, micro_batch_share, steps_per_epoch
+from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
+from pipelines.samples.shares import micro_batch_share
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config

@@ -26,7 +26,7 @@ from bench.training.step import wait_for, with_train
 from bounds import Count, NotNegative, Positive
 from models.network import build_network
 from pipelines.batch import Batch, View
-from pipelines.samples.order import micro_batch_share
+from pipelines.samples.shares import micro_batch_share
 from train.config.pretraining import Config
 from train.distributed.world import World, described_world, joined
 from train.pretrain import Pretraining

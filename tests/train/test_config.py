@@ -13,7 +13,7 @@ import pytest
 
 from errors import UserError
 from experiments.config import load_experiment
-from pipelines.samples.order import micro_batch_share
+from pipelines.samples.shares import micro_batch_share
 from tests.command_line import run_cli
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config

@@ -11,7 +11,7 @@ from models.losses.loss import Loss
 from models.losses.nt_xent import NTXent
 from models.losses.vicreg import VICReg
 from pipelines.batch import Batch, View
-from pipelines.samples.order import micro_batch_share
+from pipelines.samples.shares import micro_batch_share
 from tests.train import ranks
 from tests.train.tiny_step import (
     Recompute,

@@ -107,7 +107,7 @@ def _resolve(
     """
     from models.config import require_weights
     from pipelines.config import refuse_among_images, require_roots
-    from pipelines.samples.order import require_whole_micro_batches
+    from pipelines.samples.shares import require_whole_micro_batches
     from train.config.load import load_config
     from train.config.tables import as_toml, to_toml
     from train.runs.lock import require_free

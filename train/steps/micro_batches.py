@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from pipelines.samples.order import micro_batch_share
+from pipelines.samples.shares import micro_batch_share
 from train.distributed.world import World
 from train.steps.stopwatch import Stopwatch
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from machine.cores import warn_of_threads
-from pipelines.samples.order import micro_batch_share
+from pipelines.samples.shares import micro_batch_share
 from train.distributed.world import World, described_world, joined
 from train.trainer import set_threads
 
