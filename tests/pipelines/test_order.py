@@ -18,10 +18,10 @@ from pipelines.samples.order import (
     Order,
     RankSlice,
     build_order,
-    micro_batch_share,
     rows_per_batch,
     spread,
 )
+from pipelines.samples.shares import micro_batch_share
 
 
 @settings(max_examples=50, deadline=None)
