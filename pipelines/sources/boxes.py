@@ -214,7 +214,7 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
         for number, (name, edges) in enumerate(content.items(), start=1):
             yield f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges], None
     elif isinstance(content, list):
-        hands = isinstance(content[0], dict) and "hand" in content[0] if content else False
+        hands = any(isinstance(entry, dict) and "hand" in entry for entry in content)
         for number, entry in enumerate(content, start=1):
             if not isinstance(entry, dict) or not entry.keys() >= set(_COLUMNS):
                 raise UserError(
