@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -126,6 +127,35 @@ sys.stdin.read()
     assert os.pread(held.number, 4 * BLOCK, 0) == b"a" * 2 * BLOCK
     add(cache, "x.shards/c")
     assert names(tmp_path) == {"a", "c"}
+
+
+def test_an_error_that_is_kept_keeps_no_lock(tmp_path: Path) -> None:
+    """As a notebook keeps the last one: its traceback holds what the failing call had opened."""
+    cache = NodeCache(tmp_path, 2 * BLOCK)
+    held = add(cache, "x.shards/a")
+    add(cache, "x.shards/b")
+    with pytest.raises(NoRoom) as kept:
+        cache.start("x.shards/c", 2 * BLOCK, never)
+    for name in ("lock", "x.shards/b"):
+        with Path(tmp_path, name).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert kept.traceback
+    assert held.number
+
+
+def test_a_forked_process_keeps_no_lock(tmp_path: Path) -> None:
+    """DataLoader's workers, say: a fork copies the descriptors of all threads, as dup does."""
+    cache = NodeCache(tmp_path, BLOCK)
+    held = add(cache, "x.shards/a")
+    with cache._locked():
+        here = [file for file in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(file)]
+        copies = [os.dup(int(file.name)) for file in here]
+    assert len(copies) == 2
+    del held
+    add(cache, "x.shards/b")
+    assert names(tmp_path) == {"b"}
+    for copy in copies:
+        os.close(copy)
 
 
 def test_a_full_disk_makes_room_or_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
