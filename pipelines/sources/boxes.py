@@ -186,7 +186,7 @@ def _rows(file: Path) -> Iterator[_Row]:
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
-    lines = csv.reader(text.splitlines(), skipinitialspace=True)
+    lines = csv.reader(text.splitlines())
     try:
         header = tuple(cell.strip() for cell in next(lines, []))
         if header not in _HEADERS:
@@ -198,9 +198,10 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
             )
         for cells in lines:
             if cells:
-                surplus = cells[len(header) :]
-                hand = "".join(cells[5:6]) if "hand" in header else None
-                yield f"line {lines.line_num}", cells[0], [*cells[1:5], *surplus], hand
+                name, *others = cells[0], *(cell.strip() for cell in cells[1:])  # a name may begin with a space
+                surplus = others[len(header) - 1 :]
+                hand = "".join(others[4:5]) if "hand" in header else None
+                yield f"line {lines.line_num}", name, [*others[:4], *surplus], hand
     except csv.Error as error:
         raise UserError(f"{file}, line {lines.line_num}: not CSV ({error}). Mend this line.") from error
 
