@@ -216,6 +216,23 @@ def test_a_bound_that_is_too_small_names_one_that_is_not(
     assert largest() <= limit * GB
 
 
+@pytest.mark.parametrize(("hard", "allowed"), [(2000, True), (500, False)])
+def test_more_shards_than_open_files(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: int, allowed: bool
+) -> None:
+    """The limit is raised, or one line says that it is too low."""
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (100, hard))
+    monkeypatch.setattr("resource.setrlimit", lambda kind, limit: limits.append(limit))
+    if allowed:
+        load_index(remote(tmp_path))
+        assert limits == [(hard, hard)]
+    else:
+        with pytest.raises(UserError, match=f"needs {512 + SHARDS} open files at once, and {hard} are allowed"):
+            load_index(remote(tmp_path))
+        assert not limits
+
+
 def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, short_patience: None) -> None:
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
