@@ -158,6 +158,35 @@ def test_a_forked_process_keeps_no_lock(tmp_path: Path) -> None:
         os.close(copy)
 
 
+def test_a_file_that_is_removed_while_it_is_opened_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its bytes are free at once, though it is open."""
+    cache = NodeCache(tmp_path, BLOCK)
+    add(cache, "x.shards/a")
+    real, opened = Descriptor.of, list[Descriptor]()
+
+    def of(path: Path, flags: int = os.O_RDONLY) -> Descriptor:
+        monkeypatch.undo()
+        opened.append(real(path, flags))
+        add(cache, "x.shards/b")
+        return opened[0]
+
+    monkeypatch.setattr(Descriptor, "of", of)
+    assert cache.open("x.shards/a") is None
+    assert os.fstat(opened[0].number).st_blocks == 0
+    assert names(tmp_path) == {"b"}
+
+
+def test_files_count_in_whole_blocks(tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path, 2 * BLOCK)
+    for name in "abc":
+        part = cache.start(f"x.shards/{name}", 1, never)
+        assert part is not None
+        cache.finish(part)
+    assert len(names(tmp_path)) == 2
+
+
 def test_a_full_disk_makes_room_or_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = NodeCache(tmp_path, 9 * BLOCK)
     add(cache, "x.shards/a")
