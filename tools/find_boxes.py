@@ -176,6 +176,11 @@ def images_under(root: Path) -> list[str]:
     return sorted(names)
 
 
+def fits_in_a_line(name: str) -> bool:
+    """Whether a name can stand in a line of the CSV: it has no line break and is UTF-8."""
+    return name.splitlines() == [name] and not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def rows_so_far(out: BinaryIO) -> list[list[str]]:
     """The rows that an earlier run finished. A torn line, and the rows of the last image, are cut off the file."""
     rows, first, start = [], 0, 0
@@ -238,9 +243,8 @@ def main() -> None:
     if not args.images.is_dir():
         sys.exit(f"{args.images}: expected a folder of images. Check the path.")
     names = images_under(args.images)
-    # A name with a line break or of another encoding cannot stand in the CSV.
-    for name in (strange := {name for name in names if not name.isprintable()}):
-        print(f"left out: {name!a}: expected a printable name in UTF-8", file=sys.stderr)
+    for name in (strange := {name for name in names if not fits_in_a_line(name)}):
+        print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
     if not names:
         sys.exit(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path.")
     with contextlib.ExitStack() as stack:

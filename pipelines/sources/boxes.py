@@ -186,7 +186,7 @@ def _rows(file: Path) -> Iterator[_Row]:
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
-    lines = csv.reader(text.splitlines(), skipinitialspace=True)
+    lines = csv.reader(text.splitlines())
     try:
         header = tuple(cell.strip() for cell in next(lines, []))
         if header not in _HEADERS:
@@ -198,9 +198,10 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
             )
         for cells in lines:
             if cells:
-                surplus = cells[len(header) :]
-                hand = "".join(cells[5:6]) if "hand" in header else None
-                yield f"line {lines.line_num}", cells[0], [*cells[1:5], *surplus], hand
+                name, *others = cells[0], *(cell.strip() for cell in cells[1:])  # a name may begin with a space
+                surplus = others[len(header) - 1 :]
+                hand = "".join(others[4:5]) if "hand" in header else None
+                yield f"line {lines.line_num}", name, [*others[:4], *surplus], hand
     except csv.Error as error:
         raise UserError(f"{file}, line {lines.line_num}: not CSV ({error}). Mend this line.") from error
 
@@ -214,7 +215,7 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
         for number, (name, edges) in enumerate(content.items(), start=1):
             yield f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges], None
     elif isinstance(content, list):
-        hands = isinstance(content[0], dict) and "hand" in content[0] if content else False
+        hands = any(isinstance(entry, dict) and "hand" in entry for entry in content)
         for number, entry in enumerate(content, start=1):
             if not isinstance(entry, dict) or not entry.keys() >= set(_COLUMNS):
                 raise UserError(

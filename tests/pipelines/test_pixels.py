@@ -375,6 +375,21 @@ def test_the_command_packs_and_a_run_that_needs_more_is_refused(
     assert "geometry.scale = [0.5, 3.0] (packed: [0.6, 2.0])" in line
 
 
+@pytest.mark.parametrize("pixels_first", [True, False])
+def test_files_and_pixels_do_not_share_a_folder(source: Index, tmp_path: Path, pixels_first: bool) -> None:
+    def pack_pixels() -> None:
+        packed_by(source, tmp_path, GEOMETRIES[0])
+
+    def pack_files() -> None:
+        pack(source, tmp_path, per_shard=10, workers=2)
+
+    first, second = (pack_pixels, pack_files) if pixels_first else (pack_files, pack_pixels)
+    first()
+    held, packed = ("pixels", "files") if pixels_first else ("files", "pixels")
+    with pytest.raises(UserError, match=f"holds shards of {held}, and this call packs {packed}"):
+        second()
+
+
 class Killed(BaseException):
     """Stands for a kill."""
 

@@ -19,7 +19,7 @@ from pipelines.sources.boxes import read_boxes
 from pipelines.sources.folder import load_folder
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
-from tools.find_boxes import HEADER, Hand, as_csv, images_under, rows_so_far
+from tools.find_boxes import HEADER, Hand, as_csv, fits_in_a_line, images_under, rows_so_far
 from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
@@ -44,21 +44,34 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
 
 
 ROWS = [
-    ["a, b.jpg", "", "", "", "", "none", ""],
+    [" a, b.jpg", "", "", "", "", "none", ""],
     ['say "ö".jpg', "1.0", "2.0", "31.5", "32.5", "left", "0.900"],
     ['say "ö".jpg', "40.0", "2.0", "60.0", "22.0", "right", "0.700"],
-    ["z.jpg", "", "", "", "", "unreadable", ""],
+    [" z.jpg", "", "", "", "", "unreadable", ""],
 ]
 
 
 def test_what_it_writes_is_read(tmp_path: Path) -> None:
     file = tmp_path / "boxes.csv"
     file.write_bytes(HEADER.encode() + as_csv(ROWS))
-    boxes = read_boxes(file, ["a, b.jpg", 'say "ö".jpg', "z.jpg"])
+    boxes = read_boxes(file, [" a, b.jpg", 'say "ö".jpg', " z.jpg"])
     assert boxes.image.tolist() == [1, 1]
     np.testing.assert_array_equal(boxes.box_px, [[16.25, 17.25, 30.5], [50, 12, 20]])
     assert boxes.mirror is not None
     assert boxes.mirror.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u202fb.jpg", "\u3000.jpg", "a\xa0%d.jpg", "a\n.jpg", "a\u2028.jpg", "a\x85.jpg", "\udcff.jpg"]
+)
+def test_names_that_fit_in_a_line_are_read(tmp_path: Path, name: str) -> None:
+    """macOS puts a narrow no-break space into the names of screenshots."""
+    file = tmp_path / "boxes.csv"
+    fits = fits_in_a_line(name)
+    assert fits == name.endswith(("b.jpg", "\u3000.jpg", "d.jpg"))
+    if fits:
+        file.write_bytes(HEADER.encode() + as_csv([[name, "1.0", "2.0", "31.5", "32.5", "left", "0.900"]]))
+        assert read_boxes(file, [name]).image.tolist() == [0]
 
 
 def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Descriptor:
     """An open file. It is closed, and its locks end, when its last user has dropped it."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number, self._process = number, os.getpid()
 
     @classmethod
     def of(cls, path: Path, flags: int = os.O_RDONLY) -> Descriptor:
@@ -53,6 +53,9 @@ class Descriptor:
         return cls(os.open(path, flags | os.O_CLOEXEC, 0o666))
 
     def __del__(self) -> None:
+        if os.getpid() == self._process:  # a process that was forked has the file open too, which keeps the locks
+            with suppress(OSError):
+                fcntl.flock(self.number, fcntl.LOCK_UN)
         os.close(self.number)
 
 
@@ -168,6 +171,7 @@ class NodeCache:
             return not one.endswith(PART), -next_use(one), status.st_mtime
 
         chosen: list[tuple[str, Descriptor]] = []
+        candidate: Descriptor | None = None
         for one, status in sorted(self._files(), key=order):
             used = next_use(one)
             if not one.endswith(PART) and math.isfinite(used) and used <= needed:
@@ -180,6 +184,7 @@ class NodeCache:
             if excess <= 0:
                 break
         else:
+            chosen, candidate = [], None  # ends their locks, also if somebody keeps the error and so this frame
             raise NoRoom(why)
         for one, descriptor in chosen:
             self.path(one).unlink()
@@ -199,7 +204,10 @@ class NodeCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = Descriptor.of(self.folder / "lock", os.O_RDWR | os.O_CREAT)
             fcntl.flock(lock.number, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:  # at once: the traceback of an error that somebody keeps holds the file open
+                fcntl.flock(lock.number, fcntl.LOCK_UN)
 
     @contextmanager
     def _one_line_of_disk_errors(self) -> Iterator[None]:

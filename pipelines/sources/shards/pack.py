@@ -217,8 +217,14 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
     if found is not None and not isinstance(found, dict):
         raise UserError(f"{file}: not what 'pack' wrote there. Remove the folder and pack again.")
     if found is not None and found != job:
-        key = next(key for key in job if found.get(key) != job[key])
-        what = "other files, boxes or labels" if key == "of" else f"{key} {found.get(key)!r}, not {job[key]!r}"
+        key = next(key for key in job | found if found.get(key) != job.get(key))
+        what = f"{key} {found.get(key)!r}, not {job.get(key)!r}"
+        if key == "of":
+            what = "other files, boxes or labels"
+        elif key not in job:
+            what = f"{key}, and this call packs files"
+        elif key not in found:
+            what = f"files, and this call packs {key}"
         raise UserError(f"{out}: holds shards of {what}. Name another folder, or remove this one.")
     return (out / INDEX_FILE).exists()
 

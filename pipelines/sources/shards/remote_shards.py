@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import resource
 import threading
 import time
 import zlib
@@ -22,7 +23,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.store import Follower, Steps, Traffic
 from pipelines.sources.remote.address import READ_BYTES, Remote, Stopped
 from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
-from pipelines.sources.remote.prefetch import Plan, Prefetcher
+from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Plan, Prefetcher
 from pipelines.sources.shards.index_file import INDEX_FILE, table_name
 from pipelines.sources.shards.store import Shards, read_at
 
@@ -32,6 +33,9 @@ _DOWNLOADS: Final = 3
 """How often a file is downloaded until its checksum fits."""
 
 _WAIT_S: Final = 0.1
+
+_OTHER_FILES: Final = 512
+"""Open files of a process besides the shards that it holds."""
 
 
 class _Hash(Protocol):
@@ -183,6 +187,7 @@ class RemoteShards(Shards):
         self._counted = Traffic()
         self._lock = threading.Lock()
         self._require_room(window)
+        self._require_open_files()
 
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """See `Shards`. From the cache, after waiting for a shard that is on its way, or else directly.
@@ -252,6 +257,19 @@ class RemoteShards(Shards):
             f"data.cache_gb = {self._folder.cache.limit / 1e9:g}: {self._folder.remote.address} needs {what}, with the "
             f"index {_gigabytes(needed)} GB. Set data.cache_gb = {_gigabytes(needed)} or more{remedy}."
         )
+
+    def _require_open_files(self) -> None:
+        """Let this process have as many open files as it holds shards: by default it may have 1024."""
+        held = min(2 * self._window + STEPS_UNDER_WAY, len(self._files)) + _OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if resource.RLIM_INFINITY in (soft, hard) or held <= soft:
+            return
+        if held > hard:
+            raise UserError(
+                f"data.root = {self._folder.remote.address}: needs {held} open files at once, and {hard} are allowed "
+                "('ulimit -Hn'). Set a smaller data.shuffle_shards, or pack fewer and larger shards."
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _sound(descriptor: Descriptor, offset: int, size: int, crc32: int | None) -> bytes | None:

@@ -128,6 +128,15 @@ def test_a_wrong_hand_in_json_ends_in_one_line(root: Path, hand: str, found: str
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
 
 
+def test_a_hand_that_only_later_entries_name_is_not_passed_over(root: Path) -> None:
+    """Else a left hand would not be mirrored."""
+    boxes = root / "boxes.json"
+    box = '"x0": 1, "y0": 1, "x1": 9, "y1": 9'
+    boxes.write_text(f'[{{"file": "b.jpg", {box}}}, {{"file": "c.jpg", {box}, "hand": "left"}}]')
+    with pytest.raises(UserError, match="entry 1: hand is ''; expected left"):
+        load_folder(DataConfig("folder", str(root), box=str(boxes)))
+
+
 def views(index: Index) -> View:
     """Augmented views of all samples, in the order of the index."""
     schedule = Schedule(EpochOrder(len(index), 2, seed=0, rows=np.arange(2)), RankSlice(2, 0, 2), last_step=1)

@@ -150,13 +150,18 @@ def test_everything_that_selects_samples_gives_the_same(bucket: Bucket, packed: 
 
 
 @patch("pipelines.render.backends.largest_pixels", lambda index: 4096)  # which reads single images
-def test_wrong_bytes_are_never_kept(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+def test_wrong_bytes_are_never_kept(
+    bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bytes that changed on their way are downloaded again; a shard that is another one ends the run."""
+    monkeypatch.setattr("pipelines.sources.shards.remote_shards.READ_BYTES", 50_000)
     name = "shard-000007.tar"
+    pieces = -(-(packed / name).stat().st_size // 50_000)
+    assert pieces > 2
     bucket.fault = lambda file, number: "changed" if file == name and number == 1 else None
     index = load_index(remote(tmp_path))
     assert_same(batches(index, steps=6), batches(load_index(DataConfig("shards", str(packed))), steps=6))
-    assert bucket.requests[name] == 2
+    assert bucket.requests[name] == 2 * pieces
     assert [file.read_bytes() for file in tmp_path.rglob(name)] == [(packed / name).read_bytes()]
 
     bucket.fault = lambda file, number: "changed" if file == name else None
@@ -209,6 +214,23 @@ def test_a_bound_that_is_too_small_names_one_that_is_not(
     with watched(tmp_path / "node") as largest:
         batches(load_index(remote(tmp_path, shuffle_shards=window, cache_gb=limit)), steps=3)
     assert largest() <= limit * GB
+
+
+@pytest.mark.parametrize(("hard", "allowed"), [(2000, True), (500, False)])
+def test_more_shards_than_open_files(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: int, allowed: bool
+) -> None:
+    """The limit is raised, or one line says that it is too low."""
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (100, hard))
+    monkeypatch.setattr("resource.setrlimit", lambda kind, limit: limits.append(limit))
+    if allowed:
+        load_index(remote(tmp_path))
+        assert limits == [(hard, hard)]
+    else:
+        with pytest.raises(UserError, match=f"needs {512 + SHARDS} open files at once, and {hard} are allowed"):
+            load_index(remote(tmp_path))
+        assert not limits
 
 
 def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, short_patience: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -126,6 +127,64 @@ sys.stdin.read()
     assert os.pread(held.number, 4 * BLOCK, 0) == b"a" * 2 * BLOCK
     add(cache, "x.shards/c")
     assert names(tmp_path) == {"a", "c"}
+
+
+def test_an_error_that_is_kept_keeps_no_lock(tmp_path: Path) -> None:
+    """As a notebook keeps the last one: its traceback holds what the failing call had opened."""
+    cache = NodeCache(tmp_path, 2 * BLOCK)
+    held = add(cache, "x.shards/a")
+    add(cache, "x.shards/b")
+    with pytest.raises(NoRoom) as kept:
+        cache.start("x.shards/c", 2 * BLOCK, never)
+    for name in ("lock", "x.shards/b"):
+        with Path(tmp_path, name).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert kept.traceback
+    assert held.number
+
+
+def test_a_forked_process_keeps_no_lock(tmp_path: Path) -> None:
+    """DataLoader's workers, say: a fork copies the descriptors of all threads, as dup does."""
+    cache = NodeCache(tmp_path, BLOCK)
+    held = add(cache, "x.shards/a")
+    with cache._locked():
+        here = [file for file in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(file)]
+        copies = [os.dup(int(file.name)) for file in here]
+    assert len(copies) == 2
+    del held
+    add(cache, "x.shards/b")
+    assert names(tmp_path) == {"b"}
+    for copy in copies:
+        os.close(copy)
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its bytes are free at once, though it is open."""
+    cache = NodeCache(tmp_path, BLOCK)
+    add(cache, "x.shards/a")
+    real, opened = Descriptor.of, list[Descriptor]()
+
+    def of(path: Path, flags: int = os.O_RDONLY) -> Descriptor:
+        monkeypatch.undo()
+        opened.append(real(path, flags))
+        add(cache, "x.shards/b")
+        return opened[0]
+
+    monkeypatch.setattr(Descriptor, "of", of)
+    assert cache.open("x.shards/a") is None
+    assert os.fstat(opened[0].number).st_blocks == 0
+    assert names(tmp_path) == {"b"}
+
+
+def test_files_count_in_whole_blocks(tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path, 2 * BLOCK)
+    for name in "abc":
+        part = cache.start(f"x.shards/{name}", 1, never)
+        assert part is not None
+        cache.finish(part)
+    assert len(names(tmp_path)) == 2
 
 
 def test_a_full_disk_makes_room_or_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
