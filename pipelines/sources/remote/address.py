@@ -77,8 +77,11 @@ class Remote:
     """
 
     def __init__(self, address: str, patience: Patience | None = None) -> None:
-        parts = urlsplit(address)
-        if parts.password is not None:
+        try:
+            parts = urlsplit(address)
+        except ValueError as error:
+            raise UserError(f"data.root = {address}: {error}. Expected s3://BUCKET/FOLDER, or a folder.") from error
+        if parts.password is not None or (parts.username is not None and parts.scheme in ("http", "https")):
             raise UserError(
                 f"data.root = {parts.scheme}://...@{parts.hostname}: contains a password. Leave it out, since the "
                 "configuration is stored with the run; credentials come from the environment."

@@ -143,6 +143,12 @@ class NodeCache:
             self.path(part.name + PART).unlink(missing_ok=True)
             os.ftruncate(part.descriptor.number, 0)
 
+    def trim(self) -> None:
+        """Remove files that nobody uses, the oldest first, as far as the bound was lowered below what is there."""
+        with self._locked(), suppress(NoRoom):
+            taken = sum(bytes_on_disk(status.st_size) for _, status in self._files())
+            self._remove(taken - self.limit, "", lambda name: math.inf, "all files are in use")
+
     def _make_room(self, name: str, size: int, next_use: NextUse, part: Descriptor) -> None:
         """Give an empty part its full size, within the bound and on the disk."""
         taken = sum(bytes_on_disk(status.st_size) for _, status in self._files())

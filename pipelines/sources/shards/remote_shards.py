@@ -93,6 +93,7 @@ class RemoteFolder:
         self.path = self.cache.path(self.name)
         self.bytes = 0  # from the network
         self._lock = threading.Lock()
+        self.cache.trim()
         self._kept = [self._wait_for(_File(INDEX_FILE, len(content), digest.hexdigest()))]  # as long as this lives
 
     def fetch_tables(self, content: dict[str, Any]) -> None:

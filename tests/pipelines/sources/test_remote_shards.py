@@ -270,6 +270,8 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
         ({"root": "s3://nowhere/packed"}, ["s3://nowhere/packed/index.json", "bucket does not exist", "data.root"]),
         ({"root": f"s3://{NAME}/other"}, [f"s3://{NAME}/other/index.json", "does not exist", "data.root"]),
         ({"root": "s3://me:a-secret@images/packed"}, ["contains a password", "environment"]),
+        ({"root": "https://a-token@images/packed"}, ["contains a password", "environment"]),
+        ({"root": "s3://[images/packed"}, ["data.root = s3://[images/packed", "s3://BUCKET"]),
         ({"root": "nonsense://images/packed"}, ["nonsense://images/packed", "Protocol not known", "s3://BUCKET"]),
         ({"source": "folder"}, ["data.root = 's3://images/packed'", "data.source is 'folder'", "cli.py pack"]),
         ({"cache": "/proc/nothing"}, ["data.cache = /proc/nothing", "local disk"]),

@@ -178,6 +178,17 @@ def test_a_file_that_is_removed_while_it_is_opened_is_not_there(
     assert names(tmp_path) == {"b"}
 
 
+def test_a_lower_bound_removes_the_oldest_files_that_nobody_uses(tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path, 4 * BLOCK)
+    used = add(cache, "x.shards/a")
+    for age, name in enumerate(("b", "c", "d")):
+        add(cache, f"x.shards/{name}")
+        os.utime(tmp_path / "x.shards" / name, (age, age))
+    NodeCache(tmp_path, 2 * BLOCK).trim()
+    assert names(tmp_path) == {"a", "d"}
+    assert used.number
+
+
 def test_files_count_in_whole_blocks(tmp_path: Path) -> None:
     cache = NodeCache(tmp_path, 2 * BLOCK)
     for name in "abc":
