@@ -113,7 +113,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
     is_flag=True,
     help="Measure on 1280 x 720 frames that contain a hand; they are made from the configured images.",
 )
-@click.option("--step", is_flag=True, help="Measure the training step too, for the verdict.")
+@click.option("--step", is_flag=True, help="Measure the training step too, to say whether it waits for the loader.")
 @click.option("--plot", type=FILE, callback=_picture, metavar="OUT.png", help="Write a chart to this file.")
 @output_options
 @click.option(

@@ -133,7 +133,7 @@ def encoder_state(state: Mapping[str, Tensor]) -> State:
 
 
 def resnet_name(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the ResNet that a state dict in torchvision's names belongs to, by its blocks; None if it is none."""
+    """Name of the ResNet that a state dict in torchvision's names belongs to; None if it belongs to none."""
     blocks = {match[0] for match in (re.match(r"layer\d\.\d+\.", key) for key in state) if match}
     deep = {16: "resnet50", 33: "resnet101", 50: "resnet152"}
     return (deep if "layer1.0.conv3.weight" in state else {8: "resnet18", 16: "resnet34"}).get(len(blocks))

@@ -51,7 +51,8 @@ def make_loader(
         batch: images in a step, over all ranks. A rank gets an even share of consecutive rows; where the ranks do not
             divide the batch, the first ranks get one more.
         seed: seed of the order and of all draws.
-        device: device of the batches. None: the GPU of this local rank if torch sees one, else the CPU.
+        device: device of the batches. None: the GPU that `LOCAL_RANK` numbers (the first GPU if that is not set), or
+            the CPU if torch sees no GPU.
         rank: rank of this process. None: from torchrun's environment variables.
         world_size: number of processes that share each batch. None: from torchrun's environment variables.
         micro_batch: a rank gets whole micro-batches of so many images, as its `train.ExactStep` takes them. If the
@@ -145,7 +146,7 @@ class EpochLoader:
         self.index, self.quarantine, self.device = index, Quarantine(), device
         self._schedule = Schedule(build_order(index, batch=batch, seed=seed), RankSlice(batch, rows.start, rows.stop))
         self._make = partial(Loader, index, device=device, quarantine=self.quarantine, **loader)
-        self._data: dict[str, Any] = {"batch": batch, "seed": seed, "images": index.counts}
+        self._data: dict[str, Any] = {"batch": int(batch), "seed": int(seed), "images": index.counts}  # may be NumPy's
         self._step = 0  # of the run, the next to be handed out
         self._pass: object | None = None  # the one that is under way
         self._running: _Running | None = None

@@ -143,7 +143,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
         return {"step": done, **self._probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the number of ranks over which batch norm is taken."""
+        """The state, with the number of ranks that share the statistics of batch norm."""
         return {**super().state_dict(), "norm_ranks": self._norm_ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -165,7 +165,7 @@ class Trainer:
         log.info("resuming after step %d from %s", task.steps_done, path)
         backend = describe(task.optimizer)
         if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say
-            log.info("the checkpoint was made with %s; from here on it is %s", saved["backend"], backend)
+            log.info("the checkpoint was made with %s; from here on the optimiser is %s", saved["backend"], backend)
 
     def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""

@@ -159,7 +159,7 @@ class _Network:
 
 
 def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -> list[Part]:
-    """Our loader on pixels that were packed of the same images, if there are any."""
+    """Our loader on the same images, packed as decoded pixels. Empty if no such folder is given."""
     if settings.pixels is None:
         return []
     (source,) = each_source(config.data)

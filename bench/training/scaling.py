@@ -198,7 +198,7 @@ def project(work: Work, cluster: Cluster, nodes: int) -> Projection:
 
 
 def work_of(config: Config) -> Work:
-    """The sizes of a configuration's step."""
+    """The sizes of the training step that a configuration describes."""
     with torch.device("meta"):
         encoder = dataclasses.replace(config.encoder, weights="random")
         network = build_network(encoder, config.projector)

@@ -206,7 +206,7 @@ class StepBench:
         return measure_in_rounds(ways, self._settings, progress)
 
     def steps(self, step: Callable[[Batch], object]) -> Start:
-        """A way to step, on batches in memory."""
+        """An iterator for `time` that takes these steps, on batches in memory."""
 
         def stepping() -> Generator[int]:
             number = 0

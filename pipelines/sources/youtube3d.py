@@ -168,7 +168,7 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
     for number, image_id in enumerate(image_ids):
         if image_id not in row_of:
             raise UserError(
-                f"{file}, annotation {number}: its image_id {image_id} is the id of none of the {len(names)} images. "
+                f"{file}, annotation {number}: none of the {len(names)} images has the id {image_id}. "
                 "Use images and annotations of one file, as published."
             )
     tables: Tables = {

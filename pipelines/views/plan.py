@@ -158,7 +158,7 @@ def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry:
 
 
 def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray) -> DoubleArray:
-    """Boxes (N, 3), those of whole images too."""
+    """Boxes (N, 3) without sides of 0: those become the square around the whole image."""
     upright_px = upright_size_px(size_px, orientation)
     whole_px = np.column_stack([upright_px[:, ::-1] / 2, upright_px.max(axis=1)])
     return np.where(box_px[:, 2:] > 0, box_px, whole_px)

@@ -158,6 +158,14 @@ def test_a_state_is_resumed_on_another_number_of_ranks(folder: Path, steps: int,
         assert torch.equal(one["matrices"], other["matrices"])
 
 
+def test_a_state_of_numpys_numbers_is_plain(folder: Path, tmp_path: Path) -> None:
+    with small_loader(folder, seed=np.int64(3), batch=np.int64(6)) as loader:
+        torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == {
+        "position": 0, "batch": 6, "seed": 3, "images": [26]
+    }  # fmt: skip
+
+
 def test_a_state_can_move_a_loader_back(folder: Path) -> None:
     with small_loader(folder) as loader:
         made, states = [], []

@@ -183,6 +183,6 @@ def test_a_run_continues_with_the_other_backend(tmp_path: Path, caplog: pytest.L
             torch.testing.assert_close(saved["network"][name], value, atol=1e-9, rtol=1e-9)
         told = "\n".join(record.getMessage() for record in caplog.records)
         assert "resuming after step 3" in told
-        assert ("made with LARS around torch's Adam, fused; from here on it is LARS around apex" in told) == (
+        assert ("with LARS around torch's Adam, fused; from here on the optimiser is LARS around apex" in told) == (
             backend == "apex"
         )

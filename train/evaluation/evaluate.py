@@ -72,7 +72,7 @@ def evaluate(
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], list(written))
     if network_errors.trained_on(run, config):
-        log.warning("the run was trained on these images, or on some of them")
+        log.warning("the run was trained on some or all of these images")
     measured = network_errors.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
     measured_on = len(evaluation.index) - sum(evaluation.errors.left_out.values())

@@ -36,7 +36,7 @@ class Evaluation:
     errors: Errors
 
     def tables(self) -> dict[str, Floats]:
-        """Tables (N, K) of all metrics that could be measured, before the means."""
+        """Tables (N, K) of all metrics that could be measured: a value for each sample and keypoint."""
         return {name: table for name, table in self.errors.tables().items() if not np.isnan(table).all()}
 
 

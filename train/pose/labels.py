@@ -179,7 +179,7 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
 
 
 def left_for_right(points: Points, mirror: npt.NDArray[np.bool_], skeleton: Skeleton) -> Points:
-    """Keypoints (N, K, C). In mirrored samples, left and right keypoints are exchanged."""
+    """Exchange the left and right keypoints of mirrored samples: (N, K, C) to (N, K, C)."""
     return np.where(mirror[:, None, None], points[:, skeleton.mirror], points)
 
 

@@ -79,7 +79,7 @@ class RunFolder:
             return
         if resume == "never":
             raise UserError(
-                f"run.out = {self.root} holds a run already: go on with it by --resume auto, or name another folder "
+                f"run.out = {self.root} holds a run already: continue it with --resume auto, or name another folder "
                 f"with --set run.out=..."
             )
         self._check_config(config)

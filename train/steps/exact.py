@@ -125,8 +125,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         share = (difference / embeddings.abs().amax()).item()
         if share > _RECOMPUTE_TOLERANCE and self.world.is_main:
             log.warning(
-                "recomputed embeddings differ from the first ones by %.0f %% of the largest: the gradient is wrong. "
-                "Take dropout out of the network, or set recompute = 'never'",
+                "recomputed embeddings differ from the first ones by %.0f %% of the largest value: the gradient is "
+                "wrong. Take dropout out of the network, or set recompute = 'never'",
                 100 * share,
             )
 

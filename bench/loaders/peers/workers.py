@@ -37,7 +37,7 @@ class Files(Dataset[T]):
 
     @classmethod
     def batches(cls, paths: Sequence[Path], boxes_px: Boxes, workers: int, batch: int) -> DataLoader[Any]:
-        """Endless batches from worker processes, with torch's default prefetching; 4 or 8 batches were not faster.
+        """Endless batches from worker processes, with torch's default prefetching; prefetching 4 or 8 was not faster.
 
         Samples are collated by torch's default function. Batches of `ViewsOfFiles` are passed on as the workers filled
         them.

@@ -60,12 +60,12 @@ class Descriptor:
 
 
 class NoRoom(Exception):  # noqa: N818  a state of the disk
-    """Everything else in the cache is in use or needed sooner, or the disk is full."""
+    """The file does not fit: all other files in the cache are in use or needed sooner, or the disk is full."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A file that this process writes."""
+    """A file of the cache that this process is writing."""
 
     name: str
     descriptor: Descriptor

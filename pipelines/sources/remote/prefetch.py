@@ -194,7 +194,7 @@ class Prefetcher(Follower):
                 self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """Wait for a shard to fetch; None: closed."""
+        """Wait for the next shard to fetch. None if the prefetching has ended."""
         with self._changed:
             while not self.closed.is_set() and self._error is None:
                 self._catch_up()

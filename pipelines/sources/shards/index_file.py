@@ -109,7 +109,7 @@ def _check_index_file(content: dict[str, Any]) -> None:
         name = shard["file"]
         parts = name.split("/") if isinstance(name, str) else []
         if not parts or {*parts} & {"", ".", ".."} or (len(parts) > 1 and not is_foreign) or "\0" in name:
-            raise ValueError(f"the shard {str(name)[:80]!r} is no file of this folder")
+            raise ValueError(f"the shard {str(name)[:80]!r} is not a file in this folder")
         if any(type(shard[key]) is not int or shard[key] < 0 for key in ("samples", "bytes")):
             raise ValueError(f"samples and bytes of {name!r} are whole numbers")
     for name in tables:

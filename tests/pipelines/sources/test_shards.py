@@ -336,7 +336,7 @@ def change_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def test_shards_name_files_of_their_folder_only(copy: Path, file: Any) -> None:
     shutil.copy(copy / "shard-000000.tar", copy.parent / "shard.tar")
     change_index(copy, lambda content: content["shards"][0].update(file=file))
-    with pytest.raises(UserError, match=r"index\.json: not a readable index of shards .* is no file of this folder"):
+    with pytest.raises(UserError, match=r"index\.json: not a readable index of shards .* is not a file in this folder"):
         load_shards(DataConfig("shards", str(copy)))
 
 

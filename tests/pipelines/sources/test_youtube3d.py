@@ -176,7 +176,7 @@ def broken(change: Any) -> Any:
         (broken(lambda e: '{"images": ' + "[" * 200_000), "not a readable JSON file"),
         (broken(lambda e: "{}"), "0 images and 0 annotations; .*found neither"),
         (broken(lambda e: e["annotations"].clear()), "3 images and 0 annotations; expected the lists"),
-        (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: its image_id 9 is the id of none of"),
+        (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: none of the 3 images has the id 9"),
         (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: 'is_left' is 'left'; expected a"),
         (broken(lambda e: e["annotations"][1].pop("image_id")), "annotation 1: no 'image_id'; expected a whole"),
         (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: its vertices are 777 x 3; expected"),
