@@ -107,8 +107,8 @@ class DecoderProcess:
             self.close()  # a new process, since an image of the first half may have damaged the old one
             found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
         if self._deaths == deaths:
-            log.warning("%d images %s when decoded together, but not in two halves; none of them is listed",
-                        len(encoded), reason)  # fmt: skip
+            log.warning("%d images %s when decoded together, but not when each half is decoded alone; none of them is "
+                        "listed", len(encoded), reason)  # fmt: skip
         return found
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class WeightsAndBiases:
             name=folder.name,
             dir=os.environ.get("WANDB_DIR", str(folder)),
             reinit="create_new",
-            # The progress line stays ours. W&B asks a server that is down 20 times, and its process waits that long.
+            # The progress line stays ours. By default, W&B's process asks a server that is down for minutes.
             settings=self._wandb.Settings(console="off", x_graphql_retry_max=3),
         )
         self.id: str | None = self._run.id

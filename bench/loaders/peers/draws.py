@@ -1,4 +1,4 @@
-"""Draws of every peer from the paper's ranges, the map from source to view, and endless shuffled batches."""
+"""What all peers share: the paper's random numbers, the map from source to view, and endless shuffled batches."""
 
 from __future__ import annotations
 
