@@ -213,6 +213,23 @@ def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.Monke
         make_loader(folder, batch=6)
 
 
+def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    class Seen(Loader):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            threads.append(self.graph.threads)
+
+    monkeypatch.setattr("pipelines.epoch_loader.Loader", Seen)
+    monkeypatch.setattr("pipelines.render.backends.available_cores", lambda: 6)
+    for name, number in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
+        monkeypatch.setenv(name, str(number))
+    with make_loader(folder, batch=6, geometry=SMALL, device="cpu") as loader:
+        take(loader, 1)
+    assert threads == [2]
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
