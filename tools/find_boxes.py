@@ -258,6 +258,12 @@ def main() -> None:
             sys.exit(f"{args.out}: {error.strerror}. Name a file that can be written.")
         rows = rows_so_far(out)
         done = {row[0] for row in rows}
+        if done:
+            print(
+                f"{args.out}: has {len(done)} images, which are not searched again; name another file for another "
+                "folder or other options",
+                file=sys.stderr,
+            )
         todo = [name for name in names if name not in done | strange]
         progress = tqdm(total=len(done) + len(todo), initial=len(done), unit=" images", smoothing=0.02, mininterval=1)
         with progress:
