@@ -344,7 +344,7 @@ def bench_scale(
 @click.option("--results", default="bench/results", show_default=True, type=FOLDER)
 @click.option("--docs", default="docs", show_default=True, type=PathOfUser(path_type=Path, exists=True))
 def bench_docs(results: Path, docs: Path) -> None:
-    """Write the tables of README.md and docs/ and the picture of docs/experiments.md from the rows of
+    """Write the tables of README.md and docs/ and the pictures of docs/results.md from the rows of
     bench/results/."""
     from bench.documentation import write_docs
 
