@@ -98,12 +98,15 @@ def overview(results: Path) -> str:
             ]
     waiting = []
     for place, scale in enumerate(SCALES, 2):
-        if missing := [line[1] for line in lines if line[place] == "not run yet"]:
-            waiting.append(f"at scale {scale}: {_listed(missing)}")
-    said = f"**Not run yet** {'; '.join(waiting)}.\n\n" if waiting else ""
+        could = [line for line in lines if line[place] != "-"]
+        missing = [line for line in could if line[place] == "not run yet"]
+        if missing:
+            named = "; ".join(line[1] if line[1].startswith(("Figure", "Table")) else line[0] for line in missing)
+            waiting.append(f"At scale {scale}: {'everything' if missing == could else named}.")
+    said = f"**Not run yet.** {' '.join(waiting)}\n\n" if waiting else ""
     if signs:
-        measured = sum(line[-2] == "yes" for line in signs)
-        said += f"Of {len(signs)} claims of the paper that were measured, {measured} have the paper's sign.\n\n"
+        same = sum(line[-2] == "yes" for line in signs)
+        said += f"{same} of the {len(signs)} claims of the paper that were measured have the paper's sign.\n\n"
     table = markdown(("study", "source", *(f"scale {scale}" for scale in SCALES)), lines)
     if not signs:
         return f"{said}{table}"
@@ -141,7 +144,7 @@ def tables(results: Path, name: str) -> str:
             )
         if found[scale].maps:
             parts.append(f"{_maps_in_words(study, found[scale], scale)}\n")
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
 
 
 def _what_was_run(scale: str, found: _Results) -> str:

@@ -7,6 +7,7 @@ difficulty of a seed or a hand cancels in the difference of two arms.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import logging
 import time
@@ -24,11 +25,11 @@ from scipy.stats import t as student
 from bench.rows import append, describe_machine, read_rows
 from bench.studies import COMPARISON_HEADS, comparison_cells
 from errors import UserError
-from experiments.config import Claim, Maps, Plan
+from experiments.config import Claim, Maps, Plan, Render
 from experiments.maps import measure_maps
 from models.config import PoseConfig
 from pipelines.sources import load_index
-from synthetic import make_dataset
+from synthetic import is_unfinished, make_dataset
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
@@ -73,9 +74,8 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
             the maps, and each comparison. A row that the file holds already is not repeated.
     """
     for dataset in plan.used_data().values():
-        if dataset.render is not None and not Path(dataset.root).exists():
-            with progress_bar("rendering") as progress:
-                make_dataset(Path(dataset.root), progress=progress, **dataclasses.asdict(dataset.render))
+        if dataset.render is not None:
+            _render(Path(dataset.root), dataset.render)
     for seed in plan.study.seeds:
         rows = [_pretrain(plan, seed, name) for name in plan.pretrain]
         rows += [_measure(plan, seed, name) for name in plan.arms]
@@ -93,6 +93,16 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
         for outcome in outcomes:
             _append(record, plan, outcome)
     return outcomes
+
+
+def _render(root: Path, render: Render) -> None:
+    """Render a dataset that does not exist or is not finished. A second process waits for the first."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with root.with_name(f"{root.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists() or is_unfinished(root):
+            with progress_bar(f"rendering {root}") as progress:
+                make_dataset(root, progress=progress, **dataclasses.asdict(render))
 
 
 def _pretrain(plan: Plan, seed: int, name: str) -> Row:

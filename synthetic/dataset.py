@@ -131,6 +131,11 @@ def make_dataset(
     (out / _BEGUN).unlink()
 
 
+def is_unfinished(out: Path) -> bool:
+    """Whether `out` holds a dataset whose rendering was interrupted, or goes on."""
+    return (out / _BEGUN).is_file()
+
+
 def _marker(recipe: Recipe) -> str:
     return json.dumps(asdict(recipe), indent=2) + "\n"
 
