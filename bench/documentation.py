@@ -71,11 +71,11 @@ class _NoRowError(LookupError):
     """There is no row yet for a table."""
 
 
-def _loader(sources: str, part: str, *, short: bool = False, file: str = "loader.jsonl") -> Callable[[Path], str]:
+def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
     """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
 
     def table(results: Path) -> str:
-        row = _last(results / file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
+        row = _last(results / "loader.jsonl", lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
         lines = [
             (
                 entry["name"],
@@ -286,8 +286,6 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "stages": _loader("small", "stages"),
     "loaders-large": _loader("large", "loaders"),
     "stages-large": _loader("large", "stages"),
-    "pixels": _loader("small", "loaders", file="pixels.jsonl"),
-    "pixels-large": _loader("large", "loaders", file="pixels.jsonl"),
     "train": _train,
     "soak": _soak,
     "gpu": _gpu,
@@ -301,7 +299,6 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
 }
 _IN_OTHER_TABLES: Final = {
     "loader",
-    "pixels",
     "train",
     "soak",
     "gpu",

@@ -19,7 +19,7 @@ from train.config.pretraining import Config
 from train.config.tables import to_dict
 from train.runs.folder import versions
 
-_TABLE_WIDTH = 116  # a narrower terminal wraps the lines
+_TABLE_WIDTH = 128  # a narrower terminal wraps the lines
 
 
 def describe_machine() -> dict[str, str | int]:
