@@ -44,7 +44,7 @@ from train.pose.metrics import (
     pose_errors,
     score_tables,
 )
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.pretrain import pretrain
 from train.runs.log import progress_bar
 from writing import write_text

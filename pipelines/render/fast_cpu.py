@@ -12,7 +12,7 @@ from torch import Tensor
 
 from errors import UserError
 from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.changes import change_appearance
+from pipelines.render.apply_appearance import apply_appearance
 from pipelines.render.cpu_kernels import make_views
 from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
 from pipelines.views.draws import Draw
@@ -112,4 +112,4 @@ def _make_share(
         if augmentation.colour.jitter == "linear":
             for draw, view in zip(view_draws[share], out.numpy()[share], strict=True):
                 cv2.transform(view, linear_map(draw), dst=view)
-        change_appearance(out, view_draws, augmentation.appearance, share)
+        apply_appearance(out, view_draws, augmentation.appearance, share)

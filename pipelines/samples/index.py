@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.pixels import Pixels, join_pixels
+from pipelines.samples.kept_pixels import KeptPixels, join_pixels
 from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
@@ -98,7 +98,7 @@ class Index:
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
-    pixels: Pixels | None = None
+    pixels: KeptPixels | None = None
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
 

@@ -29,7 +29,7 @@ from train.finetune import finetune
 from train.pose.errors import errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
-from train.pose.run import load_pose_run
+from train.pose.pose_run import load_pose_run
 from train.pose.validation import Validation, best_of, validate
 from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from train.runs.folder import RunFolder

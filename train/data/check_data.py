@@ -23,7 +23,7 @@ from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, Deco
 from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import Pixels
+from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.samples.store import in_order
 from pipelines.sources import load_index
 
@@ -101,7 +101,7 @@ def check_data(
     return checked
 
 
-def _changed_pixels(index: Index, pixels: Pixels, progress: Callable[[int], None]) -> dict[str, str]:
+def _changed_pixels(index: Index, pixels: KeptPixels, progress: Callable[[int], None]) -> dict[str, str]:
     """Path -> reason for each sample whose pixels are not those that were packed."""
     reasons = {}
     for row in range(len(index)):

@@ -21,7 +21,7 @@ from train.pose.errors import Errors, errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
 from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
-from train.pose.run import PoseRun
+from train.pose.pose_run import PoseRun
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from pipelines.sources.folder import load_folder
 from train.distributed.world import World, described_world
 from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.pose.prediction_picture import Box, Prediction, save_prediction
-from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")

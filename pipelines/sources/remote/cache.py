@@ -64,7 +64,7 @@ class NoRoom(Exception):  # noqa: N818  a state of the disk
 
 
 @dataclass(frozen=True)
-class Part:
+class UnfinishedFile:
     """A file of the cache that this process is writing."""
 
     name: str
@@ -94,7 +94,7 @@ class NodeCache:
             os.utime(found.number)
         return found
 
-    def start(self, name: str, size: int, next_use: NextUse) -> Part | None:
+    def start(self, name: str, size: int, next_use: NextUse) -> UnfinishedFile | None:
         """Begin to write a file of `size` bytes; None if another process writes it now, or it is there.
 
         Files that are used later than this one are removed as far as necessary, the last used first.
@@ -118,9 +118,9 @@ class NodeCache:
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
-            return Part(name, descriptor)
+            return UnfinishedFile(name, descriptor)
 
-    def write(self, part: Part, data: bytes, offset: int) -> None:
+    def write(self, part: UnfinishedFile, data: bytes, offset: int) -> None:
         """Write a piece of a part. Errors as in `start`."""
         with self._one_line_of_disk_errors():
             left = memoryview(data)
@@ -128,7 +128,7 @@ class NodeCache:
                 written = os.pwrite(part.descriptor.number, left, offset)
                 left, offset = left[written:], offset + written
 
-    def finish(self, part: Part) -> Descriptor:
+    def finish(self, part: UnfinishedFile) -> Descriptor:
         """Give a part that was compared its name; returns it as `open` does. Errors as in `start`."""
         with self._one_line_of_disk_errors():
             os.fsync(part.descriptor.number)
@@ -137,7 +137,7 @@ class NodeCache:
             fcntl.flock(part.descriptor.number, fcntl.LOCK_SH)
         return part.descriptor
 
-    def abandon(self, part: Part) -> None:
+    def abandon(self, part: UnfinishedFile) -> None:
         """Remove a part."""
         with self._locked():
             self.path(part.name + PART).unlink(missing_ok=True)

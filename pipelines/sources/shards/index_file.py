@@ -13,7 +13,7 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import KEPT
+from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.pixels import PIXELS
 from skeleton import SKELETONS
 from writing import whole_file

@@ -12,7 +12,7 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
-from pipelines.samples.pixels import Pixels
+from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.sources.boxes import refuse_boxes, with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
@@ -57,7 +57,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     whole = np.array(WHOLE_IMAGE, np.float32)
     box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
-    pixels: Pixels | None = None
+    pixels: KeptPixels | None = None
     store: ShardStore | PixelNames = PixelNames(files.names, first)
     if PIXELS in tables:
         pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)

@@ -22,7 +22,7 @@ from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import KEPT
+from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.index_file import index_tables
 from pipelines.sources.shards.pixels import ENDING, PIXELS, packed_for
 from pipelines.sources.shards.tar import HashingFile, Written

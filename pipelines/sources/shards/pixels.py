@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MIN_PIXELS
-from pipelines.samples.pixels import Bounds, Pixels
+from pipelines.samples.kept_pixels import Bounds, KeptPixels
 from pipelines.samples.store import Store
 from pipelines.views.augmentation import GeometryConfig
 
@@ -43,7 +43,7 @@ def map_pixels(
     table: npt.NDArray[np.void],
     box_px: npt.NDArray[np.float32],
     config: DataConfig,
-) -> Pixels:
+) -> KeptPixels:
     """Map shards of pixels into memory.
 
     Args:
@@ -87,7 +87,7 @@ def map_pixels(
         cut=bool((kept_px < table["size_px"]).any()),
         halved=bool(table["halvings"].any()),
     )
-    return Pixels(table, address, (bounds,), tuple(memory))
+    return KeptPixels(table, address, (bounds,), tuple(memory))
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:

@@ -23,7 +23,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.store import Follower, Steps, Traffic
 from pipelines.sources.remote.address import READ_BYTES, Remote, Stopped
 from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
-from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Plan, Prefetcher
+from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Prefetcher, ShardUses
 from pipelines.sources.shards.index_file import INDEX_FILE, table_name
 from pipelines.sources.shards.store import Shards, read_at
 
@@ -222,15 +222,15 @@ class RemoteShards(Shards):
     def follow(self, steps: Steps) -> Follower:
         """See `Shards`."""
 
-        def make_plan() -> Plan:
-            return Plan(steps(), shards=len(self._files), rows=self._rows, window=self._window)
+        def make_uses() -> ShardUses:
+            return ShardUses(steps(), shards=len(self._files), rows=self._rows, window=self._window)
 
         def fetch(shard: int, uses: dict[int, int], stop: threading.Event) -> Descriptor | None:
             by_name = {self.names[one]: steps for one, steps in uses.items()}
             return self._folder.fetch(self._files[shard], by_name, stop)
 
         address = self._folder.remote.address
-        started = Prefetcher(make_plan, fetch, lambda shard: f"{address}/{self.names[shard]}")
+        started = Prefetcher(make_uses, fetch, lambda shard: f"{address}/{self.names[shard]}")
         self._prefetchers = (*self._at_work(), started)
         return started
 

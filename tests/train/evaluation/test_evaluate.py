@@ -35,7 +35,7 @@ from train.evaluation.network_errors import (
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
 from train.pose.inference import estimate_poses
 from train.pose.labels import PoseLabels
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
 
 POSES = 20

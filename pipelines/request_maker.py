@@ -18,8 +18,8 @@ from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.files.reading import read_sound_jpegs
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
+from pipelines.samples.kept_pixels import kept_of
 from pipelines.samples.order import Order
-from pipelines.samples.pixels import kept_of
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import draw_view
 from pipelines.views.plan import Kept, Plan, plan_views
@@ -68,7 +68,7 @@ class Chunk:
     bad: IntArray
 
 
-class Feed:
+class RequestMaker:
     """Reads and checks the samples at given positions, and replaces bad ones; a pure function of positions and files.
 
     Args:

@@ -83,7 +83,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class KeptPixels:
     """The pixels of N samples.
 
     Attributes:
@@ -98,7 +98,7 @@ class Pixels:
     bounds: tuple[Bounds, ...]
     memory: tuple[Any, ...]
 
-    def select(self, rows: IntArray) -> Pixels:
+    def select(self, rows: IntArray) -> KeptPixels:
         """The pixels of some samples."""
         return replace(self, table=self.table[rows], address=self.address[rows])
 
@@ -113,11 +113,11 @@ class Pixels:
         return zlib.crc32(pixels.data) == int(self.table["crc32"][sample])
 
 
-def join_pixels(parts: Sequence[Pixels]) -> Pixels:
+def join_pixels(parts: Sequence[KeptPixels]) -> KeptPixels:
     """The pixels of several sources, one after the other."""
-    columns = [[getattr(part, field.name) for part in parts] for field in fields(Pixels)]
+    columns = [[getattr(part, field.name) for part in parts] for field in fields(KeptPixels)]
     table, address, bounds, memory = columns
-    return Pixels(np.concatenate(table), np.concatenate(address), sum(bounds, ()), sum(memory, ()))
+    return KeptPixels(np.concatenate(table), np.concatenate(address), sum(bounds, ()), sum(memory, ()))
 
 
 def kept_of(table: npt.NDArray[np.void]) -> Kept:
