@@ -125,7 +125,7 @@ def is_address(root: str) -> bool:
 
 
 def refuse_address(config: DataConfig) -> None:
-    """Raise a `UserError` if `data.root` is an address, and the source is none of shards."""
+    """Raise a `UserError` if `data.root` is an address but the source is not "shards"."""
     if is_address(config.root) and config.source != "shards":
         raise UserError(
             f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "

@@ -1,4 +1,4 @@
-"""From positions to requests: reads files, replaces bad ones, and plans the views."""
+"""Makes requests from positions: reads files, replaces bad ones, and plans the views."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RequestMaker:
         regions: decode only the part of a large JPEG that its views show.
 
     Raises:
-        UserError: the index keeps pixels, and fewer than the views need.
+        UserError: the views need pixels that the index has not kept.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RequestMaker:
         return self._pool.submit(self.chunk, positions)
 
     def chunk(self, positions: IntArray) -> Chunk:
-        """Read the samples at consecutive global `positions` (N,), or look up where their pixels are.
+        """Read the samples at consecutive global `positions` (N,), or look up the addresses of their kept pixels.
 
         Raises:
             UserError: all substitutes of a position are bad too.

@@ -161,13 +161,13 @@ class FastViews:
 
 
 class NothingToDecode:
-    """What stands for a DALI pipeline where the pixels are there: its output are their addresses."""
+    """Takes the place of a DALI pipeline for kept pixels: its output is their addresses."""
 
     def __init__(self, source: Callable[[], Request]) -> None:
         self._source = source
 
     def schedule_run(self) -> None:
-        """Do nothing: a request is taken when its output is."""
+        """Do nothing: `outputs` takes the request."""
 
     def outputs(self) -> Outputs:
         """The next request's addresses."""

@@ -35,7 +35,7 @@ class GraphConfig:
         prefetch: requests in progress at once.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
-        pixels: the requests bring pixels, and there is nothing to decode.
+        pixels: the requests have kept pixels, so nothing is decoded.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
@@ -52,7 +52,7 @@ class GraphConfig:
 
 
 def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request: Callable[[], Request]) -> Pipeline:
-    """Decode once, unless the pixels are there, and make every view, without the augmentations of `views.appearance`.
+    """Decode once (kept pixels are not decoded) and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
@@ -126,7 +126,7 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
 
 
 def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
-    """What a pipeline decodes, or takes as decoded."""
+    """The inputs of a pipeline: encoded files, or kept pixels."""
     if request.address is None:
         return request.encoded
     return [pixels_at(*of_one) for of_one in zip(request.address.tolist(), request.plan.shape_px.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""The fast path for CPUs: of decoded images, a Numba kernel makes the views in a pool of threads."""
+"""The fast path for CPUs: a Numba kernel makes the views from decoded images, in a pool of threads."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Index:
 
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
-        pixels: the images, where they are kept decoded; there are no files then, and `read` refuses.
+        pixels: the images that are kept decoded; None for files. With pixels there are no files, and `read` raises.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
     """
 
@@ -237,7 +237,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
 
 
 def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that holds all roots, and each root seen from it; an address is seen from nowhere."""
+    """The folder that holds all roots, and each root relative to it. If one is an address: "", and the full roots."""
     if any("://" in root for root in roots):
         return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
     absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are

@@ -31,7 +31,7 @@ _OTHERS: Final = ("rotation_deg", "translation_frac", "scale", "scale_is", "crop
 
 @dataclass(frozen=True)
 class Bounds:
-    """The views that the kept pixels of a source serve.
+    """Limits of the views that can be made from the kept pixels of a source.
 
     Attributes:
         root: folder of the source, for messages.
@@ -52,7 +52,7 @@ class Bounds:
     halved: bool
 
     def require(self, geometry: GeometryConfig) -> None:
-        """Check that views of this geometry are the same as of the files.
+        """Check that views of this geometry are the same as from the files.
 
         Raises:
             UserError: they need pixels that were not kept.
@@ -90,7 +90,7 @@ class KeptPixels:
         table: (N,) `KEPT`.
         address: (N,) int64, of the first byte of each in memory. RGB, rows without gaps, as stored: not turned upright.
         bounds: of each source.
-        memory: what the addresses point to; held as long as this is.
+        memory: objects that hold the memory at the addresses.
     """
 
     table: npt.NDArray[np.void]

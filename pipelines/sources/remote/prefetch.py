@@ -102,7 +102,7 @@ class ShardUses:
     def near(self) -> list[int]:
         """The shards to have in the cache now, in the order of use: two windows, and those of the steps under way.
 
-        None where all steps together read little: then single images are read.
+        Empty if all steps together read few rows: then single images are read.
         """
         if self._ended and self._reads_little():
             return []

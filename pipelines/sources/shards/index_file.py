@@ -31,7 +31,7 @@ TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
 FOLDER: Final = "folder"
-"""Key of an index file: the folder of shards that `pack` has not written, absolute or from the index file's folder."""
+"""Key of an index file: the folder of other programs' shards, absolute or relative to the index file."""
 
 _PLACES: Final = {
     "offset": np.dtype(np.uint64),

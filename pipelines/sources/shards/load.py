@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
-    """Read the index that `pack` wrote, in the order of the packed source, or that `index` wrote of others' shards.
+    """Read the index that `pack` or `index` wrote. The rows have the order of the packed source or of the shards.
 
     Args:
         config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the

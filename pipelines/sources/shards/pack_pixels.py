@@ -1,4 +1,4 @@
-"""What a shard of pixels holds: of each image the region that views can reach, decoded and halved."""
+"""Writes shards of pixels: the region of each image that views can reach, decoded and halved."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ENDING: Final = "rgb"
 
 
 def packed_for(geometry: GeometryConfig, box_margin: float, backend: str) -> dict[str, Any]:
-    """What index.json says of the views that the pixels serve, and of the backend by whose rule they were halved."""
+    """Entries of index.json: the views that the pixels were kept for, and the backend whose rounding halved them."""
     as_json = TypeAdapter(GeometryConfig).dump_python(geometry, mode="json")
     return {"geometry": as_json, "box_margin": box_margin, "backend": backend}
 
@@ -99,7 +99,7 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
 
 
 class PixelNames(Store):
-    """What stands for a `ShardStore` where there are no files.
+    """Takes the place of a `ShardStore` for shards of pixels, which hold no files.
 
     Args:
         first: (len(shards) + 1,) first row of each shard, and the end of the last.

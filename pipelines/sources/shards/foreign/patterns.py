@@ -17,7 +17,7 @@ _MOST_FILES: Final = 1_000_000
 """Most files that a pattern may name."""
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""Endings of the shards of a folder. Those of compressed ones are among them, so that they are refused by name."""
+"""Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
 
 
 def find_shards(patterns: Sequence[str]) -> list[Path]:
