@@ -23,7 +23,7 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence.
   "unreadable"; the other columns are empty there.
 - confidence: score of MediaPipe's palm detector, 0 to 1.
 
-A stopped run goes on where it was when the same command is given again.
+The same command continues a run that was stopped.
 """
 
 from __future__ import annotations
@@ -92,14 +92,16 @@ def start_process(confidence: float, hands: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, be it killed."""
+    """End this process when its parent ends, even if the parent is killed."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
     os._exit(1)
 
 
 def load_detector(confidence: float, hands: int) -> None:
-    """Load MediaPipe's graph: as `mediapipe.solutions.hands.Hands`, and with the palms, which have the confidence."""
+    """Load the graph of `mediapipe.solutions.hands.Hands`, with one more output: the palms, which have the
+    confidence.
+    """
     from mediapipe.python.solution_base import SolutionBase
 
     global _detector

@@ -145,7 +145,7 @@ class Trainer:
         saved = load_checkpoint(path)
         difference = first_difference(saved["config"], to_dict(self.config))
         if difference is not None:
-            raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
+            raise UserError(f"{path} is of another run: {difference}. Put a checkpoint of this run there.")
         for key in (*task.state_dict(), "images"):
             if key not in saved:
                 raise UserError(f"{path} cannot be resumed: it has no {key}. Use another one of this run.")

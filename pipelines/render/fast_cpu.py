@@ -44,7 +44,7 @@ def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
     if not bounded:  # with NaN the kernel would read anywhere in memory
         raise UserError(
             f"a view reaches further than {_REACH_PX} pixels from its image, or is a single point: "
-            "geometry.scale, data.box_margin or a box is out of all bounds; choose others"
+            "geometry.scale, data.box_margin or a box has an impossible value. Change it"
         )
     return inverse.reshape(*inverse.shape[:-2], 6).astype(np.float32)
 

@@ -197,9 +197,8 @@ Order = EpochOrder | MixtureOrder
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
     """Divide the rows of a batch by weight.
 
-    Each source gets the whole part of its share; those with the largest remainders get one more.
-
-    All batches are divided alike. A source's number of rows differs from its exact share by less than one.
+    Each source gets the whole part of its share; those with the largest remainders get one more. All batches are
+    divided alike. A source's number of rows differs from its exact share by less than one.
     """
     shares = np.array(weights, np.float64) * (batch / sum(weights))
     # A share just below a whole number, from rounding, counts as this number.

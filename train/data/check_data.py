@@ -53,8 +53,8 @@ def check_data(
     make_decoder: Callable[[GraphConfig], Decoder] = DaliDecoder,
     limit_s: float = LIMIT_S,
 ) -> list[Checked]:
-    """Decode every image of a configuration's sources, whole, with the decoder that a run uses. Of pixels that are kept
-    decoded, compare the checksums.
+    """Decode every image of a configuration's sources, whole, with the decoder that a run uses. Kept pixels are
+    compared by their checksums instead.
 
     The decoder runs in a separate process, see `DecoderProcess`: an image that kills it is listed like others.
 

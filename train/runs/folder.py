@@ -106,7 +106,7 @@ class RunFolder:
             saved = tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.config_file} cannot be read ({error}): expected the configuration of the run to go on with. "
+                f"{self.config_file} cannot be read ({error}): expected the configuration of the run to continue. "
                 f"Restore it, or name another folder with --set run.out=..."
             ) from error
         now = to_dict(config)

@@ -29,7 +29,7 @@ def cut_rows(file: Path, step: int) -> None:
 
 
 def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line with its row. An incomplete last line is skipped without a warning: it may just be written."""
+    """Each line with its row. An incomplete last line is skipped without a warning: it may be half written."""
     if not file.exists():
         return
     damaged = []

@@ -62,7 +62,9 @@ def torchvision_crop(source: Tensor, box_px: Sequence[float]) -> Tensor:
 
 
 def batches_on_gpu(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Tensor]:
-    """Endless batches of views, (2, N, 3, 128, 128) uint8, made image by image: v2 draws once for a whole batch."""
+    """Endless batches of views, (2, N, 3, 128, 128) uint8, made image by image, since v2 draws only once for a
+    batch.
+    """
     rng = np.random.default_rng()
     for sources, boxes in decoded(paths, boxes_px, threads, batch):
         draws = draw(2 * batch, rng)

@@ -1,6 +1,6 @@
 """A folder of whole files, of bounded size, that all processes of a machine share.
 
-What always holds, whichever process is killed and when:
+These rules always hold, even if a process is killed at any moment:
 
 1. Only whole files are read. A file is written as NAME.part; after its checksum was compared it is synced and renamed
    to NAME. Nobody reads a part.
@@ -9,8 +9,8 @@ What always holds, whichever process is killed and when:
 3. A file in use stays. Its users have a shared lock on it; removing it needs the exclusive lock.
 4. A part has one writer, who has the exclusive lock on it. A part without a lock was left by a process that was killed:
    it is removed, or written anew from its beginning.
-5. Names are made, renamed and removed only under the lock of the folder, which is never held while the network is
-   awaited.
+5. Names are made, renamed and removed only under the lock of the folder. No process holds this lock while it waits for
+   the network.
 
 The locks are the kernel's (flock). They end with the process that has them, so a kill leaves none behind.
 """

@@ -34,7 +34,7 @@ _LITTLE: Final = 1 / 16
 """Share of the rows below which single images are read in place of whole shards."""
 
 _SAY_S: Final = 10.0
-"""A reader that waits for a shard logs it this often."""
+"""Seconds between two lines in the log about a reader that waits for a shard."""
 
 Fetch = Callable[[int, dict[int, int], threading.Event], Descriptor | None]
 """Gets a shard from the cache or downloads it; None while another process downloads it. Raises `NoRoom`.
@@ -164,7 +164,7 @@ class Prefetcher(Follower):
                 waited, now = True, time.monotonic()
                 if now - said > _SAY_S:
                     said = now
-                    log.warning("waiting for %s, since %.0f s", self._name(shard), now - began)
+                    log.warning("waiting for %s for %.0f s", self._name(shard), now - began)
 
     def _warn_once(self, shard: int) -> None:
         if not self._warned:

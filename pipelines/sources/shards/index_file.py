@@ -184,7 +184,7 @@ def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table
         shape = {"box_px": (3,)}.get(name, table.shape[1:] if name.startswith(TARGET) else ())
     if table.dtype != dtype or table.shape != (count, *shape):
         raise UserError(
-            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: of other shards. "
+            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: it belongs to other shards. "
             "Copy the whole folder again, or pack again."
         )
     if found != checksum:

@@ -85,7 +85,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     if index.group is None:
         raise UserError(
             f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong "
-            'together, so they cannot be split. Use "all", or pack the splits apart.'
+            'together, so they cannot be split. Use "all", or pack each split separately.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
 

@@ -211,7 +211,7 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
             out.mkdir(parents=True, exist_ok=True)
             write_text(file, json.dumps(job) + "\n")
     except ValueError as error:
-        raise UserError(f"{file}: torn ({error}). Remove the folder and pack again.") from error
+        raise UserError(f"{file}: damaged ({error}). Remove the folder and pack again.") from error
     except OSError as error:
         raise UserError(f"{out}: cannot be used ({error.strerror}). Name a folder that can be written to.") from error
     if found is not None and not isinstance(found, dict):

@@ -61,7 +61,7 @@ class PixelContents:
         progress: Callable[[str], AbstractContextManager[Progress]],
     ) -> None:
         if index.pixels is not None:
-            raise UserError(f"{index.root} holds pixels already: pack the data that they were packed from")
+            raise UserError(f"{index.root} holds pixels already: pack the data that they were made from")
         for_views = packed_for(geometry, box_margin, backend)
         self.job: dict[str, Any] = {PIXELS: for_views}
         self.notes: dict[str, Any] = {"kind": PIXELS, PIXELS: for_views}

@@ -119,6 +119,6 @@ class PixelNames(Store):
             UserError: always.
         """
         raise UserError(
-            f"{self.name(row)} holds pixels, no image files: they serve training and its validation. For anything "
-            "else name the data that was packed"
+            f"{self.name(row)} holds pixels, not image files. Only training and its validation can use them: for "
+            "anything else, name the data that was packed"
         )

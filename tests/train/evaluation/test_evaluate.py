@@ -277,7 +277,7 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
-    with pytest.raises(UserError, match="no hand for 1 of 5 images, image 3 the first"):
+    with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
 
 

@@ -36,7 +36,7 @@ def find_shards(patterns: Sequence[str]) -> list[Path]:
         for file in _files(pattern):
             found[os.path.abspath(file)] = None  # noqa: PTH100  links stay as they are
         if len(found) > _MOST_FILES:
-            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index parts of them apart.")
+            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index them in several parts.")
     return [Path(file) for file in found]
 
 
