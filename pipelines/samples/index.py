@@ -193,7 +193,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     pixels = [index.pixels for index in indices if index.pixels is not None]
     if 0 < len(pixels) < len(indices):
         files = next(index.root for index in indices if index.pixels is None)
-        raise UserError(f"{pixels[0].bounds[0].root} holds pixels and {files} files: pack all sources alike")
+        raise UserError(f"{pixels[0].limits[0].root} holds pixels and {files} files: pack all sources alike")
     labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
     if len(labelled) > 1:
         told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())

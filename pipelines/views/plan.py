@@ -70,7 +70,7 @@ class Plan:
         return Plan(self.start_px[one], self.shape_px[one], views)
 
 
-class Kept(NamedTuple):
+class KeptRegions(NamedTuple):
     """The kept regions of N images.
 
     Attributes:
@@ -93,7 +93,7 @@ def plan_views(
     *,
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
-    kept: Kept | None = None,
+    kept: KeptRegions | None = None,
 ) -> Plan:
     """Plan the views of N samples.
 
@@ -134,7 +134,7 @@ def plan_views(
     return Plan(start_px, shape_px, tuple(plans))
 
 
-def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry: GeometryConfig) -> Kept:
+def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry: GeometryConfig) -> KeptRegions:
     """The regions of N images to keep, so that every view of this geometry is the same as from the files.
 
     A region is all that views can reach, halved as often as for the view that magnifies it most. Views of half
@@ -154,7 +154,7 @@ def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry:
     start_px, stop_px = region_around(
         size_px, [_after(widest, stored_to_upright_px(size_px, orientation))], 2 ** most[:, None], geometry.side_px
     )
-    return Kept(start_px, -((start_px - stop_px) // 2 ** halvings[:, None]), halvings)
+    return KeptRegions(start_px, -((start_px - stop_px) // 2 ** halvings[:, None]), halvings)
 
 
 def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray) -> DoubleArray:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MIN_PIXELS
-from pipelines.samples.kept_pixels import Bounds, KeptPixels
+from pipelines.samples.kept_pixels import KeptPixels, ViewLimits
 from pipelines.samples.store import Store
 from pipelines.views.augmentation import GeometryConfig
 
@@ -77,7 +77,7 @@ def map_pixels(
             address[rows] = memory[-1].ctypes.data + offset.astype(np.int64)
     whole = box_px[:, 2] == 0
     kept_px = stored_px << table["halvings"][:, None].astype(np.int64)
-    bounds = Bounds(
+    limits = ViewLimits(
         root,
         geometry,
         box_margin,
@@ -87,7 +87,7 @@ def map_pixels(
         cut=bool((kept_px < table["size_px"]).any()),
         halved=bool(table["halvings"].any()),
     )
-    return KeptPixels(table, address, (bounds,), tuple(memory))
+    return KeptPixels(table, address, (limits,), tuple(memory))
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
