@@ -79,7 +79,8 @@ OTHERS = {"src/models/utils.py", "utils.py", "bad.0.jsonl", "bad.1.jsonl", "mine
 
 
 def is_accepted(key: str, value: str) -> bool:
-    for kind, *chosen in ((Config,), (FinetuneConfig,), *((Config, f"loss.name={name}") for name in LOSSES)):
+    of_losses = [(Config, [f"loss.name={name}"]) for name in LOSSES]
+    for kind, chosen in ((FinetuneConfig, []), *of_losses):
         try:
             load_config(kind, [], [*chosen, f"{key}={value}"])
         except UserError:
@@ -108,14 +109,10 @@ def test_fidelity_names_its_keys() -> None:
     assert not is_accepted("data.bxo", "1")
 
 
-def defaults_of(*kinds: type[Any]) -> dict[str, Any]:
-    """The default of each key that is set, of the first configuration that has the key."""
-    return {key: value for kind in reversed(kinds) for key, value in flatten(to_dict(kind()))}
-
-
-PRETRAINING = defaults_of(Config, FinetuneConfig)  # pose.* is of fine-tuning only
+PRETRAINING, FINETUNING = (dict(flatten(to_dict(kind()))) for kind in KINDS)
+PRETRAINING |= {key: value for key, value in FINETUNING.items() if key.startswith("pose.")}
 OF_SECTION = MappingProxyType({
-    "Fine-tuning": defaults_of(FinetuneConfig),
+    "Fine-tuning": FINETUNING,
     "VICReg": PRETRAINING | {f"loss.{key}": value for key, value in to_dict(LOSSES["vicreg"]()).items()},
 })  # fmt: skip
 

@@ -16,7 +16,6 @@ import cv2
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.pipelines.test_pixels import packed_by
 
 from bench.loaders import tune
 from bench.loaders.compare import compare_loaders
@@ -29,6 +28,7 @@ from bench.measure import Rate
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
+from tests.pipelines.test_kept_pixels import packed_by
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 

@@ -15,7 +15,6 @@ from scipy import stats
 from pipelines.arrays import FloatArray
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
-from pipelines.render import changes
 from pipelines.render.apply_appearance import apply_appearance
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
@@ -181,7 +180,7 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
     draws[3::7, Column[option.upper()]] = 0
     made = []
     for devices in (frozenset({"cpu"}), frozenset[str]()):
-        monkeypatch.setattr(changes, "_IN_LOOPS", devices)
+        monkeypatch.setattr("pipelines.render.apply_appearance._IN_LOOPS", devices)
         views = torch.from_numpy(images.copy())
         apply_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
         made.append(views.numpy().astype(int))
