@@ -180,6 +180,6 @@ def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
             continue
         if not stat.S_ISDIR(status.st_mode):
             raise UserError(
-                f"{one.root}: is a file; expected the folder of the images (data.root, data.source = "
+                f"{one.root}: is a file; expected a folder of images (data.root, data.source = "
                 f"{one.source!r}). Check the path; unpack an archive first."
             )
