@@ -26,7 +26,7 @@ def write_docs(results: Path, docs: Path) -> str:
     """Write the tables of the pages in `docs` and of the README.md beside it, and the picture. Returns a summary."""
     done = []
     for page in pages_with_tables(docs):
-        write_text(page, write_tables(page.read_text(), results))
+        write_text(page, fill_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
     if not (readme := docs.parent / "README.md").exists():
         done.append(f"{readme}: no such file, so its tables were not written")
@@ -40,7 +40,7 @@ def pages_with_tables(docs: Path) -> list[Path]:
     return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 
 
-def write_tables(text: str, results: Path) -> str:
+def fill_tables(text: str, results: Path) -> str:
     """The page's text, with its tables written again from the rows in the folder `results`.
 
     Raises:
@@ -60,11 +60,11 @@ def write_tables(text: str, results: Path) -> str:
     return _BLOCK.sub(made, text)
 
 
-def _loader(sources: str, part: str, *, short: bool = False, file: str = "loader.jsonl") -> Callable[[Path], str]:
+def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path], str]:
     """Make the table of "loaders" or "stages" of the newest row with these sources; `short` is for the README."""
 
     def table(results: Path) -> str:
-        row = _last(results / file, lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
+        row = _last(results / "loader.jsonl", lambda row: _on_cpu(row) and row.get("sources", "small") == sources)
         lines = [
             (
                 entry["name"],
@@ -198,8 +198,6 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "stages": _loader("small", "stages"),
     "loaders-large": _loader("large", "loaders"),
     "stages-large": _loader("large", "stages"),
-    "pixels": _loader("small", "loaders", file="pixels.jsonl"),
-    "pixels-large": _loader("large", "loaders", file="pixels.jsonl"),
     "train": _train,
     "soak": _soak,
     "gpu": _gpu,
@@ -213,7 +211,6 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
 }
 _IN_OTHER_TABLES: Final = {
     "loader",
-    "pixels",
     "train",
     "soak",
     "gpu",

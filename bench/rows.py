@@ -19,7 +19,7 @@ from train.config.pretraining import Config
 from train.config.tables import to_dict
 from train.runs.folder import versions
 
-_TABLE_WIDTH = 116  # a narrower terminal wraps the lines
+_TABLE_WIDTH = 128  # a narrower terminal wraps the lines
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -71,7 +71,7 @@ def append(record: Path, row: dict[str, Any]) -> None:
         with record.open("a") as file:
             file.write(line + "\n")
     except OSError as error:
-        raise UserError(f"{record}: cannot be written ({error.strerror}); what was to be recorded: {line}") from error
+        raise UserError(f"{record}: cannot be written ({error.strerror}); the row is: {line}") from error
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

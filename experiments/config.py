@@ -20,7 +20,7 @@ from train.config.tables import as_toml
 
 C = TypeVar("C", Config, FinetuneConfig)
 
-Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+MetricName = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 ScaleName = Literal["small", "paper"]
 
 
@@ -114,7 +114,7 @@ class MeasuredArm(Arm):
     start: str | None = None
     network: str | None = None
     on: str | None = None
-    published: dict[Metric, Number] = Field(default_factory=dict)
+    published: dict[MetricName, Number] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -128,7 +128,7 @@ class Claim:
 
     better: str
     than: str
-    metric: Metric = "pa_epe_cm"
+    metric: MetricName = "pa_epe_cm"
     percent: Number | None = None
     claimed: bool = True
 

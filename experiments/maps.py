@@ -16,7 +16,7 @@ from train.distributed.world import described_world
 from train.evaluation.network_errors import evaluation_config
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn
-from train.pose.run import PoseRun
+from train.pose.pose_run import PoseRun
 from train.runs.log import progress_bar
 
 ROTATION_DEG = 80.0

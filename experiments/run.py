@@ -47,7 +47,7 @@ from train.pose.metrics import (
     pose_errors,
     score_tables,
 )
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.pretrain import pretrain
 from train.probe.read_out import fit_read_out
 from train.runs.checkpoint import Checkpoints

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.documentation import write_docs, write_tables
+from bench.documentation import fill_tables, write_docs
 from bench.studies import FILES, study_names
 from errors import UserError
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def section(results: Path, name: str) -> str:
-    return write_tables(f"<!-- rows: {name} -->\n<!-- end rows -->\n", results)
+    return fill_tables(f"<!-- rows: {name} -->\n<!-- end rows -->\n", results)
 
 
 def write_rows(results: Path, *rows: dict[str, Any]) -> None:

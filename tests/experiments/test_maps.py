@@ -18,7 +18,7 @@ from skeleton import HAND
 from tests.train import tiny_hands
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
-from train.pose.run import PoseRun
+from train.pose.pose_run import PoseRun
 
 MAPS = Maps(better="a", than="b", rotations=5, translations=3)
 

@@ -19,7 +19,7 @@ from pipelines.sources.boxes import read_boxes
 from pipelines.sources.folder import load_folder
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
-from tools.find_boxes import HEADER, Hand, as_csv, fits_in_a_line, images_under, rows_so_far
+from tools.find_boxes import HEADER, FoundHand, as_csv, fits_in_a_line, images_under, rows_so_far
 from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
@@ -100,7 +100,7 @@ def test_another_file_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_box_is_the_square_around_the_landmarks() -> None:
     landmarks_px = np.array([[10.0, 50], [30, 20], [20, 90]])
-    assert Hand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
+    assert FoundHand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
 
 
 LANDMARKS = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.linear_model import Ridge  # type: ignore[import-untyped]
+from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
+from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
 from errors import UserError
 from pipelines.sources import load_index
@@ -20,7 +20,7 @@ from train.distributed.world import World
 from train.evaluation.network_errors import evaluation_config
 from train.pose.inference import canonical_loader, estimate_poses
 from train.pose.labels import labels_to_learn
-from train.pose.run import load_pose_run
+from train.pose.pose_run import load_pose_run
 from train.probe.read_out import ALPHA, fit_read_out
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -59,10 +59,10 @@ def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> Non
     expected = (
         model.predict(features["val"]).reshape(-1, 21, 3)[..., :2] * boxes["val"][..., 2:] + boxes["val"][..., :2]
     )
-    labels = labels_to_learn(index, config.pose)
+    labels = labels_to_learn(index, config.pose)  # of the validation split
     poses = estimate_poses(run.network, index, labels.intrinsics, config, World())
     np.testing.assert_allclose(poses.keypoints_px, expected, rtol=0, atol=0.02)
-    assert np.abs(poses.keypoints_px - index.keypoints_px).max() > 0.5  # nothing is read off the labels
+    assert np.abs(poses.keypoints_px - labels.keypoints_px).max() > 0.5  # nothing is read off the labels
 
 
 def test_it_is_fitted_once_and_the_encoder_stays(hands: Path, tmp_path: Path) -> None:

@@ -51,18 +51,21 @@ class FinetuneColourConfig(ColourConfig):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PoseLossConfig:
-    """Weights of the losses, each a mean over samples, keypoints and coordinates. The paper gives none.
+    """Weights of the losses, each a mean over samples, keypoints and coordinates.
+
+    The paper gives no weights and no units. With errors in pixels and equal weights, the depth is hardly learnt
+    (docs/results.md). In sides of the view, the same weights hold for views of every size.
 
     Attributes:
-        keypoints: weight of |J2D - target|, in pixels of the view.
+        keypoints: weight of |J2D - target|, in sides of the view: 1 is the view's width.
         depth: weight of |d - target|, root-relative and scale-normalised.
         root_depth: weight of |d_root - target| of the refined root depth, scale-normalised; used if `pose.refine` is
             true.
     """
 
-    keypoints: NotNegative = 1.0
-    depth: NotNegative = 1.0
-    root_depth: NotNegative = 1.0
+    keypoints: NotNegative = 64.0
+    depth: NotNegative = 20.0
+    root_depth: NotNegative = 0.1
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

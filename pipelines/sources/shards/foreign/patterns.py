@@ -17,7 +17,7 @@ _MOST_FILES: Final = 1_000_000
 """Most files that a pattern may name."""
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""Endings of the shards of a folder. Those of compressed ones are among them, so that they are refused by name."""
+"""Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
 
 
 def find_shards(patterns: Sequence[str]) -> list[Path]:
@@ -36,7 +36,7 @@ def find_shards(patterns: Sequence[str]) -> list[Path]:
         for file in _files(pattern):
             found[os.path.abspath(file)] = None  # noqa: PTH100  links stay as they are
         if len(found) > _MOST_FILES:
-            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index parts of them apart.")
+            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index them in several parts.")
     return [Path(file) for file in found]
 
 

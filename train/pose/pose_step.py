@@ -110,6 +110,6 @@ class PoseStep(MicroBatchStep):
         with torch.autocast(self.world.device.type, dtype=self.autocast_dtype, enabled=enabled):
             output = self.forward(image, targets.intrinsics)
         losses = pose_losses(output, targets, refined=self.refined)
-        weights = self.weights
-        total = weights.keypoints * losses.keypoints_px + weights.depth * losses.depth
+        weights, keypoints_sides = self.weights, losses.keypoints_px / image.shape[-1]
+        total = weights.keypoints * keypoints_sides + weights.depth * losses.depth
         return total + weights.root_depth * losses.root_depth, losses
