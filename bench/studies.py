@@ -18,6 +18,7 @@ from train.pose.metrics import METRICS
 
 FILES: Final = Path(__file__).parents[1] / "configs" / "studies"
 SCALES: Final = ("small", "paper")
+_MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_error_px": "equivariance error, shifts"}
 _BETTER, _WORSE, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 
 COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "holds")
@@ -93,9 +94,9 @@ def overview(results: Path) -> str:
         ]  # fmt: skip
         lines.append((f"[{study['title']}](#{_anchor(study['title'])})", study["source"], *run))
         for scale in SCALES:
-            signs += [
-                (study["source"], scale, *line) for line in _claims(study, all_of[name, scale]) if line[-2] != "-"
-            ]
+            found = all_of[name, scale]
+            compared = [*_claims(study, found), *_map_claims(study, found)]
+            signs += [(study["source"], scale, *line) for line in compared if line[-2] != "-"]
     waiting = []
     for place, scale in enumerate(SCALES, 2):
         could = [line for line in lines if line[place] != "-"]
@@ -142,8 +143,9 @@ def tables(results: Path, name: str) -> str:
                 f"PA-EPE of constant predictions, scale {scale}: the mean pose "
                 f"{constant['mean_pose_pa_epe_cm']:.3f} cm, one rigid hand {constant['rigid_hand_pa_epe_cm']:.3f} cm.\n"
             )
-        if found[scale].maps:
-            parts.append(f"{_maps_in_words(study, found[scale], scale)}\n")
+        if lines := _map_claims(study, found[scale]):
+            picture = f"![Improvement over rotations and shifts](images/study_equivariance_{scale}.png)"
+            parts.append(f"Maps at scale {scale}:\n\n{markdown(_CLAIM_HEADS, lines)}\n{picture}\n")
     return "\n".join(filter(None, parts))
 
 
@@ -231,19 +233,18 @@ def improvement(found: _Results, better: str, than: str, table: str) -> npt.NDAr
         return np.where(theirs > 1e-6, 100 * (theirs - ours) / theirs, np.nan)
 
 
-def _maps_in_words(study: Row, found: _Results, scale: str) -> str:
-    better, than = study["maps"]["better"], study["maps"]["than"]
-    said = []
-    for table, what in (("rotation_error_px", "rotations"), ("shift_error_px", "shifts")):
-        mean = improvement(found, better, than, table).mean(axis=0)
+def _map_claims(study: Row, found: _Results) -> list[tuple[str, ...]]:
+    """Lines like those of `_claims` for the claim that the improvement is positive at all places of the maps."""
+    lines: list[tuple[str, ...]] = []
+    for table, what in _MAPS.items() if found.maps else ():
+        mean = improvement(found, study["maps"]["better"], study["maps"]["than"], table).mean(axis=0)
         known = mean[np.isfinite(mean)]
-        said.append(
-            f"{what}: {known.min():+.1f} to {known.max():+.1f} % (mean {known.mean():+.1f} %), "
-            f"positive at {(known > 0).sum()} of {known.size} places"
-        )
-    picture = f"![Improvement of {better} over {than}](images/study_equivariance_{scale}.png)"
-    places = "; ".join(said)
-    return f"Improvement of {better} over {than}, scale {scale}: {places}. In the paper: positive at all.\n\n{picture}"
+        positive, size = int((known > 0).sum()), known.size
+        sign = "yes" if positive == size else f"**no**, at {positive} of {size} places"
+        span = f"{known.min():+.1f} to {known.max():+.1f} % over the places"
+        names = f"{study['maps']['better']} minus {study['maps']['than']}"
+        lines.append((names, what, "-", "-", span, f"{known.mean():+.1f} %", "-", sign, "-"))
+    return lines
 
 
 def write_pictures(results: Path, images: Path) -> Iterator[str]:

@@ -67,4 +67,5 @@ def experiment(file: Path, scale: Any, overrides: Sequence[str], listed: bool, r
     except Interrupted as stop:
         click.echo(f"{stop.where}; continue by running this command again", err=True)
         sys.exit(stop.exit_code)
-    Console().print(as_table(outcomes))
+    if outcomes:
+        Console().print(as_table(outcomes))

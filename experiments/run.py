@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -98,11 +99,14 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
 def _render(root: Path, render: Render) -> None:
     """Render a dataset that does not exist or is not finished. A second process waits for the first."""
     root.parent.mkdir(parents=True, exist_ok=True)
-    with root.with_name(f"{root.name}.lock").open("w") as lock:
+    lock = os.open(root.with_name(f"{root.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists() or is_unfinished(root):
             with progress_bar(f"rendering {root}") as progress:
                 make_dataset(root, progress=progress, **dataclasses.asdict(render))
+    finally:
+        os.close(lock)
 
 
 def _pretrain(plan: Plan, seed: int, name: str) -> Row:

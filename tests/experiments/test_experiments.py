@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 from errors import UserError
 from experiments import run
-from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Scale, Shared, Study, load_study
+from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
 from experiments.run import compare, constant_errors, run_study
 from tests.train import tiny_hands
 from train.distributed.interrupt import Interrupted
@@ -189,3 +190,23 @@ def test_a_mistake_in_any_arm_is_reported_before_the_first(override: str, said: 
     file = Path(__file__).parents[2] / "configs" / "studies" / "hands.toml"
     with pytest.raises(UserError, match=said):
         load_study(file, [override])
+
+
+def test_a_second_process_waits_for_the_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call begins while the first renders, and finds the hands."""
+    root, begun, made = tmp_path / "data" / "hands", threading.Event(), []
+
+    def make(out: Path, **options: Any) -> None:
+        made.append(options["poses"])
+        begun.set()
+        time.sleep(0.2)
+        out.mkdir()
+
+    monkeypatch.setattr(run, "make_dataset", make)
+    first = threading.Thread(target=run._render, args=(root, Render(poses=10)))
+    first.start()
+    assert begun.wait(60)
+    run._render(root, Render(poses=10))
+    assert root.is_dir()
+    first.join()
+    assert made == [10]

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from experiments.config import Maps
-from experiments.maps import measure_maps
-from models.config import PoseConfig
+from experiments.maps import measure_maps, shifted
 from models.pose import PoseOutput
+from pipelines.samples.index import Index
+from pipelines.sources import load_index
 from skeleton import HAND
 from tests.train import tiny_hands
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
+from train.distributed.world import World
+from train.pose.inference import canonical_loader
+from train.pose.metrics import Floats
 from train.pose.pose_run import PoseRun
 
 MAPS = Maps(better="a", than="b", rotations=5, translations=3)
@@ -60,13 +64,15 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def maps_of(blobs: Path, *, finds: bool) -> dict[str, Any]:
+def config_of(blobs: Path) -> FinetuneConfig:
     overrides = [*tiny_hands.TINY, f"data.root={blobs}", "data.split=all", "data.box=center", "data.center_frac=1.0",
                  "data.box_margin=1.0", "geometry.side_px=64"]  # fmt: skip
-    config = load_config(FinetuneConfig, [], overrides)
+    return load_config(FinetuneConfig, [], overrides)
+
+
+def maps_of(blobs: Path, *, finds: bool) -> dict[str, Any]:
     network: Any = Known(finds=finds)
-    assert config.pose == PoseConfig()
-    return measure_maps(PoseRun(Path("run"), 1, config, network, True), ["data.split=all"], MAPS)
+    return measure_maps(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"], MAPS)
 
 
 def test_a_network_that_follows_the_picture_has_no_error(blobs: Path) -> None:
@@ -84,3 +90,23 @@ def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs:
     np.testing.assert_allclose(found["rotation_error_px"], chords, atol=1e-3)
     x, y = np.meshgrid(found["shift_px"], found["shift_px"])
     np.testing.assert_allclose(found["shift_error_px"], np.hypot(x, y), atol=1e-3)
+
+
+def centre_of_the_blob(index: Index, config: FinetuneConfig, rotation_deg: float = 0.0) -> Floats:
+    """(x, y) in the first canonical view, in pixels."""
+    with canonical_loader(index, np.arange(1), 1, config, World(), rotation_deg) as loader:
+        (batch,) = loader
+    light = batch.views[0].image[0].double().sum(dim=0)
+    places = torch.arange(len(light), dtype=torch.float64) + 0.5
+    return torch.stack([light.sum(0) @ places, light.sum(1) @ places]).numpy() / float(light.sum())
+
+
+def test_a_shift_to_the_right_and_down_shows_the_hand_there_and_rotations_turn_x_to_y(blobs: Path) -> None:
+    config = config_of(blobs)
+    index = load_index(config.data)
+    still = centre_of_the_blob(index, config)
+    moved = centre_of_the_blob(shifted(index, (20.0, 6.0)), config)
+    np.testing.assert_allclose(moved - still, [10, 3], atol=0.3)  # 64 px of 128
+    turned = centre_of_the_blob(index, config, 90.0)
+    x, y = still - 32
+    np.testing.assert_allclose(turned - 32, [-y, x], atol=0.3)
