@@ -135,7 +135,7 @@ def pack(
         from train.distributed.world import described_world
 
         backend = resolve_backend(config.pipelines.backend, described_world(config.train.device).device)
-        contents = PixelContents(index, config.geometry, source.box_margin, backend, tell=say, progress=progress_bar)
+        contents = PixelContents(index, config.geometry, source.box_margin, backend, say=say, progress=progress_bar)
     with progress_bar("packing") as progress:
         packed = run(
             index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress, contents=contents
