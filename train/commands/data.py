@@ -167,9 +167,10 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     from pipelines.sources.shards.foreign.scan import index_shards
     from train.runs.log import progress_bar
 
+    files = find_shards(shards, say=lambda line: say(line, err=True))
     with progress_bar("indexing (MiB)") as progress:
         found = index_shards(
-            find_shards(shards),
+            files,
             out,
             workers=workers or available_cores(),
             progress=lambda done, total: progress(done >> 20, total >> 20),
