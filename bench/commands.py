@@ -119,7 +119,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @click.option(
     "--compare",
     metavar="FILE[:NUMBER]",
-    help="Exit with 1 if slower than in this row (default: the file's last) and the intervals do not overlap.",
+    help="Exit with 1 if our loader is slower than in this row (default: the last), and the intervals do not overlap.",
 )
 @click.option(
     "--tune", is_flag=True, help="Instead: find the loader's fastest settings on this machine and print them as TOML."

@@ -30,7 +30,7 @@ def write_docs(results: Path, docs: Path) -> str:
     """Write the tables of the pages in `docs` and of the README.md beside it, and the picture. Returns a summary."""
     done = []
     for page in pages_with_tables(docs):
-        write_text(page, write_tables(page.read_text(), results))
+        write_text(page, fill_tables(page.read_text(), results))
         done.append(f"{page}: tables from {results}")
     if not (readme := docs.parent / "README.md").exists():
         done.append(f"{readme}: no such file, so its tables were not written")
@@ -48,7 +48,7 @@ def pages_with_tables(docs: Path) -> list[Path]:
     return [page for page in pages if page.exists() and _BLOCK.search(page.read_text())]
 
 
-def write_tables(text: str, results: Path) -> str:
+def fill_tables(text: str, results: Path) -> str:
     """The page's text, with its tables written again from the rows in the folder `results`.
 
     Raises:

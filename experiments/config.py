@@ -19,7 +19,7 @@ from train.config.tables import as_toml
 
 C = TypeVar("C", Config, FinetuneConfig)
 
-Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+MetricName = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -56,7 +56,7 @@ class Comparison:
 
     better: str
     than: str
-    metric: Metric = "pa_epe_cm"
+    metric: MetricName = "pa_epe_cm"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

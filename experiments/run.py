@@ -32,7 +32,6 @@ from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.pretraining import Config
 from train.distributed.world import World
 from train.finetune import finetune
-from train.pose.errors import errors_of
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn
 from train.pose.metrics import (
@@ -44,7 +43,8 @@ from train.pose.metrics import (
     pose_errors,
     score_tables,
 )
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
+from train.pose.sample_errors import errors_of
 from train.pretrain import pretrain
 from train.runs.log import progress_bar
 from writing import write_text

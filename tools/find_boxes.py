@@ -23,8 +23,8 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence.
   "unreadable"; the other columns are empty there.
 - confidence: score of MediaPipe's palm detector, 0 to 1.
 
-A stopped run goes on where it was when the same command is given again. OUT.csv.job says what that command was; another
-folder or other options are refused.
+The same command continues a run that was stopped. OUT.csv.job says what that command was; another folder or other
+options are refused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _detector: Any = None
 """The detector of this process."""
 
 
-class Hand(NamedTuple):
+class FoundHand(NamedTuple):
     """A hand in an image: its 21 landmarks (21, 2) in pixels, corner-based; "left" or "right"; the palm's score."""
 
     landmarks_px: np.ndarray
@@ -94,14 +94,16 @@ def start_process(confidence: float, hands: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, be it killed."""
+    """End this process when its parent ends, even if the parent is killed."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
     os._exit(1)
 
 
 def load_detector(confidence: float, hands: int) -> None:
-    """Load MediaPipe's graph: as `mediapipe.solutions.hands.Hands`, and with the palms, which have the confidence."""
+    """Load the graph of `mediapipe.solutions.hands.Hands`, with one more output: the palms, which have the
+    confidence.
+    """
     from mediapipe.python.solution_base import SolutionBase
 
     global _detector
@@ -130,12 +132,12 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
     return rows or [[name, "", "", "", "", "none", ""]]
 
 
-def find_hands(image: np.ndarray) -> list[Hand]:
+def find_hands(image: np.ndarray) -> list[FoundHand]:
     """The hands in an image (H, W, 3) BGR. If there is none, it is searched again with a border around it."""
     return look(image, 0) or look(image, BORDER)
 
 
-def look(image: np.ndarray, border: float) -> list[Hand]:
+def look(image: np.ndarray, border: float) -> list[FoundHand]:
     """The hands that the detector finds in an image with a black border."""
     size_px = np.array(image.shape[1::-1])
     x_px, y_px = border_px = (border * size_px).astype(int)
@@ -147,7 +149,7 @@ def look(image: np.ndarray, border: float) -> list[Hand]:
         at = points(landmarks.landmark)
         confidence = min((np.abs(palm - at[PALM_LANDMARKS]).sum(), score) for palm, score in palms)[1]
         at_px = at * (size_px + 2 * border_px) - border_px
-        hands.append(Hand(at_px, OTHER_HAND[kind.classification[0].label], confidence))
+        hands.append(FoundHand(at_px, OTHER_HAND[kind.classification[0].label], confidence))
     return hands
 
 

@@ -18,7 +18,7 @@ from nvidia.dali import Pipeline, fn
 from pipelines.arrays import FloatArray, IntArray
 from pipelines.render.dali_colour import Node, jitter
 from pipelines.render.request import Request
-from pipelines.samples.pixels import pixels_at
+from pipelines.samples.kept_pixels import pixels_at
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import MAX_HALVINGS
 
@@ -35,7 +35,7 @@ class GraphConfig:
         prefetch: requests in progress at once.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
-        pixels: the requests bring pixels, and there is nothing to decode.
+        pixels: the requests have kept pixels, so nothing is decoded.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
@@ -51,8 +51,8 @@ class GraphConfig:
     decoder_memory: Literal["auto", "off"] = "off"
 
 
-def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callable[[], Request]) -> Pipeline:
-    """Decode once, unless the pixels are there, and make every view, without the augmentations of `views.appearance`.
+def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request: Callable[[], Request]) -> Pipeline:
+    """Decode once (kept pixels are not decoded) and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
@@ -68,7 +68,7 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
     shared = ["padded_px"] * pads + ["start_px", "shape_px"] * config.regions
 
     def source() -> tuple[Any, ...]:
-        request = feed()
+        request = next_request()
         plan = request.plan
         padded_px = plan.shape_px
         if pads:
@@ -115,17 +115,17 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
 
 
 def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
-    """What a pipeline decodes, or takes as decoded."""
+    """The inputs of a pipeline: encoded files, or kept pixels."""
     if request.address is None:
         return request.encoded
     return [pixels_at(*of_one) for of_one in zip(request.address.tolist(), request.plan.shape_px.tolist(), strict=True)]
 
 
-def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipeline:
+def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
     """Decode only. Output: image, or its region, (H, W, 3) uint8 on the CPU."""
 
     def source() -> tuple[Any, ...]:
-        request = feed()
+        request = next_request()
         region = (request.plan.start_px, request.plan.shape_px) if config.regions else ()
         return (request.encoded, *(array.astype(np.int32) for array in region))
 

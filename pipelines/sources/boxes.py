@@ -126,7 +126,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
 
 
 def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Read a square for each image of a source that has one hand in an image, and knows which; as `with_whole_images`.
+    """Read one square for each image of a source that shows one known hand in each; see `with_whole_images`.
 
     Raises:
         UserError: as for `read_boxes`, or an image has several boxes.

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from bench.documentation import save_comparisons, write_tables
+from bench.documentation import fill_tables, save_comparisons
 from errors import UserError
 from experiments import run
 from experiments.config import Arm, Comparison, ExperimentConfig, Phase, load_experiment
@@ -155,7 +155,7 @@ def test_constants_of_a_hand_that_only_turns() -> None:
 def test_the_page_and_the_picture(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "experiments.jsonl"
     outcomes = run_experiment(config_of(tmp_path), record)
-    made = write_tables("<!-- rows: experiment -->\nold\n<!-- end rows -->\n", tmp_path)
+    made = fill_tables("<!-- rows: experiment -->\nold\n<!-- end rows -->\n", tmp_path)
     assert "| ours minus scratch | PA-EPE, cm | -0.200, -0.200, -0.200 | -0.200 |" in made
     assert "| ours | 0.810 |" in made
     assert "3.000 cm" in made

@@ -20,7 +20,7 @@ from pipelines.sources.folder import load_folder
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
 from tools import find_boxes
-from tools.find_boxes import HEADER, Hand, as_csv, fits_in_a_line, images_under, rows_so_far
+from tools.find_boxes import HEADER, FoundHand, as_csv, fits_in_a_line, images_under, rows_so_far
 from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
@@ -137,7 +137,7 @@ def test_another_folder_and_other_options_are_refused(
 
 def test_a_box_is_the_square_around_the_landmarks() -> None:
     landmarks_px = np.array([[10.0, 50], [30, 20], [20, 90]])
-    assert Hand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
+    assert FoundHand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
 
 
 LANDMARKS = """

@@ -113,10 +113,13 @@ def pack(
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
 
     With --pixels the loader neither reads files nor decodes. The shards serve the views of the configuration that they
-    were packed with, or narrower ones; they are several times as large as JPEGs, and how large is said first.
+    were packed with, or narrower ones; they are several times as large as JPEGs. Their size is printed before the first
+    is written.
     """
     if re.match(r"\w+:/", str(out)):
-        raise UserError(f"{out}: is an address, and shards are written to a folder. Copy the folder there afterwards.")
+        raise UserError(
+            f"{out}: is an address; shards are written to a folder. Name a folder, and copy it to the address later."
+        )
     config = pretraining_config(files, overrides)
     from machine.cores import available_cores
     from pipelines.config import each_source

@@ -72,7 +72,9 @@ def shortened(text: str) -> str:
 
 
 def _origin(key: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The last file or option that sets a key or a key of its table. For an item of an array: that sets the array."""
+    """The last file or option that sets a key or a key of its table. For an item of an array: the last one that sets
+    the array.
+    """
     given = [(origin, [name for name, _ in flatten(layer)]) for origin, layer in reversed(layers)]
     within = next((origin for origin, keys in given if any(f"{one}.".startswith(f"{key}.") for one in keys)), None)
     return within or next((origin for origin, keys in given if key.rpartition(".")[0] in keys), None)

@@ -61,7 +61,7 @@ def canonical_loader(
 ) -> Loader:
     """Loads this rank's share of the canonical views of `rows` (N,) of an index.
 
-    Every step has `each` views for each rank; the last one's surplus is at positions from N on.
+    Every step has `each` views for each rank. Surplus views of the last step have positions from N on.
     """
     step_rows, first = each * world.world_size, each * world.rank
     prepare_process(config.pipelines, world.device)

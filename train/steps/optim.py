@@ -193,13 +193,13 @@ def _adapt_state(adam: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str
     for group in saved["param_groups"]:
         for option, common in {"bias_correction": True, "amsgrad": False, "maximize": False}.items():
             if group.get(option, common) != common:
-                raise UserError(f"{describe(adam)} cannot go on with {option} = {group[option]}")
+                raise UserError(f"{describe(adam)} cannot continue with {option} = {group[option]}")
         kept = {key: group[key] for key in ("params", "initial_lr", *adam.defaults) if key in group}
         entries = [state[index] for index in group["params"] if index in state]
         if to_apex:
             steps = sorted({int(entry.pop("step")) for entry in entries})
             if len(steps) > 1:
-                raise UserError(f"{describe(adam)} cannot go on with tensors of different steps: {steps}")
+                raise UserError(f"{describe(adam)} cannot continue with tensors of different steps: {steps}")
             if steps:
                 kept["step"] = steps[0]
         else:

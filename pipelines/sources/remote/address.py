@@ -1,4 +1,4 @@
-"""Reads parts of files at an address, such as s3://bucket/prefix. A request that fails is repeated.
+"""Reads parts of files at an address, such as s3://bucket/prefix, and repeats requests that fail.
 
 fsspec opens the address; it takes credentials and endpoints from the environment.
 """
@@ -40,7 +40,7 @@ _FINAL: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotImple
 
 
 class Address(PosixPath):
-    """An address as the root of an index: as text it keeps the two slashes that a path loses."""
+    """An address as the root of an index. Its text keeps both slashes, of which a path keeps one."""
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
@@ -48,12 +48,12 @@ class Address(PosixPath):
 
 @dataclass(frozen=True)
 class Retries:
-    """How often a request is repeated, and how long before: twice as long each time, times a random number.
+    """How often a failed request is repeated. The wait before an attempt doubles each time, and is random.
 
     Attributes:
-        attempts: in a row; together about two minutes.
+        attempts: number of attempts in a row, about two minutes in all.
         first_s: longest wait before the second attempt.
-        longest_s: longest wait before any.
+        longest_s: longest wait before any attempt.
     """
 
     attempts: int = 11
@@ -73,7 +73,7 @@ class Remote:
     """The files of a folder at an address; any thread may read them.
 
     Raises:
-        UserError: the address is not one that an installed package reads, or it contains a password.
+        UserError: no installed package reads such an address, or it contains a password.
     """
 
     def __init__(self, address: str, retries: Retries | None = None) -> None:

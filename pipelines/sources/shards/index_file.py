@@ -14,7 +14,7 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import KEPT
+from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.pixels import PIXELS
 from skeleton import SKELETONS
 from writing import whole_file
@@ -37,7 +37,7 @@ TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
 FOLDER: Final = "folder"
-"""Key of an index file: the folder of shards that `pack` has not written, absolute or from the index file's folder."""
+"""Key of an index file: the folder of other programs' shards, absolute or relative to the index file."""
 
 _PLACES: Final = {
     "offset": np.dtype(np.uint64),
@@ -203,7 +203,7 @@ def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table
         shape = {"box_px": (3,)}.get(name, table.shape[1:] if name.startswith(TARGET) else ())
     if table.dtype != dtype or table.shape != (count, *shape):
         raise UserError(
-            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: of other shards. "
+            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: it belongs to other shards. "
             "Copy the whole folder again, or pack again."
         )
     if found != checksum:

@@ -58,7 +58,7 @@ class Contents(Protocol):
 
     Attributes:
         ending: of the names of shards.
-        job: what besides the samples makes a call another job, so that it does not continue an earlier one.
+        job: settings besides the samples; a call with other settings does not continue an earlier one.
         notes: entries of index.json.
     """
 
@@ -141,7 +141,7 @@ class _Writer:
         return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
 
     def is_written(self, number: int) -> bool:
-        """Whether an earlier call finished a shard, whose part is written last, and the shard has not changed."""
+        """Whether an earlier call finished a shard (its part is written last), and the shard has not changed."""
         try:
             with np.load(self.part(number)) as part:
                 packed: str = json.loads(part["notes"].tobytes())["sha256"]
@@ -211,7 +211,7 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
             out.mkdir(parents=True, exist_ok=True)
             write_text(file, json.dumps(job) + "\n")
     except ValueError as error:
-        raise UserError(f"{file}: torn ({error}). Remove the folder and pack again.") from error
+        raise UserError(f"{file}: damaged ({error}). Remove the folder and pack again.") from error
     except OSError as error:
         raise UserError(f"{out}: cannot be used ({error.strerror}). Name a folder that can be written to.") from error
     if found is not None and not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""What a shard of pixels holds: of each image the region that views can reach, decoded and halved."""
+"""Writes shards of pixels: the region of each image that views can reach, decoded and halved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline, halving_pipeline
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import KEPT
+from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.index_file import index_tables
 from pipelines.sources.shards.pixels import ENDING, PIXELS, packed_for
 from pipelines.sources.shards.tar import HashingFile, Written
@@ -63,7 +63,7 @@ class PixelContents:
         progress: Callable[[str], AbstractContextManager[Progress]],
     ) -> None:
         if index.pixels is not None:
-            raise UserError(f"{index.root} holds pixels already: pack the data that they were packed from")
+            raise UserError(f"{index.root} holds pixels already: pack the data that they were made from")
         for_views = packed_for(geometry, box_margin, backend)
         self.job: dict[str, Any] = {PIXELS: for_views}
         self.notes: dict[str, Any] = {"kind": PIXELS, PIXELS: for_views}

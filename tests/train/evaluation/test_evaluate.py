@@ -35,7 +35,7 @@ from train.evaluation.network_errors import (
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
 from train.pose.inference import estimate_poses
 from train.pose.labels import PoseLabels
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
 
 POSES = 20
@@ -277,7 +277,7 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
-    with pytest.raises(UserError, match="no hand for 1 of 5 images, image 3 the first"):
+    with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
 
 

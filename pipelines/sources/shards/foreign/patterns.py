@@ -17,7 +17,7 @@ _MOST_FILES: Final = 1_000_000
 """Most files that a pattern may name."""
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""Endings of the shards of a folder. Those of compressed ones are among them, so that they are refused by name."""
+"""Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
 
 
 def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Path]:
@@ -41,7 +41,7 @@ def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda lin
             if first != name:
                 again[name] = first
         if len(found) > _MOST_FILES:
-            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index parts of them apart.")
+            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index them in several parts.")
     if again:
         name, first = next(iter(again.items()))
         say(f"{name}: the same file as {first}, so it is left out; such names in all: {len(again)}")

@@ -97,9 +97,9 @@ def index_shards(
 ) -> Indexed:
     """Write an index of the images in tar files, in their order, for `load_shards`.
 
-    Members whose names end as an image's do, hidden ones excepted, are samples. Only headers are read. The shards stay
-    where they are; the index names their folder. What a call has read of a shard is kept, so the same call continues
-    after an interruption, and a later one reads only new and changed shards.
+    Members with the ending of an image are samples, except hidden ones. Only headers are read. The shards stay where
+    they are; the index names their folder. What a call has read of a shard is kept, so the same call continues after an
+    interruption, and a later one reads only new and changed shards.
 
     Args:
         shards: absolute paths.
@@ -195,7 +195,7 @@ def _part(out: Path, shard: Path) -> Path:
 
 
 def _read_part(file: Path) -> _Shard | None:
-    """What an interrupted call found in a shard, if it did."""
+    """What an interrupted call found in a shard; None if it left nothing for this shard."""
     try:
         with np.load(file) as part:
             return _Shard.of_notes(json.loads(part["notes"].tobytes()), part["places"])

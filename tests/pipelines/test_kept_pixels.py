@@ -202,7 +202,7 @@ def test_labels_boxes_and_subsets_are_kept(source: Index, tmp_path: Path) -> Non
     assert both.paths[9] == f"{Path()}/shard-000000.rgb/000000009"
     assert len(loaded(tmp_path / "out", label_fraction=0.5)) < COUNT
     assert len(loaded(tmp_path / "out", split="train")) + len(loaded(tmp_path / "out", split="val")) == COUNT
-    with pytest.raises(UserError, match=r"shard-000000\.rgb/000000000 holds pixels, no image files"):
+    with pytest.raises(UserError, match=r"shard-000000\.rgb/000000000 holds pixels, not image files"):
         index.read(0)
     with pytest.raises(UserError, match=r"out holds pixels and .*images files: pack all sources alike"):
         join([index, source], [1, 1])

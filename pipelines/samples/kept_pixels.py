@@ -16,7 +16,7 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.arrays import IntArray
 from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.plan import SMALLEST_SIDE, Kept
+from pipelines.views.plan import SMALLEST_SIDE, KeptRegions
 from pipelines.views.reach import reach_of
 
 log = logging.getLogger(__name__)
@@ -26,15 +26,15 @@ KEPT: Final = np.dtype([
     ("start_px", "<i4", 2), ("shape_px", "<i4", 2), ("halvings", "u1"),
 ])  # fmt: skip
 """A row for each sample: its first byte in its shard and the checksum of its pixels; height and width of the image as
-the decoder gives it, and its Exif orientation; the region that was kept, as in `pipelines.views.plan.Kept`."""
+the decoder gives it, and its Exif orientation; the region that was kept, as in `pipelines.views.plan.KeptRegions`."""
 
 _OTHERS: Final = ("rotation_deg", "translation_frac", "scale", "scale_is", "crop_probability", "crop_side_frac")
 """Keys of `geometry` that say what a view may show, besides its side."""
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The views that the kept pixels of a source serve.
+class ViewLimits:
+    """Limits of the views that can be made from the kept pixels of a source.
 
     Attributes:
         root: folder of the source, for messages.
@@ -56,7 +56,7 @@ class Bounds:
     halved: bool
 
     def require(self, geometry: GeometryConfig) -> None:
-        """Check that views of this geometry are the same as of the files.
+        """Check that views of this geometry are the same as from the files.
 
         Raises:
             UserError: they need pixels that were not kept.
@@ -96,33 +96,33 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class KeptPixels:
     """The pixels of N samples.
 
     Attributes:
         table: (N,) `KEPT`.
         address: (N,) int64, of the first byte of each in memory. RGB, rows without gaps, as stored: not turned upright.
-        bounds: of each source.
-        memory: what the addresses point to; held as long as this is.
+        limits: of each source.
+        memory: objects that hold the memory at the addresses.
     """
 
     table: npt.NDArray[np.void]
     address: IntArray
-    bounds: tuple[Bounds, ...]
+    limits: tuple[ViewLimits, ...]
     memory: tuple[Any, ...]
 
-    def select(self, rows: IntArray) -> Pixels:
+    def select(self, rows: IntArray) -> KeptPixels:
         """The pixels of some samples."""
         return replace(self, table=self.table[rows], address=self.address[rows])
 
     def require(self, geometry: GeometryConfig) -> None:
         """Raise a `UserError` if views of this geometry need pixels that were not kept."""
-        for one in self.bounds:
+        for one in self.limits:
             one.require(geometry)
 
     def warn_of_backend(self, backend: str) -> None:
         """Log a line for each source whose pixels were halved by another backend."""
-        for one in self.bounds:
+        for one in self.limits:
             one.warn_of_backend(backend)
 
     def matches(self, sample: int) -> bool:
@@ -131,16 +131,16 @@ class Pixels:
         return zlib.crc32(pixels.data) == int(self.table["crc32"][sample])
 
 
-def join_pixels(parts: Sequence[Pixels]) -> Pixels:
+def join_pixels(parts: Sequence[KeptPixels]) -> KeptPixels:
     """The pixels of several sources, one after the other."""
-    columns = [[getattr(part, field.name) for part in parts] for field in fields(Pixels)]
-    table, address, bounds, memory = columns
-    return Pixels(np.concatenate(table), np.concatenate(address), sum(bounds, ()), sum(memory, ()))
+    columns = [[getattr(part, field.name) for part in parts] for field in fields(KeptPixels)]
+    table, address, limits, memory = columns
+    return KeptPixels(np.concatenate(table), np.concatenate(address), sum(limits, ()), sum(memory, ()))
 
 
-def kept_of(table: npt.NDArray[np.void]) -> Kept:
+def kept_regions(table: npt.NDArray[np.void]) -> KeptRegions:
     """The regions in rows (N,) of `KEPT`."""
-    return Kept(*(table[name].astype(np.int64) for name in Kept._fields))
+    return KeptRegions(*(table[name].astype(np.int64) for name in KeptRegions._fields))
 
 
 def pixels_at(address: int, shape_px: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
