@@ -63,8 +63,11 @@ class Loader:
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._schedule, self._device, self._views = schedule, device, views
         self.graph = configure_graph(index, config, device, rows=len(rows), views=views, processes_here=processes_here)
-        if config.threads and rows.start == 0:  # rank 0's
-            warn_of_threads("pipelines.threads", config.threads, processes_here)
+        if rows.start == 0:  # rank 0's
+            if config.threads:
+                warn_of_threads("pipelines.threads", config.threads, processes_here)
+            if index.pixels is not None:
+                index.pixels.warn_of_backend(self.backend)
         self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
         self.request_maker = RequestMaker(
             index,

@@ -93,22 +93,11 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
         else:
             image = decode(given, config, of_image[pads:])
         if pads:
-            # An odd last row or column is halved together with the fill beyond it.
-            image = fn.pad(image, axes=[0, 1], shape=of_image[0], fill_value=geometry.fill)
+            image = _pad(image, of_image[0], geometry.fill)
         outputs = []
         for first in range(0, len(of_views), len(inputs)):
             view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
-            halved = image
-            for level in range(MAX_HALVINGS if geometry.antialias else 0):
-                # Bilinear sampling in the middle of four pixels gives their mean.
-                halved = fn.resize(
-                    halved,
-                    size=view["sizes_px"][level],
-                    roi_start=[0.0, 0.0],
-                    roi_end=view["sizes_px"][MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
-                    interp_type=types.INTERP_LINEAR,
-                    antialias=False,
-                )
+            halved = _halve(image, view["sizes_px"], MAX_HALVINGS) if geometry.antialias else image
             warped = fn.warp_affine(
                 halved,
                 matrix=view["decoded_to_view_px"],
@@ -146,6 +135,54 @@ def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) ->
         pipeline.set_outputs(decode(encoded, config, region))
     pipeline.build()
     return pipeline
+
+
+def halving_pipeline(
+    config: GraphConfig, feed: Callable[[], Request], *, halvings: int, fill: int | Literal["edge"]
+) -> Pipeline:
+    """Decode and halve as `view_pipeline` does. Output: image (H, W, 3) uint8 on the CPU."""
+
+    def source() -> tuple[Any, ...]:
+        request = feed()
+        count = np.full(len(request.encoded), halvings)
+        if fill == "edge":
+            return request.encoded, _halving_sizes_px(request.plan.shape_px, count)
+        padded_px = _padded_sizes_px(request.plan.shape_px, count)
+        return request.encoded, _halving_sizes_px(padded_px, count), padded_px.astype(np.int32)
+
+    kinds = [(types.UINT8, 1), (types.FLOAT, 2)] + [(types.INT32, 1)] * (fill != "edge")
+    pipeline = _empty_pipeline(config)
+    with pipeline:
+        encoded, sizes_px, *padded_px = _external(source, kinds)
+        image = decode(encoded, config)
+        if fill != "edge":
+            image = _pad(image, padded_px[0], fill)
+        pipeline.set_outputs(_halve(image, sizes_px, halvings))
+    pipeline.build()
+    return pipeline
+
+
+def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
+    """An odd last row or column is halved together with the fill beyond it."""
+    return fn.pad(image, axes=[0, 1], shape=size_px, fill_value=fill)
+
+
+def _halve(image: Node, sizes_px: Node, times: int) -> Node:
+    """Halve to `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
+
+    Where this lies between two levels, DALI's CPU operator rounds to the even one, but up in the last columns, which
+    fill no vector of its processor's registers. So it rounds otherwise in a part of an image than in the whole.
+    """
+    for level in range(times):
+        image = fn.resize(
+            image,
+            size=sizes_px[level],
+            roi_start=[0.0, 0.0],
+            roi_end=sizes_px[MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
+            interp_type=types.INTERP_LINEAR,
+            antialias=False,
+        )
+    return image
 
 
 def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> Node:

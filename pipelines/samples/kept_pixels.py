@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,8 @@ from pipelines.arrays import IntArray
 from pipelines.views.augmentation import GeometryConfig
 from pipelines.views.plan import SMALLEST_SIDE, KeptRegions
 from pipelines.views.reach import reach_of
+
+log = logging.getLogger(__name__)
 
 KEPT: Final = np.dtype([
     ("offset", "<u8"), ("crc32", "<u4"), ("size_px", "<i4", 2), ("orientation", "u1"),
@@ -35,7 +38,7 @@ class ViewLimits:
 
     Attributes:
         root: folder of the source, for messages.
-        geometry, box_margin: what its pixels were kept for.
+        geometry, box_margin, backend: what its pixels were kept for.
         margin: `data.box_margin` of this run.
         boxed, whole: whether samples have boxes; whether there are some whose box is the whole image, without margin.
         cut: whether regions of images were kept.
@@ -45,6 +48,7 @@ class ViewLimits:
     root: Path
     geometry: GeometryConfig
     box_margin: float
+    backend: str
     margin: float
     boxed: bool
     whole: bool
@@ -70,6 +74,15 @@ class ViewLimits:
                 raise self._refusal(geometry, ["side_px", *_OTHERS], "magnify the images more")
             if self.cut and geometry.antialias and wanted.least_px / here < SMALLEST_SIDE * kept.least_px / packed:
                 raise self._refusal(geometry, ["side_px", *_OTHERS], "make the images smaller")
+
+    def warn_of_backend(self, backend: str) -> None:
+        """Log a line if pixels were halved by another backend than that of this run."""
+        if self.halved and backend != self.backend:
+            log.warning(
+                "%s: its pixels were packed with pipelines.backend = %r, and this run uses %r: where they were "
+                "halved, views differ from those of the files by up to 2 levels. Use the same, or pack again",
+                self.root, self.backend, backend,
+            )  # fmt: skip
 
     def _refusal(self, geometry: GeometryConfig, keys: Sequence[str], need: str) -> UserError:
         pairs = [(f"geometry.{key}", getattr(geometry, key), getattr(self.geometry, key)) for key in keys]
@@ -106,6 +119,11 @@ class KeptPixels:
         """Raise a `UserError` if views of this geometry need pixels that were not kept."""
         for one in self.limits:
             one.require(geometry)
+
+    def warn_of_backend(self, backend: str) -> None:
+        """Log a line for each source whose pixels were halved by another backend."""
+        for one in self.limits:
+            one.warn_of_backend(backend)
 
     def matches(self, sample: int) -> bool:
         """Whether the pixels of a sample are those that were packed, by their checksum."""

@@ -138,7 +138,7 @@ def pack(
         from train.distributed.world import described_world
 
         backend = resolve_backend(config.pipelines.backend, described_world(config.train.device).device)
-        contents = PixelContents(index, config.geometry, source.box_margin, backend, tell=say, progress=progress_bar)
+        contents = PixelContents(index, config.geometry, source.box_margin, backend, say=say, progress=progress_bar)
     with progress_bar("packing") as progress:
         packed = run(
             index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress, contents=contents
@@ -170,9 +170,10 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     from pipelines.sources.shards.foreign.scan import index_shards
     from train.runs.log import progress_bar
 
+    files = find_shards(shards, say=lambda line: say(line, err=True))
     with progress_bar("indexing (MiB)") as progress:
         found = index_shards(
-            find_shards(shards),
+            files,
             out,
             workers=workers or available_cores(),
             progress=lambda done, total: progress(done >> 20, total >> 20),

@@ -130,8 +130,9 @@ def estimate_poses(
             activity.moved("estimates poses")
             view = made.to(world.device).views[0]
             source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
+            of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
             with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-                output = network(view.image, view_intrinsics(source, view.source_to_view_px))
+                output = network(view.image, of_view)
             affine = view.source_to_view_px.double().cpu()
             shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
             samples[made.positions] = made.samples

@@ -30,10 +30,10 @@ _AGAIN_S: Final = 0.1
 _ROOM_S: Final = 1.0
 """Time until room is looked for again."""
 
-_LITTLE: Final = 1 / 16
+_SMALL_SHARE: Final = 1 / 16
 """Share of the rows below which single images are read in place of whole shards."""
 
-_SAY_S: Final = 10.0
+_LOG_EVERY_S: Final = 10.0
 """Seconds between two lines in the log about a reader that waits for a shard."""
 
 Fetch = Callable[[int, dict[int, int], threading.Event], Descriptor | None]
@@ -65,7 +65,7 @@ class ShardUses:
 
     def _look_ahead(self) -> None:
         while not self._ended and (
-            self._reads_little() or (len(self._uses) < self._shards and self._rows_ahead < 2 * self._rows)
+            self._reads_a_small_share() or (len(self._uses) < self._shards and self._rows_ahead < 2 * self._rows)
         ):
             shards = next(self._steps, None)
             if shards is None:
@@ -79,8 +79,8 @@ class ShardUses:
             self._rows_ahead += len(shards)
             self._rows_seen += len(shards)
 
-    def _reads_little(self) -> bool:
-        return self._rows_seen < _LITTLE * self._rows
+    def _reads_a_small_share(self) -> bool:
+        return self._rows_seen < _SMALL_SHARE * self._rows
 
     def done(self) -> None:
         """Go to the next step."""
@@ -102,9 +102,9 @@ class ShardUses:
     def near(self) -> list[int]:
         """The shards to have in the cache now, in the order of use: two windows, and those of the steps under way.
 
-        Empty if all steps together read few rows: then single images are read.
+        Empty if all steps together read a small share of the rows: then single images are read.
         """
-        if self._ended and self._reads_little():
+        if self._ended and self._reads_a_small_share():
             return []
         uses = enumerate(self.next_uses().items())
         return [shard for place, (shard, steps) in uses if place < 2 * self._window or steps < STEPS_UNDER_WAY]
@@ -162,7 +162,7 @@ class Prefetcher(Follower):
                     return None, False
                 self._changed.wait(1.0)
                 waited, now = True, time.monotonic()
-                if now - said > _SAY_S:
+                if now - said > _LOG_EVERY_S:
                     said = now
                     log.warning("waiting for %s for %.0f s", self._name(shard), now - began)
 

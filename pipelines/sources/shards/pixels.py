@@ -57,7 +57,7 @@ def map_pixels(
     """
     try:
         geometry = TypeAdapter(GeometryConfig).validate_python(content[PIXELS]["geometry"])
-        box_margin = float(content[PIXELS]["box_margin"])
+        box_margin, backend = float(content[PIXELS]["box_margin"]), str(content[PIXELS]["backend"])
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise UserError(f"{root}: index.json does not say for which views its pixels are. Pack again.") from error
     table = np.array(table)
@@ -81,6 +81,7 @@ def map_pixels(
         root,
         geometry,
         box_margin,
+        backend,
         config.box_margin,
         boxed=not whole.all(),
         whole=bool(whole.any()),

@@ -26,6 +26,7 @@ from pipelines.sources.shards.index_file import (
     INDEX_FILE,
     INDEX_FOLDER,
     INDEX_PARTS,
+    PACK_FILE,
     read_index_file,
     read_table,
     write_tables,
@@ -107,9 +108,10 @@ def index_shards(
         progress: called with (bytes passed, bytes of all shards).
 
     Raises:
-        UserError: `out` holds something else or cannot be written to, a shard cannot be read, is compressed or no tar
-            file, or there is no image.
+        UserError: `out` holds something else or cannot be written to, a shard cannot be read, is compressed, no tar
+            file or written by `pack`, or there is no image.
     """
+    _refuse_packed(shards)
     with paths_in_one_line(out):
         scans = _Scans(shards, out, _claim(out))
     scans.run(workers, progress)
@@ -175,6 +177,16 @@ def _refuse_compressed(shard: Path, start: bytes) -> None:
             raise UserError(
                 f"{shard}: compressed ({kind}), so that no image can be read without all before it. Unpack it "
                 f"once ('{unpack} FILE'), then index the .tar file."
+            )
+
+
+def _refuse_packed(shards: Sequence[Path]) -> None:
+    """Refuse shards that have an index already. Another one would be without their boxes and labels."""
+    for folder in dict.fromkeys(shard.parent for shard in shards):
+        if (folder / PACK_FILE).exists():
+            raise UserError(
+                f"{folder}: holds shards that 'python cli.py pack' wrote; its index has their boxes and labels, which "
+                f"this one would not have. Use it as it is: data.source=shards, data.root={folder}"
             )
 
 
