@@ -153,10 +153,11 @@ def _what_was_run(scale: str, found: _Results) -> str:
     rows = [row for by_seed in found.arms.values() for row in by_seed.values()]
     if not rows:
         return f"Scale {scale}: **not run yet**."
+    last = max(rows, key=lambda row: int(row["place"].split()[-1]))
     minutes = [seconds / 60 for seconds in found.seconds.values()]
     took = f", {_span(minutes)} minutes of CPU time each, pre-training included" if minutes else ""
     seeds = sorted({row["seed"] for row in rows})
-    return f"Scale {scale}: {len(seeds)} seeds{took}. Last row: {measured_on(rows[-1])}."
+    return f"Scale {scale}: {len(seeds)} seeds{took}. Last row: {measured_on(last)}."
 
 
 def _arms(study: Row, found: dict[str, _Results]) -> str:
