@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset  # type: ignore[import-untyped]
-from hypothesis import given, settings
+from braceexpand import braceexpand
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
@@ -30,7 +31,7 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, build_order
 from pipelines.sources import load_index
 from pipelines.sources.shards.foreign.headers import HeaderScan
-from pipelines.sources.shards.foreign.patterns import find_shards
+from pipelines.sources.shards.foreign.patterns import _count, find_shards
 from pipelines.sources.shards.foreign.scan import Indexed, index_shards
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.pack import pack
@@ -519,6 +520,33 @@ def test_patterns_without_files_are_one_line(tmp_path: Path, pattern: str, messa
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):
         find_shards([f"{tmp_path}/{pattern}"])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "s{0..9999999999}.tar",
+        "s{0..99999}{0..99999}.tar",
+        "{a,b{0..9999999999}}.tar",
+        "{a,{b,{0..999}{0..9999}}}.tar",
+        "{0..99}" * 999,
+    ],
+)
+def test_patterns_of_too_many_files_are_not_expanded(tmp_path: Path, pattern: str) -> None:
+    """They end as one line, not for want of memory. Without the test of their number, this test does not end."""
+    with pytest.raises(UserError, match=re.escape(f"{pattern}: more than 1000000 files. Index them in several parts.")):
+        find_shards([f"{tmp_path}/{pattern}"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["{", "}", ",", "..", "0", "12", "-3", "a", "F", "\\", "x"]), max_size=14).map("".join))
+@example("{a..f..2}{03..9..4}{x,{1..3}}{}")
+def test_the_names_of_a_pattern_are_counted(pattern: str) -> None:
+    try:
+        names = list(braceexpand(pattern))
+    except ValueError:
+        assume(False)
+    assert _count(pattern) == len(names)
 
 
 def test_hidden_files_of_a_folder_are_no_shards(tmp_path: Path, shards: list[Path]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from braceexpand import braceexpand
+import braceexpand
 
 from errors import UserError
 
@@ -18,6 +19,10 @@ _MOST_FILES: Final = 1_000_000
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
+
+_INNERMOST: Final = re.compile(r"\{([^{}]*)\}")
+_COUNTED: Final = re.compile(r"\0(\d+)\0")
+"""Braces that `_count` has counted. No path has a zero byte."""
 
 
 def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Path]:
@@ -41,7 +46,7 @@ def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda lin
             if first != name:
                 again[name] = first
         if len(found) > _MOST_FILES:
-            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index them in several parts.")
+            raise _too_many(pattern)
     if again:
         name, first = next(iter(again.items()))
         say(f"{name}: the same file as {first}, so it is left out; such names in all: {len(again)}")
@@ -62,9 +67,37 @@ def _without_braces(pattern: str) -> list[str]:
     if "://" in pattern or pattern.startswith("pipe:"):
         raise UserError(f"{pattern}: an address; only files are indexed. Copy the shards, or mount them.")
     try:
-        return list(islice(braceexpand(pattern), _MOST_FILES + 1))
-    except ValueError as error:
+        if _count(pattern) > _MOST_FILES:  # the library expands the parts of a pattern before it gives the first name
+            raise _too_many(pattern)
+        return list(braceexpand.braceexpand(pattern))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{pattern}: wrong braces ({error}). Write them as in {{000..099}} or {{a,b}}.") from error
+
+
+def _count(pattern: str) -> int:
+    """Number of names that a pattern with braces gives, up to one more than are allowed."""
+
+    def product(part: str) -> int:
+        return min(math.prod(int(count) for count in _COUNTED.findall(part)), _MOST_FILES + 1)
+
+    def counted(braces: re.Match[str]) -> str:
+        if numbers := braceexpand.int_range_re.match(braces[1]):
+            first, last, step = (int(number or 1) for number in numbers.groups())
+            count = abs(last - first) // (step or 1) + 1
+        elif letters := braceexpand.char_range_re.match(braces[1]):
+            count = len(braceexpand.make_char_range(*letters.groups()))
+        else:
+            count = sum(product(part) for part in braces[1].split(","))
+        return f"\0{min(count, _MOST_FILES + 1)}\0"
+
+    left, found = re.sub(r"\\.", "", pattern), 1
+    while found:
+        left, found = _INNERMOST.subn(counted, left)
+    return product(left)
+
+
+def _too_many(pattern: str) -> UserError:
+    return UserError(f"{pattern}: more than {_MOST_FILES} files. Index them in several parts.")
 
 
 def _in_folder(folder: str) -> list[str]:
