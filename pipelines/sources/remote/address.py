@@ -27,6 +27,9 @@ T = TypeVar("T")
 READ_BYTES: Final = 8 << 20
 """Bytes of one request: small enough to be repeated, large enough to be fast."""
 
+READS: Final = 3
+"""How often bytes are read until their length and checksum fit."""
+
 _READ_S: Final = 60.0
 """Time limit of one request."""
 
@@ -37,6 +40,26 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _S3, "s3a": _S3}
 
 _FINAL: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
 """Errors that another attempt does not change."""
+
+_CHECK_CREDENTIALS: Final = "Check the credentials in the environment"
+_CHECK_ADDRESS: Final = "Check data.root, and AWS_ENDPOINT_URL and AWS_DEFAULT_REGION in the environment"
+_MISTAKES: Final = {
+    "NoCredentialsError": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "PartialCredentialsError": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "ProfileNotFound": f"{_CHECK_CREDENTIALS}: AWS_PROFILE names a section of ~/.aws/credentials",
+    "ConfigParseError": _CHECK_CREDENTIALS,
+    "ConfigNotFound": _CHECK_CREDENTIALS,
+    "InvalidConfigError": _CHECK_CREDENTIALS,
+    "InfiniteLoopConfigError": _CHECK_CREDENTIALS,
+    "UnknownCredentialError": _CHECK_CREDENTIALS,
+    "SSOTokenLoadError": f"{_CHECK_CREDENTIALS}, or log in again",
+    "UnauthorizedSSOTokenError": f"{_CHECK_CREDENTIALS}, or log in again",
+    "EndpointProviderError": _CHECK_ADDRESS,
+    "BaseEndpointResolverError": _CHECK_ADDRESS,
+    "InvalidRegionError": _CHECK_ADDRESS,
+    "ParamValidationError": _CHECK_ADDRESS,
+}
+"""Kinds of botocore's errors, by name, that another attempt does not change either, with what to do."""
 
 
 class Address(PosixPath):
@@ -123,7 +146,8 @@ class Remote:
             stop: ends the wait before another attempt.
 
         Raises:
-            UserError: it does not exist, may not be read, or all attempts failed.
+            UserError: it does not exist, may not be read, the address or the credentials are wrong, or all attempts
+                failed: few if other bytes came.
             Stopped: `stop` was set.
         """
 
@@ -138,7 +162,7 @@ class Remote:
         return self._with_retries(name, checked, stop)
 
     def _with_retries(self, name: str, request: Callable[[str], T], stop: threading.Event | None) -> T:
-        failed = 0
+        failed = wrong = 0
         while True:
             try:
                 return request(f"{self._folder}/{name}")
@@ -153,11 +177,10 @@ class Remote:
             except Exception as error:  # each of fsspec's file systems has kinds of its own
                 failed += 1
                 what = f"{self.address}/{name}: {_one_line(error)}"
-                if type(error).__name__ == "NoCredentialsError":
-                    raise UserError(
-                        f"{what}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
-                    ) from error
-                if failed == self._retries.attempts:
+                if (advice := _advice(error)) is not None:
+                    raise UserError(f"{what}. {advice}.") from error
+                wrong += isinstance(error, WrongBytes)
+                if failed == self._retries.attempts or wrong == READS:
                     remedy = "Check the network and the server, then start again: what the cache holds stays."
                     if isinstance(error, WrongBytes):
                         remedy = "Copy the file there again, or pack again."
@@ -173,6 +196,13 @@ class Stopped(Exception):  # noqa: N818  no error: nobody waits for the answer a
 
 
 _NEVER: Final = threading.Event()
+
+
+def _advice(error: Exception) -> str | None:
+    """What to do about a mistake in the address or the credentials; None if it is another error."""
+    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):  # of botocore, for AWS_ENDPOINT_URL
+        return _CHECK_ADDRESS
+    return next((_MISTAKES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _MISTAKES), None)
 
 
 def _one_line(error: Exception) -> str:

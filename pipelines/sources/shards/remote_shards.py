@@ -21,16 +21,13 @@ from errors import UserError
 from machine.user_cache import user_cache
 from pipelines.config import DataConfig
 from pipelines.samples.store import Follower, Steps, Traffic
-from pipelines.sources.remote.address import READ_BYTES, Remote, Stopped
+from pipelines.sources.remote.address import READ_BYTES, READS, Remote, Stopped
 from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
 from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Prefetcher, ShardUses
 from pipelines.sources.shards.index_file import INDEX_FILE, table_name
 from pipelines.sources.shards.store import Shards, read_at
 
 log = logging.getLogger(__name__)
-
-_DOWNLOADS: Final = 3
-"""How often a file is downloaded until its checksum fits."""
 
 _WAIT_S: Final = 0.1
 
@@ -141,7 +138,7 @@ class RemoteFolder:
         if part is None:
             return None
         try:
-            for _ in range(_DOWNLOADS):
+            for _ in range(READS):
                 found_sum = file.hash()
                 for start in range(0, file.size, READ_BYTES):
                     data = self.read(file.name, start, min(start + READ_BYTES, file.size), stop=stop)
@@ -155,7 +152,7 @@ class RemoteFolder:
             raise
         self.cache.abandon(part)
         raise UserError(
-            f"{self.remote.address}/{file.name}: not the bytes that were packed (wrong checksum, {_DOWNLOADS} times). "
+            f"{self.remote.address}/{file.name}: not the bytes that were packed (wrong checksum, {READS} times). "
             "Copy it there again, or pack again."
         )
 
@@ -186,6 +183,7 @@ class RemoteShards(Shards):
         self._window = len(shards) if window is None else min(window, len(shards))
         self._prefetchers: tuple[Prefetcher, ...] = ()
         self._counted = Traffic()
+        self._damaged: set[int] = set()  # shards of which the disk returned other bytes
         self._lock = threading.Lock()
         self._require_room(window)
         self._require_open_files()
@@ -211,6 +209,8 @@ class RemoteShards(Shards):
         data = None if descriptor is None else _sound(descriptor, offset, size, crc32)
         with self._lock:
             self._counted += Traffic(1, int(at_once and data is not None), int(data is None))
+        if descriptor is not None and data is None:
+            self._warn_of_disk(shard)
         if data is None:
             try:
                 check = partial(_fits, crc32=crc32)
@@ -218,6 +218,18 @@ class RemoteShards(Shards):
             except Stopped:
                 raise RuntimeError("the loader is closed") from None
         return data
+
+    def _warn_of_disk(self, shard: int) -> None:
+        """Log a line, once for each shard."""
+        with self._lock:
+            is_known = shard in self._damaged
+            self._damaged.add(shard)
+        if not is_known:
+            log.warning(
+                "%s/%s/%s: the disk returns other bytes than were downloaded; these images are read from %s. Remove "
+                "this file, and check the disk",
+                self._folder.cache.folder, self._folder.name, self.names[shard], self._folder.remote.address,
+            )  # fmt: skip
 
     def follow(self, steps: Steps) -> Follower:
         """See `Shards`."""

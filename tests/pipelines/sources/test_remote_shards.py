@@ -172,6 +172,43 @@ def test_wrong_bytes_are_never_kept(
     assert not [*(tmp_path / "other").rglob(f"{name}*")]
 
 
+def test_a_byte_of_the_cache_that_flips_changes_no_batch(
+    bucket: Bucket, packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the shard was verified. Its image is read from the address, and one warning names the file."""
+    expected = batches(load_index(DataConfig("shards", str(packed))), steps=30)
+    assert_same(batches(load_index(remote(tmp_path)), steps=30), expected)
+    assert not caplog.records
+    (file,) = tmp_path.rglob("shard-000007.tar")
+    with file.open("r+b") as shard:
+        offset = int(np.load(packed / "index" / "offset.npy")[7 * PER_SHARD + 3])
+        shard.seek(offset + 60)
+        (byte,) = shard.read(1)
+        shard.seek(offset + 60)
+        shard.write(bytes([byte ^ 1]))
+    index = load_index(remote(tmp_path))
+    assert_same(batches(index, steps=30), expected)
+    assert index.store is not None
+    assert (traffic := index.store.traffic()) is not None
+    assert traffic.direct
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"{file}: the disk returns other bytes than were downloaded" in line
+
+
+def test_an_image_that_changes_on_its_way_is_read_again(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+    """Three times in all: a network that fails has more attempts than a file that is wrong."""
+    index, name = load_index(remote(tmp_path)), "shard-000007.tar"
+    bucket.fault = lambda file, number: "changed" if number == 1 else None
+    data = index.read(7 * PER_SHARD)
+    assert bucket.requests[name] == 2
+    assert data == load_index(DataConfig("shards", str(packed))).read(7 * PER_SHARD)
+    bucket.reset()
+    bucket.fault = lambda file, number: "changed"
+    with pytest.raises(UserError, match=r"shard-000007.tar: WrongBytes: wrong checksum; 3 attempts .*Copy the file"):
+        index.read(7 * PER_SHARD)
+    assert bucket.requests[name] == 3
+
+
 def test_a_full_disk_costs_speed_only(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +323,31 @@ def test_mistakes_are_one_line(
     assert all(word in str(told.value) for word in words), told.value
     assert "a-secret" not in str(told.value)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"AWS_PROFILE": "nobody"}, ["(nobody)", "Check the credentials", "AWS_PROFILE"]),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, ["Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"]),
+        ({"AWS_CONFIG_FILE": __file__}, [__file__, "Check the credentials"]),
+        ({"AWS_ENDPOINT_URL": "not-a-url"}, ["not-a-url", "AWS_ENDPOINT_URL"]),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:70000"}, ["http://127.0.0.1:70000", "AWS_ENDPOINT_URL"]),
+        ({"AWS_DEFAULT_REGION": "the moon"}, ["the moon", "AWS_DEFAULT_REGION"]),
+        ({"root": "s3://my images/packed"}, ["my images", "data.root"]),
+    ],
+)
+def test_wrong_credentials_and_addresses_are_tried_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], words: list[str]
+) -> None:
+    root = changed.get("root", ADDRESS)
+    for name, value in changed.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    monkeypatch.setattr(Retries, "wait_s", lambda retries, failed: pytest.fail("tried again"))
+    with pytest.raises(UserError) as told:
+        load_index(replace(remote(tmp_path), root=root))
+    assert all(word in str(told.value) for word in [f"{root}/index.json", *words]), told.value
+    assert not bucket.requests
 
 
 def test_missing_packages_and_credentials_are_one_line(
