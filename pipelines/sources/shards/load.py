@@ -13,7 +13,7 @@ from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
 from pipelines.samples.kept_pixels import KeptPixels
-from pipelines.sources.boxes import refuse_boxes, with_boxes
+from pipelines.sources.boxes import with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
@@ -38,15 +38,10 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         UserError: the folder has no shards, a shard is missing or cut, the index does not fit, or a key is set that has
             no meaning for shards.
     """
-    for key in ("part", "versions"):
-        chosen = getattr(config, key)
-        if chosen != getattr(DataConfig, key):
-            raise UserError(f"data.{key} = {chosen!r}: it was chosen when the shards were packed. Leave it out.")
     window, verify = config.shuffle_shards, verify or is_address(config.root)
     root, folder, content, files = _open(config)
     shards: list[dict[str, Any]] = content["shards"]
-    if FOLDER not in content:
-        refuse_boxes(config, "shards hold the boxes that they were packed with")
+    _refuse_choices(config, is_packed=FOLDER not in content)
     count = sum(shard["samples"] for shard in shards)
     sums: dict[str, int] = content.get("crc32", {})
     if not sums:
@@ -88,6 +83,18 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
             'together, so they cannot be split. Use "all", or pack each split separately.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
+
+
+def _refuse_choices(config: DataConfig, *, is_packed: bool) -> None:
+    """Refuse keys that choose images and boxes of other sources, if they differ from the command's default."""
+    for key in ("part", "versions", "center_frac", "box"):
+        chosen = getattr(config, key)
+        if chosen == getattr(type(config), key) or (key == "box" and not is_packed and chosen != "joints"):
+            continue
+        why = "it was chosen when the shards were packed"
+        if not is_packed:
+            why = "shards of other programs have neither parts nor keypoints, and no box but those of a file"
+        raise UserError(f"data.{key} = {chosen!r}: {why}. Leave it out.")
 
 
 def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:

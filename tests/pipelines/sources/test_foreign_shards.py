@@ -450,6 +450,14 @@ def test_an_index_names_no_file_beyond_its_folder(tmp_path: Path, shards: list[P
         loaded(tmp_path / "out")
 
 
+@pytest.mark.parametrize("chosen", [{"box": "joints"}, {"center_frac": 0.4}, {"part": "evaluation"}])
+def test_choices_of_other_sources_are_refused(tmp_path: Path, shards: list[Path], chosen: dict[str, Any]) -> None:
+    indexed(tmp_path / "out", *shards)
+    (key,) = chosen
+    with pytest.raises(UserError, match=rf"data\.{key} = .*: shards of other programs have neither"):
+        load_index(DataConfig("shards", str(tmp_path / "out"), **chosen))
+
+
 def test_boxes_and_bad_lists_name_members(tmp_path: Path, shards: list[Path]) -> None:
     indexed(tmp_path / "out", *shards)
     boxes = tmp_path / "boxes.csv"

@@ -35,6 +35,7 @@ from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryCon
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
 from tests.pipelines.sources.test_freihand import write_part
+from train.config.finetuning import FinetuneDataConfig
 
 COUNT = 50
 ROOT = Path(__file__).parents[3]
@@ -438,12 +439,16 @@ def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path
 
 
 def test_keys_that_do_not_go_together(packed: Path, source: Index) -> None:
-    for key, value in {"box": "boxes.csv", "part": "evaluation", "versions": ("gs",)}.items():
-        with pytest.raises(UserError, match=rf"data\.{key} = .*: (shards hold|it was chosen when)"):
-            load_index(DataConfig(source="shards", root=str(packed), **{key: value}))  # type: ignore[arg-type]
-    assert (
-        len(load_index(DataConfig(source="shards", root=str(packed), box="joints"))) == COUNT
-    )  # fine-tuning's default
+    chosen = {"part": "evaluation", "versions": ("gs",), "center_frac": 0.4}
+    shards = DataConfig(source="shards", root=str(packed))
+    for key, value in [*chosen.items(), ("box", "boxes.csv"), ("box", "joints")]:
+        with pytest.raises(UserError, match=rf"data\.{key} = .*: it was chosen when the shards were packed"):
+            load_index(dataclasses.replace(shards, **{key: value}))
+    to_finetune = FinetuneDataConfig(source="shards", root=str(packed), split="all")
+    assert to_finetune.box == "joints"
+    assert len(load_index(to_finetune)) == COUNT
+    with pytest.raises(UserError, match=r"data\.box = 'center': it was chosen when"):
+        load_index(dataclasses.replace(to_finetune, box="center"))
     with pytest.raises(UserError, match=r"data\.shuffle_shards = 2: data.source is 'folder'"):
         load_index(DataConfig(source="folder", root=str(source.root), shuffle_shards=2))
 

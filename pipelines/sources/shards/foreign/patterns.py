@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import braceexpand
+from braceexpand import braceexpand
 
 from errors import UserError
 
@@ -21,6 +21,8 @@ _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
 
 _INNERMOST: Final = re.compile(r"\{([^{}]*)\}")
+_NUMBERS: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
+_LETTERS: Final = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?$")
 _COUNTED: Final = re.compile(r"\0(\d+)\0")
 """Braces that `_count` has counted. No path has a zero byte."""
 
@@ -69,7 +71,7 @@ def _without_braces(pattern: str) -> list[str]:
     try:
         if _count(pattern) > _MOST_FILES:  # the library expands the parts of a pattern before it gives the first name
             raise _too_many(pattern)
-        return list(braceexpand.braceexpand(pattern))
+        return list(braceexpand(pattern))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{pattern}: wrong braces ({error}). Write them as in {{000..099}} or {{a,b}}.") from error
 
@@ -81,11 +83,11 @@ def _count(pattern: str) -> int:
         return min(math.prod(int(count) for count in _COUNTED.findall(part)), _MOST_FILES + 1)
 
     def counted(braces: re.Match[str]) -> str:
-        if numbers := braceexpand.int_range_re.match(braces[1]):
+        if numbers := _NUMBERS.match(braces[1]):
             first, last, step = (int(number or 1) for number in numbers.groups())
             count = abs(last - first) // (step or 1) + 1
-        elif letters := braceexpand.char_range_re.match(braces[1]):
-            count = len(braceexpand.make_char_range(*letters.groups()))
+        elif _LETTERS.match(braces[1]):
+            count = len(list(braceexpand(braces[0])))
         else:
             count = sum(product(part) for part in braces[1].split(","))
         return f"\0{min(count, _MOST_FILES + 1)}\0"
