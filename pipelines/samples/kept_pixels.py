@@ -7,6 +7,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +67,7 @@ class ViewLimits:
         if geometry.antialias != self.geometry.antialias:
             raise self._refusal(geometry, ["antialias"], "are sampled otherwise")
         if self.halved and geometry.fill != self.geometry.fill:
-            raise self._refusal(geometry, ["fill"], "have another border, which is halved with odd images")
+            raise self._refusal(geometry, ["fill"], "have another border")
         for packed, here in margins:
             if self.cut and wanted.side * here > kept.side * packed:
                 raise self._refusal(geometry, _OTHERS, "show more of the images")
@@ -78,11 +79,7 @@ class ViewLimits:
     def warn_of_backend(self, backend: str) -> None:
         """Log a line if pixels were halved by another backend than that of this run."""
         if self.halved and backend != self.backend:
-            log.warning(
-                "%s: its pixels were packed with pipelines.backend = %r, and this run uses %r: where they were "
-                "halved, views differ from those of the files by up to 2 levels. Use the same, or pack again",
-                self.root, self.backend, backend,
-            )  # fmt: skip
+            _warn_of_backend(self.root, self.backend, backend)
 
     def _refusal(self, geometry: GeometryConfig, keys: Sequence[str], need: str) -> UserError:
         pairs = [(f"geometry.{key}", getattr(geometry, key), getattr(self.geometry, key)) for key in keys]
@@ -93,6 +90,15 @@ class ViewLimits:
             f"{self.root}: these views {need} than its pixels were packed for: {told}. Stay within what was packed, or "
             "pack again with these values"
         )
+
+
+@cache  # a run makes several loaders
+def _warn_of_backend(root: Path, packed: str, here: str) -> None:
+    log.warning(
+        "%s: its pixels were packed with pipelines.backend = %r, and this run uses %r: where they were halved, views "
+        "differ from those of the files by up to 2 levels. Use the same, or pack again",
+        root, packed, here,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ def test_another_backend_than_the_one_that_packed_is_warned_of(
     assert "packed with" not in caplog.text
     other: Backend = "opencv" if packed == "dali" else "dali"
     assert_equal(batches(index, GEOMETRIES[0], other), batches(files, GEOMETRIES[0], other), 2, 0.5)
+    batches(index, GEOMETRIES[0], other)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert f"packed with pipelines.backend = {packed!r}, and this run uses {other!r}" in line
 
