@@ -30,6 +30,8 @@ def configure_logging() -> None:
         handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
     handler.setFormatter(OneLine("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for library in ("botocore", "aiobotocore"):  # they tell where credentials were found
+        logging.getLogger(library).setLevel(logging.WARNING)
     # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
 
