@@ -122,6 +122,23 @@ def test_names_of_files_are_escaped_in_the_log(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
 
 
+def test_the_log_does_not_tell_where_credentials_were_found(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger()
+    before = logger.level, list(logger.handlers)
+    try:
+        configure_logging()
+        for name in ("botocore.credentials", "aiobotocore.credentials"):
+            logging.getLogger(name).info("Found credentials in environment variables.")
+    finally:
+        logger.level, logger.handlers = before[0], before[1]
+    assert capsys.readouterr().err == ""
+
+
+def test_pack_names_the_address_that_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("pack", "s3://images/out") == 2
+    assert capsys.readouterr().err.startswith("error: s3://images/out: is an address; shards are written to a folder.")
+
+
 def test_warnings_of_commands_without_a_log_are_one_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

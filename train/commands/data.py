@@ -117,13 +117,16 @@ def pack(
     is written.
     """
     if re.match(r"\w+:/", str(out)):
+        address = re.sub(":/+", "://", str(out), count=1)  # a path keeps one slash
         raise UserError(
-            f"{out}: is an address; shards are written to a folder. Name a folder, and copy it to the address later."
+            f"{address}: is an address; shards are written to a folder. Name a folder, and copy it to the address "
+            "later."
         )
     config = pretraining_config(files, overrides)
     from machine.cores import available_cores
     from pipelines.config import each_source
     from pipelines.sources import load_index
+    from pipelines.sources.shards.index_file import shards_in_words
     from pipelines.sources.shards.pack import pack as run
     from train.runs.log import progress_bar
 
@@ -145,9 +148,8 @@ def pack(
         )
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
-    shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
     done = "is packed already" if packed.already_there else "written and read back"
-    say(f"{out}: {packed.samples} images in {shards} of {as_size(packed.bytes)}, {done}")
+    say(f"{out}: {packed.samples} images in {shards_in_words(packed.shards)} of {as_size(packed.bytes)}, {done}")
 
 
 @click.command()
@@ -168,6 +170,7 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     from machine.cores import available_cores
     from pipelines.sources.shards.foreign.patterns import find_shards
     from pipelines.sources.shards.foreign.scan import index_shards
+    from pipelines.sources.shards.index_file import shards_in_words
     from train.runs.log import progress_bar
 
     files = find_shards(shards, say=lambda line: say(line, err=True))
@@ -181,9 +184,11 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     for path, reason in found.left_out[:5]:
         say(f"  {path}: {reason}", err=True)
     if found.left_out:
-        say(f"{len(found.left_out)} shards may miss images at their end, see {out / 'left_out.jsonl'}", err=True)
+        cut = shards_in_words(len(found.left_out))
+        say(f"{cut} may miss images at the end, see {out / 'left_out.jsonl'}", err=True)
     if found.without_images:
-        say(f"{found.without_images} shards hold no image and were left out", err=True)
+        say(f"{shards_in_words(found.without_images)} without an image: left out", err=True)
     if found.skipped:
         say(f"members that are no samples: {', '.join(f'{n} {kind}' for kind, n in found.skipped.items())}")
-    say(f"{out}: {found.samples} images in {found.shards} shards of {found.folder}, {found.scanned} shards read now")
+    told = f"{found.samples} images in {shards_in_words(found.shards)} of {found.folder}"
+    say(f"{out}: {told}, {shards_in_words(found.scanned)} read now")

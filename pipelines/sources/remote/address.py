@@ -109,6 +109,8 @@ class Remote:
                 f"data.root = {parts.scheme}://...@{parts.hostname}: contains a password. Leave it out, since the "
                 "configuration is stored with the run; credentials come from the environment."
             )
+        if parts.scheme in _OPTIONS and not parts.netloc:
+            raise UserError(f"data.root = {address}: names no bucket. Expected s3://BUCKET/FOLDER.")
         self.address = address.rstrip("/")
         self._retries = retries or Retries()
         protocol = address.partition("://")[0]

@@ -90,16 +90,16 @@ def read_index_file(root: Path) -> dict[str, Any]:
         _check_index_file(content)
     except FileNotFoundError:
         begun = [name for name, trace in (("pack", PACK_FILE), ("index", INDEX_PARTS)) if (root / trace).exists()]
-        hint = "give a folder that 'python cli.py pack' made"
+        hint = "give a folder that 'python cli.py pack' made, or 'python cli.py index' for shards of other programs"
         if begun:
             hint = f"run the same 'python cli.py {begun[0]}' again: it goes on where it stopped"
         raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
     except KeyError as error:
-        raise UserError(f"{file}: {error} is missing in this index of shards. Restore it, or pack again.") from error
+        raise UserError(f"{file}: {error} is missing in this index of shards. Restore it, or make it again.") from error
     except (ValueError, TypeError) as error:
-        raise UserError(f"{file}: not a readable index of shards ({error}). Restore it, or pack again.") from error
+        raise UserError(f"{file}: not a readable index of shards ({error}). Restore it, or make it again.") from error
     return dict(content)
 
 
@@ -134,6 +134,16 @@ def _check_index_file(content: dict[str, Any]) -> None:
         raise ValueError("crc32 is of another kind")
 
 
+def how_again(content: dict[str, Any]) -> str:
+    """How to make the shards of an index file again, for messages."""
+    return "index again" if FOLDER in content else "pack again"
+
+
+def shards_in_words(count: int) -> str:
+    """A number of shards, for messages."""
+    return "1 shard" if count == 1 else f"{count} shards"
+
+
 def table_name(name: str) -> str:
     """The name of a table's file in a folder of shards."""
     return f"{INDEX_FOLDER}/{name}.npy"
@@ -154,7 +164,7 @@ def check_shards(content: dict[str, Any], folder: Path) -> None:
     Shards of other programs have no checksum: a line is logged if they have another time of change. Copying may change
     it too.
     """
-    shards, again = content["shards"], "index them again" if FOLDER in content else "pack again"
+    shards, again = content["shards"], how_again(content)
     changed = []
     for shard in shards:
         path = folder / shard["file"]
@@ -162,7 +172,8 @@ def check_shards(content: dict[str, Any], folder: Path) -> None:
             status = path.stat()
         except OSError as error:
             raise UserError(
-                f"{path}: {error.strerror}; the index names {len(shards)} shards. Copy this one again, or {again}."
+                f"{path}: {error.strerror}; the index names {shards_in_words(len(shards))}. Copy this one again, or "
+                f"{again}."
             ) from error
         if status.st_size != shard["bytes"]:
             raise UserError(
@@ -172,18 +183,19 @@ def check_shards(content: dict[str, Any], folder: Path) -> None:
             changed.append(path)
     if changed:
         log.warning(
-            "%s: has another time of change than when it was indexed, as have %d of %d shards. After copying that is "
+            "%s: has another time of change than when it was indexed, as have %d of %s. After copying that is "
             "as it should be; if they were written anew, run 'python cli.py index' again",
-            changed[0], len(changed), len(shards),
+            changed[0], len(changed), shards_in_words(len(shards)),
         )  # fmt: skip
 
 
-def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table:
+def read_table(root: Path, name: str, count: int, checksum: int | None, again: str) -> Table:
     """Map a table of the index into memory.
 
     Args:
         count: number of rows that it must have.
         checksum: CRC-32 of its file; None compares nothing.
+        again: see `how_again`.
 
     Raises:
         UserError: it cannot be read, or is of other shards.
@@ -193,9 +205,7 @@ def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table
         found = None if checksum is None else table_checksum(file)
         table: Table = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError, EOFError, OverflowError) as error:
-        raise UserError(
-            f"{file}: not a readable table of the index ({error}). Copy it again, or pack again."
-        ) from error
+        raise UserError(f"{file}: not a readable table of the index ({error}). Copy it again, or {again}.") from error
     dtype = _PLACES.get(name) or _TABLES.get(name, np.dtype(np.float32))
     if name == "keypoints_px" and table.ndim == 3:
         shape: tuple[int, ...] = (table.shape[1], 2)
@@ -204,8 +214,8 @@ def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table
     if table.dtype != dtype or table.shape != (count, *shape):
         raise UserError(
             f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: it belongs to other shards. "
-            "Copy the whole folder again, or pack again."
+            f"Copy the whole folder again, or {again}."
         )
     if found != checksum:
-        raise UserError(f"{file}: not the bytes that were packed (wrong checksum). Copy it again, or pack again.")
+        raise UserError(f"{file}: not the bytes that were packed (wrong checksum). Copy it again, or {again}.")
     return table

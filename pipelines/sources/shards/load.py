@@ -14,7 +14,7 @@ from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
 from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.sources.boxes import with_boxes
-from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
+from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, how_again, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
@@ -48,7 +48,8 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         log.warning(
             "%s: the index was written by an earlier version, without checksums: damage cannot be detected", config.root
         )
-    tables = {name: read_table(root, name, count, sums.get(name)) for name in content["tables"]}
+    again = how_again(content)
+    tables = {name: read_table(root, name, count, sums.get(name), again) for name in content["tables"]}
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     whole = np.array(WHOLE_IMAGE, np.float32)
     box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
@@ -115,13 +116,10 @@ def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
                 f"data.root = {config.root}: holds pixels, which are mapped into memory from a folder only. Copy the "
                 "folder to a local disk."
             )
-        remote.fetch_tables(content)
-        return (
-            remote.path,
-            Address(config.root),
-            content,
-            RemoteShards(remote, content["shards"], config.shuffle_shards),
-        )
+        remote.find_tables(content)
+        shards = RemoteShards(remote, content["shards"], config.shuffle_shards)
+        remote.fetch_tables()
+        return remote.path, Address(config.root), content, shards
     root = Path(config.root)
     content = read_index_file(root)
     folder = root / content.get(FOLDER, "")

@@ -24,7 +24,7 @@ from pipelines.samples.store import Follower, Steps, Traffic
 from pipelines.sources.remote.address import READ_BYTES, READS, Remote, Stopped
 from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
 from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Prefetcher, ShardUses
-from pipelines.sources.shards.index_file import INDEX_FILE, table_name
+from pipelines.sources.shards.index_file import INDEX_FILE, shards_in_words, table_name
 from pipelines.sources.shards.store import Shards, read_at
 
 log = logging.getLogger(__name__)
@@ -91,22 +91,25 @@ class RemoteFolder:
         self.bytes = 0  # from the network
         self._lock = threading.Lock()
         self.cache.trim()
-        self._kept = [self._wait_for(_File(INDEX_FILE, len(content), digest.hexdigest()))]  # as long as this lives
+        self._index = [_File(INDEX_FILE, len(content), digest.hexdigest())]
+        self._kept = [self._wait_for(self._index[0])]  # as long as this lives
 
-    def fetch_tables(self, content: dict[str, Any]) -> None:
-        """Download the tables that index.json names, as far as they are not in the cache, and keep them there."""
+    def find_tables(self, content: dict[str, Any]) -> None:
+        """Find the sizes of the tables that index.json names. Errors as in `Remote.read`."""
         sums: dict[str, int] = content.get("crc32", {})
         for table in content["tables"]:
             name = table_name(table)
             held = self.cache.open(f"{self.name}/{name}")
-            if held is None:
-                checksum = f"{sums[table]:08x}" if table in sums else None
-                held = self._wait_for(_File(name, self.remote.size(name), checksum))
-            self._kept.append(held)
+            size = self.remote.size(name) if held is None else os.fstat(held.number).st_size
+            self._index.append(_File(name, size, f"{sums[table]:08x}" if table in sums else None))
+
+    def fetch_tables(self) -> None:
+        """Download the tables that `find_tables` found, as far as they are not in the cache, and keep them there."""
+        self._kept += [self._wait_for(file) for file in self._index[1:]]
 
     def index_bytes(self) -> int:
-        """Bytes of index.json and the tables in the cache."""
-        return sum(bytes_on_disk(os.fstat(held.number).st_size) for held in self._kept)
+        """Bytes in the cache of index.json and the tables that were found."""
+        return sum(bytes_on_disk(file.size) for file in self._index)
 
     def _wait_for(self, file: _File) -> Descriptor:
         """Download a file, or wait until another process has done so."""
@@ -263,7 +266,7 @@ class RemoteShards(Shards):
         what = (
             "all shards at once, since data.shuffle_shards is not set"
             if window is None
-            else (f"a window of data.shuffle_shards = {window} shards and one more at once")
+            else f"a window of data.shuffle_shards = {shards_in_words(window)} and one more at once"
         )
         remedy = ", or set data.shuffle_shards" if window is None else ", or a smaller data.shuffle_shards"
         raise UserError(

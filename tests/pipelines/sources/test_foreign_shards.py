@@ -274,8 +274,9 @@ def test_what_is_no_tar_is_one_line_and_nothing_is_lost(tmp_path: Path, data: by
 @pytest.mark.parametrize("data", [b"", bytes(1024), member("a.txt", b"text") + bytes(MARK)])
 def test_shards_without_images_are_one_line(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "0.tar").write_bytes(data)
-    with pytest.raises(UserError, match=r"0\.tar: no \.jpg.* members in 1 shards; found (nothing|1 other)\."):
+    with pytest.raises(UserError, match=r"0\.tar: no \.jpg.* members in 1 shard; found (nothing|1 other)\.") as told:
         indexed(tmp_path / "out", tmp_path / "0.tar")
+    assert ("0.tar: empty (0 bytes)" in str(told.value)) == (not data)
 
 
 PAX = tarfile.TarInfo("p" * 150 + ".jpg")
@@ -448,6 +449,18 @@ def test_an_index_names_no_file_beyond_its_folder(tmp_path: Path, shards: list[P
     change_index(tmp_path / "out", lambda content: content["shards"][0].update(file=name))
     with pytest.raises(UserError, match=r"index\.json: not a readable index of shards \(the shard"):
         loaded(tmp_path / "out")
+
+
+@pytest.mark.parametrize("rows", [1, 0])
+def test_a_damaged_table_is_to_be_indexed_again(tmp_path: Path, shards: list[Path], rows: int) -> None:
+    """Not packed again: nothing was packed."""
+    indexed(tmp_path / "out", *shards)
+    table = tmp_path / "out/index/size.npy"
+    np.save(table, np.load(table)[:rows])
+    if not rows:
+        table.write_bytes(table.read_bytes()[:60])
+    with pytest.raises(UserError, match=r"size\.npy: .* again, or index again\.$"):
+        load_index(DataConfig("shards", str(tmp_path / "out")))
 
 
 @pytest.mark.parametrize("chosen", [{"box": "joints"}, {"center_frac": 0.4}, {"part": "evaluation"}])
@@ -656,8 +669,8 @@ def test_the_command_names_what_may_be_missing(tmp_path: Path, capsys: pytest.Ca
     assert run_cli("index", f"{tmp_path}/*.tar", str(tmp_path / "out")) == 0
     said = capsys.readouterr().err
     assert said.count("cut within a header at byte 1024") == 5
-    assert f"7 shards may miss images at their end, see {tmp_path}/out/left_out.jsonl" in said
-    assert "1 shards hold no image" in said
+    assert f"7 shards may miss images at the end, see {tmp_path}/out/left_out.jsonl" in said
+    assert "1 shard without an image: left out" in said
     (tmp_path / "8.tar").write_bytes(gzip.compress(GOOD))
     assert run_cli("index", f"{tmp_path}/*.tar", str(tmp_path / "out")) == 2
     assert "8.tar: compressed (gzip)" in capsys.readouterr().err

@@ -238,12 +238,13 @@ def test_a_full_disk_at_the_start_is_one_line(bucket: Bucket, tmp_path: Path, mo
         load_index(remote(tmp_path))
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("window", "bound_gb"), [(None, 1e-4), (3, 1e-4), (3, 1e-5)])
 def test_a_bound_that_is_too_small_names_one_that_is_not(
-    bucket: Bucket, packed: Path, tmp_path: Path, window: int | None
+    bucket: Bucket, packed: Path, tmp_path: Path, window: int | None, bound_gb: float
 ) -> None:
-    with pytest.raises(UserError, match=r"data.cache_gb = 0.0001: .* needs .* at once") as told:
-        load_index(remote(tmp_path, shuffle_shards=window, cache_gb=0.0001))
+    """Also one that is smaller than the tables of the index."""
+    with pytest.raises(UserError, match=rf"data.cache_gb = {bound_gb:g}: .* needs .* at once") as told:
+        load_index(remote(tmp_path, shuffle_shards=window, cache_gb=bound_gb))
     needed = re.search(r"Set data\.cache_gb = ([\d.]+) or more", str(told.value))
     assert needed is not None
     limit = float(needed[1])
@@ -309,6 +310,8 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
         ({"root": f"s3://{NAME}/other"}, [f"s3://{NAME}/other/index.json", "does not exist", "data.root"]),
         ({"root": "s3://me:a-secret@images/packed"}, ["contains a password", "environment"]),
         ({"root": "https://a-token@images/packed"}, ["contains a password", "environment"]),
+        ({"root": "s3://"}, ["data.root = s3://: names no bucket", "s3://BUCKET/FOLDER"]),
+        ({"root": "s3:///packed"}, ["data.root = s3:///packed: names no bucket"]),
         ({"root": "s3://[images/packed"}, ["data.root = s3://[images/packed", "s3://BUCKET"]),
         ({"root": "nonsense://images/packed"}, ["nonsense://images/packed", "Protocol not known", "s3://BUCKET"]),
         ({"source": "folder"}, ["data.root = 's3://images/packed'", "data.source is 'folder'", "cli.py pack"]),

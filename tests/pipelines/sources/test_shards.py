@@ -324,7 +324,7 @@ def test_damage_is_one_clear_line(copy: Path) -> None:
     assert message().startswith(f"{copy / 'index.json'}: not a readable index of shards")
     shutil.rmtree(copy)
     copy.mkdir()
-    assert "give a folder that 'python cli.py pack' made" in message()
+    assert "give a folder that 'python cli.py pack' made, or 'python cli.py index' for shards of other" in message()
 
 
 def change_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -439,7 +439,7 @@ def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path
 
 
 def test_keys_that_do_not_go_together(packed: Path, source: Index) -> None:
-    chosen = {"part": "evaluation", "versions": ("gs",), "center_frac": 0.4}
+    chosen: dict[str, Any] = {"part": "evaluation", "versions": ("gs",), "center_frac": 0.4}
     shards = DataConfig(source="shards", root=str(packed))
     for key, value in [*chosen.items(), ("box", "boxes.csv"), ("box", "joints")]:
         with pytest.raises(UserError, match=rf"data\.{key} = .*: it was chosen when the shards were packed"):

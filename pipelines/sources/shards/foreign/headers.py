@@ -117,6 +117,8 @@ class HeaderScan:
             if os.pread(self._descriptor, 1 << 16, at).strip(b"\0"):
                 return f"more data after its end marker at byte {at}, as in joined tar files; they are left out"
             return None
+        if end == _UNMARKED and not self._bytes:
+            return "empty (0 bytes)"
         if end == _UNMARKED:
             return "no end marker: complete, or cut between two members"
         if end == _CUT and self._state[_CONTENT]:

@@ -27,8 +27,10 @@ from pipelines.sources.shards.index_file import (
     INDEX_FOLDER,
     INDEX_PARTS,
     PACK_FILE,
+    how_again,
     read_index_file,
     read_table,
+    shards_in_words,
     write_tables,
 )
 from pipelines.sources.shards.threads import in_threads
@@ -230,7 +232,7 @@ def _read_known(out: Path) -> dict[Path, _Shard]:
         content = read_index_file(out)
         shards, folder = content["shards"], Path(os.path.abspath(out / content[FOLDER]))  # noqa: PTH100
         first = [0, *accumulate(shard["samples"] for shard in shards)]
-        columns = [read_table(out, name, first[-1], content["crc32"][name]) for name in _COLUMNS]
+        columns = [read_table(out, name, first[-1], content["crc32"][name], how_again(content)) for name in _COLUMNS]
         places = np.stack([np.asarray(column).astype(np.int64) for column in columns], axis=1)
         return {
             folder / shard["file"]: _Shard.of_notes(shard, places[start:stop])
@@ -249,8 +251,8 @@ def _write_index(paths: Sequence[Path], found: Sequence[_Shard], out: Path, scan
         told = ", ".join(f"{count} {kind}" for kind, count in skipped.items()) or "nothing"
         why = f" {left_out[0][0]}: {left_out[0][1]}." if left_out else ""
         raise UserError(
-            f"{paths[0]}: no .jpg, .jpeg, .png or .webp members in {len(paths)} shards; found {told}.{why} Check the "
-            "shards."
+            f"{paths[0]}: no .jpg, .jpeg, .png or .webp members in {shards_in_words(len(paths))}; found {told}.{why} "
+            "Check the shards."
         )
     folder = Path(os.path.commonpath([path.parent for path in paths]))
     kept = [(path, shard) for path, shard in zip(paths, found, strict=True) if len(shard.places)]
