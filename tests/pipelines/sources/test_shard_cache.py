@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -296,7 +297,9 @@ def test_shards_are_fetched_in_the_order_of_their_use(monkeypatch: pytest.Monkey
     prefetcher = Prefetcher(lambda: ShardUses(steps, shards=40, rows=400, window=6), fetch, str)
     try:
         for shard in order:
-            assert prefetcher.get(shard)[0] == shard
+            while (found := prefetcher.get(shard)[0]) is None:  # this reader may be far ahead of the downloader
+                time.sleep(0.001)
+            assert found == shard
             prefetcher.done()
     finally:
         prefetcher.close()
