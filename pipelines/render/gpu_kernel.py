@@ -10,8 +10,8 @@ the graph the kernel writes into the training batch, on the loader's stream. Str
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
 bilinear sample of it is the mean of 4^h bilinear samples of the image itself. This needs no scratch memory, no second
-launch, and no rounding between the halvings. A view samples at 0.7 to 1.4 times its own pitch, so it reads each pixel
-that it shows 2 to 8 times, for every h; all but the first of these reads can come from caches.
+launch, and no rounding between the halvings. A halved image is shown at 0.7 to 1.4 times its size, so a view reads each
+of the image's pixels that it shows 2 to 8 times, for every h; all but the first of these reads can come from caches.
 
 This file imports Triton, so it is imported only where the fused path is used.
 """
