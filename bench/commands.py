@@ -119,7 +119,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @click.option(
     "--compare",
     metavar="FILE[:NUMBER]",
-    help="Exit with 1 if slower than in this row (default: the file's last) and the intervals do not overlap.",
+    help="Exit with 1 if our loader is slower than in this row (default: the last), and the intervals do not overlap.",
 )
 @click.option(
     "--tune", is_flag=True, help="Instead: find the loader's fastest settings on this machine and print them as TOML."
@@ -344,7 +344,7 @@ def bench_scale(
 @click.option("--results", default="bench/results", show_default=True, type=FOLDER)
 @click.option("--docs", default="docs", show_default=True, type=PathOfUser(path_type=Path, exists=True))
 def bench_docs(results: Path, docs: Path) -> None:
-    """Write the tables of README.md and docs/ and the picture of docs/experiments.md from the rows of
+    """Write the tables of README.md and docs/ and the pictures of docs/results.md from the rows of
     bench/results/."""
     from bench.documentation import write_docs
 

@@ -22,7 +22,7 @@ from errors import UserError
 T = TypeVar("T")
 
 
-class Interval(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean and its 95 % interval."""
 
     mean: float
@@ -30,11 +30,11 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval_of_mean(values: Sequence[float]) -> Interval:
+def interval_of_mean(values: Sequence[float]) -> MeanInterval:
     """Mean of independent repeats, at least two, and its 95 % interval (Student's t)."""
     mean = statistics.fmean(values)
     half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
+    return MeanInterval(mean, mean - half, mean + half)
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Rate:
         """Mean number of busy cores: processor seconds per second."""
         return self.cpu_s_per_image * self.images / self.seconds
 
-    def over(self, other: Rate) -> Interval:
+    def over(self, other: Rate) -> MeanInterval:
         """How many times as fast as `other`, from rounds in which both were measured.
 
         This is the geometric mean of the rounds' ratios, since a slow round of the machine slows down both.
         """
         logs = [math.log(a / b) for a, b in zip(self.images_per_s, other.images_per_s, strict=True)]
-        return Interval(*map(math.exp, interval_of_mean(logs)))
+        return MeanInterval(*map(math.exp, interval_of_mean(logs)))
 
 
 Start = Callable[[], Iterator[int]]

@@ -71,7 +71,7 @@ def append(record: Path, row: dict[str, Any]) -> None:
         with record.open("a") as file:
             file.write(line + "\n")
     except OSError as error:
-        raise UserError(f"{record}: cannot be written ({error.strerror}); what was to be recorded: {line}") from error
+        raise UserError(f"{record}: cannot be written ({error.strerror}); the row is: {line}") from error
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ _TASKS = (
         "a training step",
         'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"',
     ),
-    ("train/pose/step.py", "a training step", "Lower train.micro_batch"),
+    ("train/pose/pose_step.py", "a training step", "Lower train.micro_batch"),
     ("train/pose/inference.py", "estimating poses", "Lower validation.batch"),
     ("pipelines/", "the loader", "Lower pipelines.batch, pipelines.ahead or pipelines.threads"),
 )

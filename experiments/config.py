@@ -1,16 +1,17 @@
-"""The configuration of an experiment; like every configuration, it imports neither torch nor DALI."""
+"""The configuration of a study; like every configuration, it imports neither torch nor DALI."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from bounds import Count, Seed
+from bounds import Count, Number, Seed
 from errors import UserError
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
@@ -19,127 +20,315 @@ from train.config.tables import as_toml
 
 C = TypeVar("C", Config, FinetuneConfig)
 
-Metric = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+MetricName = Literal["epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"]
+ScaleName = Literal["small", "paper"]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Arm:
-    """One way to train.
+class Render:
+    """Hands that `make-data` renders, if their folder does not exist. Attributes as its options."""
+
+    poses: Annotated[Count, Field(ge=10)]
+    seed: Seed = 0
+    scenes: Count = 40
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Dataset:
+    """Images that arms name.
 
     Attributes:
-        set: keys of the run's configuration, as for `--set`, applied after the shared ones.
-        start: fine-tuning only: the pre-training arm whose encoder is taken; None: as configured.
+        root: their folder.
+        set: further keys of `data`, as for `--set`.
+        held_out: the keys of `data` that choose the images to measure on.
+        render: what to render if the folder does not exist; None: the folder has to exist.
     """
 
+    root: str
     set: tuple[str, ...] = ()
-    start: str | None = None
+    held_out: tuple[str, ...] = ("data.part=evaluation", "data.split=all")
+    render: Render | None = None
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Phase:
-    """Pre-training or fine-tuning: the shared settings, and the arms.
+class Shared:
+    """What the arms of one kind share.
 
     Attributes:
         config: TOML files, as `-c` takes them.
-        set: keys that all arms share.
-        arms: by name.
+        set: keys, as for `--set`.
     """
 
-    arms: dict[str, Arm]
     config: tuple[Path, ...] = ()
     set: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Comparison:
-    """The claim that one fine-tuning arm is better than another in a metric."""
+class Scale:
+    """The size at which a study is run.
 
-    better: str
-    than: str
-    metric: Metric = "pa_epe_cm"
+    Attributes:
+        data: the datasets, by the names that arms use. The first is the default.
+        pretrain: shared by the arms of pre-training.
+        measured: shared by the arms that are measured.
+        by: how an encoder is measured: by fine-tuning with a head, or by a read-out (`probe`): a linear head on the
+            frozen encoder, fitted in closed form.
+        processes: processes of pre-training in the commands that `--list` prints, if a batch has as many micro-batches.
+    """
+
+    data: Annotated[dict[str, Dataset], Field(min_length=1)]
+    pretrain: Shared = Shared()
+    measured: Shared = Shared()
+    by: Literal["finetune", "probe"] = "finetune"
+    processes: Count = 1
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class ExperimentConfig:
-    """An experiment.
+class Arm:
+    """One way to pre-train.
 
     Attributes:
-        out: folder of the runs.
-        data: folder of FreiHAND, or of rendered hands, which are made if the folder does not exist.
-        poses: rendered hands to make.
-        scenes: backgrounds of the rendered hands.
+        set: keys of the run's configuration, as for `--set`, applied after the shared ones.
+        set_at: further keys at one scale.
+        data: datasets to train on.
+        only: the only scale with this arm; None: all.
+    """
+
+    set: tuple[str, ...] = ()
+    set_at: dict[ScaleName, tuple[str, ...]] = Field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    only: ScaleName | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class MeasuredArm(Arm):
+    """One network that is measured. The other attributes as in `Arm`.
+
+    Attributes:
+        start: the pre-training arm whose encoder is taken; None: as configured.
+        network: another arm, whose network is measured on this arm's data; nothing is trained.
+        on: dataset to measure on; None: that of the training.
+        published: the paper's figures.
+    """
+
+    start: str | None = None
+    network: str | None = None
+    on: str | None = None
+    published: dict[MetricName, Number] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Claim:
+    """The claim that one measured arm is better than another in a metric.
+
+    Attributes:
+        percent: the paper's figure: by how many percent of the worse arm's value it is better.
+        claimed: whether the paper says so; False: the arms are only compared.
+    """
+
+    better: str
+    than: str
+    metric: MetricName = "pa_epe_cm"
+    percent: Number | None = None
+    claimed: bool = True
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Maps:
+    """Maps of the equivariance error of two arms (paper, supplement, "Inspecting equivariance").
+
+    Attributes:
+        better: the arm that the paper says is better at every place of the maps.
+        than: the other arm.
+        rotations: angles in [-80, 80] degrees.
+        translations: shifts in [-25, 25] pixels of 128, along each axis.
+    """
+
+    better: str
+    than: str
+    rotations: Annotated[Count, Field(ge=2)] = 17
+    translations: Annotated[Count, Field(ge=2)] = 5
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Study:
+    """A study: networks trained in several ways with several seeds, and compared in pairs.
+
+    Attributes:
+        title: what is compared.
+        source: where the paper has it.
+        note: what the paper leaves out, such as numbers.
+        arms: the networks that are measured.
+        scales: the settings of each size.
         pretrain: the pre-training arms.
-        finetune: the fine-tuning arms; each is measured on the evaluation part.
         compare: the claims.
+        maps: maps of the equivariance error.
         seeds: seeds of order, augmentation and weights; all arms run once per seed.
+        out: folder of the runs; None: runs/studies and the file's name. Studies with the same folder share the runs of
+            arms with the same names.
         figures_of: checkpoint to measure: the "last", or the "best" on validation.
     """
 
-    pretrain: Phase
-    finetune: Phase
-    compare: tuple[Comparison, ...]
-    out: Path = Path("runs/experiment")
-    data: Path = Path(".data/hands")
-    poses: Annotated[Count, Field(ge=10)] = 800
-    scenes: Count = 40
+    title: str
+    source: str
+    arms: dict[str, MeasuredArm]
+    scales: dict[ScaleName, Scale]
+    note: str | None = None
+    pretrain: dict[str, Arm] = Field(default_factory=dict)
+    compare: tuple[Claim, ...] = ()
+    maps: Maps | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
+    out: Path | None = None
     figures_of: Literal["last", "best"] = "last"
 
 
-def load_experiment(file: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Read an experiment's TOML file.
+class Plan:
+    """A study at one scale: which arms run, with which settings, in which folders.
+
+    Args:
+        file: the study's file; its name without the ending names the study.
+        study: what it holds.
+        scale: the scale.
+
+    Attributes:
+        name: name of the study.
+        pretrain: the pre-training arms that the measured ones start from.
+        arms: the measured arms.
+        compare: the claims about these arms.
 
     Raises:
-        UserError: the file cannot be read, an arm does not exist or cannot name a folder, an arm is compared with
-            itself, a seed appears twice, or an arm's configuration is wrong.
+        UserError: the study has no such scale.
     """
-    config = load_config(ExperimentConfig, [file], overrides)
-    if len(set(config.seeds)) < len(config.seeds):
-        raise UserError(f"{file}: seeds = {list(config.seeds)}: expected each seed once")
-    for phase, arms in (("pretrain", config.pretrain.arms), ("finetune", config.finetune.arms)):
-        for name, arm in arms.items():
-            key = f"{file}: {phase}.arms.{name}.start"
+
+    def __init__(self, file: Path, study: Study, scale: ScaleName) -> None:
+        if scale not in study.scales:
+            raise UserError(f"{file}: has no scale {scale!r}; expected --scale {' or '.join(study.scales)}")
+        self.file, self.study, self.scale, self.name = file, study, scale, file.stem
+        self.at = study.scales[scale]
+        self.out = (study.out or Path("runs/studies") / self.name) / scale
+        self.arms = _at(scale, study.arms)
+        starts = {arm.start for arm in self.arms.values()}
+        self.pretrain = {name: arm for name, arm in _at(scale, study.pretrain).items() if name in starts}
+        self.compare = tuple(claim for claim in study.compare if {claim.better, claim.than} <= self.arms.keys())
+
+    def folder(self, seed: int, kind: str, name: str) -> Path:
+        """Folder of an arm's run of this kind: "pretrain", "finetune", "probe", and others."""
+        return self.out / f"seed_{seed}" / f"{kind}_{name}"
+
+    def run_of(self, name: str, seed: int) -> Path:
+        """Folder of the network of a measured arm."""
+        return self.folder(seed, self.at.by, self.arms[name].network or name)
+
+    def measured_on(self, name: str) -> str:
+        """Name of the dataset on which an arm is measured."""
+        arm = self.arms[name]
+        return arm.on or self._datasets(self.arms[arm.network] if arm.network else arm)[0]
+
+    def held_out(self, name: str) -> list[str]:
+        """Overrides that choose the images on which an arm is measured."""
+        dataset = self.at.data[self.measured_on(name)]
+        return [f"data.root={as_toml(dataset.root)}", *dataset.set, *dataset.held_out]
+
+    def used_data(self) -> dict[str, Dataset]:
+        """The datasets that are trained or measured on, by name."""
+        arms = [*self.pretrain.values(), *self.arms.values()]
+        used = {name for arm in arms for name in self._datasets(arm)} | {self.measured_on(name) for name in self.arms}
+        return {name: dataset for name, dataset in self.at.data.items() if name in used}
+
+    def settings(self, kind: type[C], name: str, seed: int) -> tuple[C, list[str]]:
+        """The configuration of a run, and the keys that it sets over the files of its kind. Errors as `load_config`."""
+        pretraining = kind is Config
+        arm: Arm = self.pretrain[name] if pretraining else self.arms[name]
+        shared: Shared = self.at.pretrain if pretraining else self.at.measured
+        overrides = self._data_keys(arm, [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())])
+        folder = self.folder(seed, "pretrain" if pretraining else self.at.by, name)
+        own: dict[str, str | int] = {"run.seed": seed, "run.out": str(folder)}
+        if isinstance(arm, MeasuredArm) and arm.start is not None:
+            own["encoder.weights"] = str(self.folder(seed, "pretrain", arm.start))
+        overrides += [f"{key}={as_toml(value)}" for key, value in own.items()]
+        try:
+            return load_config(kind, shared.config, overrides), overrides
+        except UserError as error:
+            table = "pretrain" if pretraining else "arms"
+            raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}") from error
+
+    def _datasets(self, arm: Arm) -> tuple[str, ...]:
+        return arm.data or (next(iter(self.at.data)),)
+
+    def _data_keys(self, arm: Arm, overrides: Sequence[str]) -> list[str]:
+        """Overrides with those of the arm's datasets before them. With several datasets, all get the keys of `data`."""
+        datasets = [self.at.data[name] for name in self._datasets(arm)]
+        if len(datasets) == 1:
+            return [f"data.root={as_toml(datasets[0].root)}", *datasets[0].set, *overrides]
+        tables = ", ".join(f"{{root = {as_toml(dataset.root)}}}" for dataset in datasets)
+        numbers = range(len(datasets))
+        own = [_numbered(key, number) for number in numbers for key in datasets[number].set]
+        shared = [[_numbered(key, number) for number in numbers] for key in overrides]
+        return [f"data=[{tables}]", *own, *dict.fromkeys(itertools.chain.from_iterable(shared))]
+
+
+def load_study(file: Path, overrides: Sequence[str] = ()) -> Study:
+    """Read a study's TOML file.
+
+    Raises:
+        UserError: the file cannot be read, an arm or dataset does not exist or cannot name a folder, an arm is compared
+            with itself, a seed appears twice, or an arm's configuration is wrong at any scale.
+    """
+    study = load_config(Study, [file], overrides)
+    if len(set(study.seeds)) < len(study.seeds):
+        raise UserError(f"{file}: seeds = {list(study.seeds)}: expected each seed once")
+    for table, arms in (("pretrain", study.pretrain), ("arms", study.arms)):
+        for name in arms:
             if not re.fullmatch(r"[\w-]+", name):
-                raise UserError(f"{file}: {phase}.arms.{name!r} names a folder: expected letters, digits, - and _")
-            if arm.start is not None and phase == "pretrain":
-                raise UserError(f"{key}: only arms of finetune start from another; remove it")
-            if arm.start is not None and arm.start not in config.pretrain.arms:
-                raise UserError(f"{key} = {arm.start!r}: expected an arm of pretrain.arms")
-    for claim in config.compare:
+                raise UserError(f"{file}: {table}.{name!r} names a folder: expected letters, digits, - and _")
+    claims: list[tuple[str, Claim | Maps]] = [("compare", claim) for claim in study.compare]
+    if study.maps is not None:
+        claims.append(("maps", study.maps))
+    for key, claim in claims:
         for name in (claim.better, claim.than):
-            if name not in config.finetune.arms:
-                raise UserError(f"{file}: compare names {name!r}: expected an arm of finetune.arms")
+            _require(f"{file}: {key} names", name, study.arms, "arms")
         if claim.better == claim.than:
-            raise UserError(f"{file}: compare: {claim.better!r} is compared with itself: expected two arms")
-    for name in config.pretrain.arms:
-        settings_of_arm(Config, config, name, config.seeds[0])
-    for name in config.finetune.arms:
-        settings_of_arm(FinetuneConfig, config, name, config.seeds[0])
-    return config
+            raise UserError(f"{file}: {key}: {claim.better!r} is compared with itself: expected two arms")
+    for scale in study.scales:
+        _check(Plan(file, study, scale))
+    return study
 
 
-def folder_of(config: ExperimentConfig, seed: int, phase: str, name: str) -> Path:
-    """Folder of an arm's run."""
-    return config.out / f"seed_{seed}" / f"{phase}_{name}"
+def _check(plan: Plan) -> None:
+    here, data = f"{plan.file}: at scale {plan.scale}:", plan.at.data
+    pretraining = _at(plan.scale, plan.study.pretrain)
+    for name, arm in plan.arms.items():
+        if arm.start is not None:
+            _require(f"{here} arms.{name}.start =", arm.start, pretraining, "pretrain")
+        if arm.network is not None:
+            _require(f"{here} arms.{name}.network =", arm.network, plan.arms, "arms")
+            if plan.arms[arm.network].network is not None:
+                raise UserError(f"{here} arms.{name}.network = {arm.network!r} has no network of its own; name another")
+        if arm.on is not None:
+            _require(f"{here} arms.{name}.on =", arm.on, data, "data")
+    for name, one in (*pretraining.items(), *plan.arms.items()):
+        for dataset in one.data:
+            _require(f"{here} {name}.data =", dataset, data, "data")
+    for name in plan.pretrain:
+        plan.settings(Config, name, plan.study.seeds[0])
+    for name, arm in plan.arms.items():
+        if arm.network is None:
+            plan.settings(FinetuneConfig, name, plan.study.seeds[0])
+        load_config(FinetuneConfig, (), plan.held_out(name))
 
 
-def settings_of_arm(kind: type[C], config: ExperimentConfig, name: str, seed: int) -> tuple[C, list[str]]:
-    """The configuration of an arm of pre-training or fine-tuning, and the keys that it sets over its phase's files.
+def _require(where: str, name: str, known: Mapping[str, object], table: str) -> None:
+    if name not in known:
+        raise UserError(f"{where} {name!r}: expected a name in {table}: {', '.join(known)}")
 
-    Errors as in `load_config`.
-    """
-    phase = "pretrain" if kind is Config else "finetune"
-    shared: Phase = getattr(config, phase)
-    arm: Arm = shared.arms[name]
-    own: dict[str, Any] = {
-        "data.root": str(config.data),
-        "run.out": str(folder_of(config, seed, phase, name)),
-        "run.seed": seed,
-    }
-    if arm.start is not None:
-        own["encoder.weights"] = str(folder_of(config, seed, "pretrain", arm.start))
-    overrides = [*shared.set, *arm.set, *(f"{key}={as_toml(value)}" for key, value in own.items())]
-    try:
-        return load_config(kind, shared.config, overrides), overrides
-    except UserError as error:
-        raise UserError(f"{phase}.arms.{name}: {error}") from error
+
+A = TypeVar("A", bound=Arm)
+
+
+def _at(scale: ScaleName, arms: Mapping[str, A]) -> dict[str, A]:
+    return {name: arm for name, arm in arms.items() if arm.only in (None, scale)}
+
+
+def _numbered(override: str, number: int) -> str:
+    """The override of a key of `data`, for the dataset with this number; other overrides as they are."""
+    return f"data.{number}.{override.removeprefix('data.')}" if override.startswith("data.") else override

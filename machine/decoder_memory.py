@@ -2,8 +2,8 @@
 
 nvImageCodec 0.9, the decoder of DALI 2.4, decodes a JPEG into its own memory and then copies the result. If a row
 starts at a multiple of 32 bytes, libjpeg-turbo writes it with stores that bypass the caches, and the copy waits for
-main memory. malloc places the rows at random, but always alike in the same thread. So this library, and no other, gets
-an `operator new[]` that avoids these addresses for large arrays.
+main memory. malloc places the rows at random, but always alike in the same thread. So nvImageCodec, and no other
+library, gets an `operator new[]` that avoids these addresses for large arrays.
 
 The decoder also allocates memory for each image. Every new page of the system costs a page fault and is cleared, which
 takes longer than reading the files. So malloc is set to keep freed memory.

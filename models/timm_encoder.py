@@ -1,4 +1,4 @@
-"""Encoders of the package timm by its names, as in "timm/vit_small_patch16_224"."""
+"""Encoders of the package timm, by timm's names of models, such as "timm/vit_small_patch16_224"."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TimmEncoder(Encoder):
         if not first.is_meta:
             if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
                 raise UserError(
-                    f"{self._key} is random in training mode, so recomputing differs: choose one without dropout"
+                    f"{self._key} is random in training mode, so recomputing differs: choose an encoder without dropout"
                 )
             if silenced:
                 log.info("%s: dropout and stochastic depth are off, since a recomputed pass must equal the first", name)
@@ -107,7 +107,7 @@ class TimmEncoder(Encoder):
         except Exception as error:  # no network, no such weights, a broken cache: each has its own
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(
-                f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be had ({reason}): set '
+                f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be downloaded ({reason}): set '
                 'encoder.weights = "random", or to the path of a file of weights.'
             ) from error
         finally:

@@ -39,7 +39,7 @@ _LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "lay
 
 
 class _Foreign:
-    """Empty stand-in for every class in a file that is not a tensor; it ignores its arguments."""
+    """Empty stand-in for the objects in a file that are not tensors; it ignores its arguments."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

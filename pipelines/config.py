@@ -131,7 +131,7 @@ def is_address(root: str) -> bool:
 
 
 def refuse_address(config: DataConfig) -> None:
-    """Raise a `UserError` if `data.root` is an address, and the source is none of shards."""
+    """Raise a `UserError` if `data.root` is an address but the source is not "shards"."""
     if is_address(config.root) and config.source != "shards":
         raise UserError(
             f"data.root = {config.root!r}: only shards are read at an address, and data.source is {config.source!r}. "
@@ -186,6 +186,6 @@ def require_roots(config: DataConfig | Sequence[DataConfig]) -> None:
             continue
         if not stat.S_ISDIR(status.st_mode):
             raise UserError(
-                f"{one.root}: is a file; expected a folder in data.root, that of the images (data.source = "
+                f"{one.root}: is a file; expected a folder of images (data.root, data.source = "
                 f"{one.source!r}). Check the path; unpack an archive first."
             )

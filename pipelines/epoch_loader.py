@@ -18,9 +18,9 @@ from errors import UserError
 from machine.ranks import described_ranks
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.feed import Quarantine
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
+from pipelines.request_maker import Quarantine
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from pipelines.samples.shares import micro_batch_share

@@ -18,11 +18,11 @@ from machine.cores import warn_of_threads
 from pipelines.arrays import IntArray
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
-from pipelines.feed import Chunk, Feed, Quarantine
 from pipelines.render.backends import configure_graph, make_renderer, resolve_backend
 from pipelines.render.buffers import PixelBuffers
 from pipelines.render.request import Request
 from pipelines.render.runner import DecodeError, Outputs, Runner, decodes
+from pipelines.request_maker import Chunk, Quarantine, RequestMaker
 from pipelines.samples.index import Index
 from pipelines.samples.order import Schedule
 from pipelines.samples.store import Follower
@@ -42,7 +42,7 @@ class Loader:
 
     Attributes:
         backend: the backend in use.
-        feed: reads and plans chunks.
+        request_maker: reads and plans chunks.
         renderer: makes the views of a chunk.
     """
 
@@ -63,10 +63,13 @@ class Loader:
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._schedule, self._device, self._views = schedule, device, views
         self.graph = configure_graph(index, config, device, rows=len(rows), views=views, processes_here=processes_here)
-        if config.threads and rows.start == 0:  # rank 0's
-            warn_of_threads("pipelines.threads", config.threads, processes_here)
+        if rows.start == 0:  # rank 0's
+            if config.threads:
+                warn_of_threads("pipelines.threads", config.threads, processes_here)
+            if index.pixels is not None:
+                index.pixels.warn_of_backend(self.backend)
         self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
-        self.feed = Feed(
+        self.request_maker = RequestMaker(
             index,
             schedule.order,
             augmentation,
@@ -101,7 +104,7 @@ class Loader:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
         if self._stop.is_set():
             raise RuntimeError(_CLOSED)
-        self._follower = self.feed.index.follow(self._schedule.samples)
+        self._follower = self.request_maker.index.follow(self._schedule.samples)
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._batches.get()) is not None:
@@ -115,7 +118,7 @@ class Loader:
     def stop(self) -> None:
         """Tell the thread to end, without waiting for it."""
         self._stop.set()
-        self.feed.stop()
+        self.request_maker.stop()
         self._follower.close()
 
     def close(self) -> None:
@@ -129,7 +132,7 @@ class Loader:
                     continue
             if self._batches.empty():  # wakes a consumer that waits for a batch
                 self._batches.put_nowait(RuntimeError(_CLOSED))
-        self.feed.close()
+        self.request_maker.close()
         self.renderer.close()
 
     def _work_ahead(self) -> None:
@@ -154,14 +157,14 @@ class Loader:
 
     def _make_batches(self) -> Iterator[Batch]:
         pieces = self.pieces()
-        reading = deque(self.feed.start(piece) for piece in itertools.islice(pieces, self.graph.threads))
+        reading = deque(self.request_maker.start(piece) for piece in itertools.islice(pieces, self.graph.threads))
         under_way: deque[Chunk] = deque()
 
         def next_request() -> Request:
             if self._stop.is_set() or not reading:
                 raise StopIteration
             under_way.append(reading.popleft().result())
-            reading.extend(self.feed.start(piece) for piece in itertools.islice(pieces, 1))
+            reading.extend(self.request_maker.start(piece) for piece in itertools.islice(pieces, 1))
             return under_way[-1].request
 
         runner = Runner(self.renderer.build, next_request)
@@ -206,8 +209,10 @@ class Loader:
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in chunk.samples[failing].tolist():
-                self.quarantine.add(sample, self.feed.index.path(sample), "its compressed data does not decode")
-            chunk = self.feed.chunk(chunk.positions)
+                self.quarantine.add(
+                    sample, self.request_maker.index.path(sample), "its compressed data does not decode"
+                )
+            chunk = self.request_maker.chunk(chunk.positions)
             try:
                 return next(Runner(self.renderer.build, iter([chunk.request]).__next__)), chunk
             except DecodeError:

@@ -61,7 +61,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """A part of the dataset: training or evaluation."""
 
     name: str
@@ -77,11 +77,11 @@ class Part:
         return f"{self.name}/rgb/{pose + self.poses * version:08d}.jpg"
 
 
-def parts_of(recipe: Recipe) -> tuple[Part, Part]:
+def parts_of(recipe: Recipe) -> tuple[DatasetPart, DatasetPart]:
     """The two parts of a dataset."""
     return (
-        Part("training", 0, recipe.poses, VERSIONS),
-        Part("evaluation", 1, max(1, recipe.poses // 10), 1),
+        DatasetPart("training", 0, recipe.poses, VERSIONS),
+        DatasetPart("evaluation", 1, max(1, recipe.poses // 10), 1),
     )
 
 
@@ -131,6 +131,11 @@ def make_dataset(
     (out / _BEGUN).unlink()
 
 
+def is_unfinished(out: Path) -> bool:
+    """Whether `out` holds a dataset whose rendering was interrupted, or goes on."""
+    return (out / _BEGUN).is_file()
+
+
 def _marker(recipe: Recipe) -> str:
     return json.dumps(asdict(recipe), indent=2) + "\n"
 
@@ -175,7 +180,7 @@ def _begin(out: Path, recipe: Recipe) -> None:
         raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
 
 
-def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Part, Annotation]]:
+def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[DatasetPart, Annotation]]:
     """Render all poses; yields the annotations of each pose, in order, when its images are written."""
     parts = [part for part in parts_of(recipe) for _ in range(part.poses)]
     poses = [pose for part in parts_of(recipe) for pose in range(part.poses)]
@@ -185,7 +190,7 @@ def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Part, Annot
         return
     # Compile once here; the workers then load the result from the cache.
     hand = draw_hand(np.random.default_rng(0))
-    take_photo(np.random.default_rng(0), render_hand(hand), hand.view.intrinsics, _scene(recipe.seed, 0))
+    take_photo(np.random.default_rng(0), render_hand(hand), hand.camera.intrinsics, _scene(recipe.seed, 0))
     spawn = multiprocessing.get_context("spawn")
     # One thread per process: the processes already fill the cores.
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=cv2.setNumThreads, initargs=(1,)) as pool:
@@ -200,7 +205,7 @@ def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Part, Annot
             pool.shutdown(cancel_futures=True)
 
 
-def _make_pose(out: Path, recipe: Recipe, part: Part, pose: int) -> Annotation:
+def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:
     """Write the missing images of a pose; returns its annotations."""
     hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose]))
     missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).exists()]
@@ -208,13 +213,13 @@ def _make_pose(out: Path, recipe: Recipe, part: Part, pose: int) -> Annotation:
         rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
         for version in missing:
             rng = np.random.default_rng([recipe.seed, _PHOTO_STREAM, part.number, pose, version])
-            photo = take_photo(rng, rendering, hand.view.intrinsics, _scene(recipe.seed, scenes[version]))
+            photo = take_photo(rng, rendering, hand.camera.intrinsics, _scene(recipe.seed, scenes[version]))
             # Not durable: waiting for the disk thousands of times would take too long.
             write_bytes(out / part.image(pose, version), photo, durable=False)
-    return {"K": hand.view.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
+    return {"K": hand.camera.intrinsics.tolist(), "xyz": hand.xyz_m.tolist(), "scale": hand.scale_m}
 
 
-def scenes_of(recipe: Recipe, part: Part, pose: int) -> list[int]:
+def scenes_of(recipe: Recipe, part: DatasetPart, pose: int) -> list[int]:
     """The scene of each version of a pose; all different if there are enough scenes."""
     rng = np.random.default_rng([recipe.seed, _PLACE_STREAM, part.number, pose])
     places: list[int] = []

@@ -25,7 +25,7 @@ _HOLDING = 0.15
 
 
 @dataclass(frozen=True)
-class View:
+class Camera:
     """Camera, and the hand's position in its frame.
 
     Attributes:
@@ -45,7 +45,7 @@ def project(points_m: Floats, intrinsics: Floats) -> Floats:
     return np.asarray(image[:, :2] / image[:, 2:])
 
 
-def draw_view(rng: np.random.Generator, joints_m: Floats) -> View:
+def draw_camera(rng: np.random.Generator, joints_m: Floats) -> Camera:
     """A camera that sees the joints (21, 3) roughly centred, over about half of the picture.
 
     The hand turns freely about its long axis (back, palm, both edges); that axis points out of the picture plane by up
@@ -70,7 +70,7 @@ def draw_view(rng: np.random.Generator, joints_m: Floats) -> View:
         middle_z = max(middle_z * float((high - low).max()) / wanted_px, _NEAREST_M)
         translation[2] = middle_z - float(turned[:, 2].mean())
         translation[:2] += (centre_px - (low + high) / 2) * middle_z / focal
-    return View(intrinsics, rotation, translation)
+    return Camera(intrinsics, rotation, translation)
 
 
 def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
@@ -87,17 +87,17 @@ def draw_sleeve(rng: np.random.Generator, parts: Floats) -> Floats:
     return sleeve
 
 
-def draw_prop(rng: np.random.Generator, bare: Solids, view: View) -> Floats:
+def draw_prop(rng: np.random.Generator, bare: Solids, camera: Camera) -> Floats:
     """A ball, cylinder or box in a bare hand (see Solids.prop), or none if the fingers leave no room."""
     prop = np.zeros(16)
     kind = int(rng.choice([BALL, CYLINDER, BOX]))
     tilt = rotation_z(float(rng.normal(0.25, 0.12))) @ rotation_y(float(rng.normal(0.0, 0.1)))
-    axes = view.rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
+    axes = camera.rotation @ tilt @ rotation_x(float(rng.uniform(0, np.pi)))
     reach = float(rng.uniform(0.07, 0.12)), float(rng.uniform(0.07, 0.12))
     square = float(rng.uniform(0.5, 0.86))
 
     def room(depth_m: float, y_m: float) -> tuple[float, Floats]:
-        centre = view.rotation @ np.array([0.003, y_m, -depth_m]) + view.translation_m
+        centre = camera.rotation @ np.array([0.003, y_m, -depth_m]) + camera.translation_m
         stations = (0.0,) if kind == BALL else (-0.030, -0.015, 0.0, 0.015, 0.030)
         return min(distance_to_skin(bare, centre + station * axes[:, 0]) for station in stations), centre
 
@@ -127,7 +127,7 @@ class Hand:
     """
 
     shape: HandShape
-    view: View
+    camera: Camera
     xyz_m: Floats
     solids: Solids
     paint: Paint
@@ -144,15 +144,15 @@ def draw_hand(rng: np.random.Generator) -> Hand:
     shape = draw_shape(rng)
     holding = bool(rng.random() < _HOLDING)
     _, skeleton = draw_pose(rng, shape, grasp=holding)
-    view = draw_view(rng, skeleton.joints_m)
-    solids = build_hand(shape, skeleton, view.rotation, view.translation_m, _draw_wrist(rng, view.rotation))
+    camera = draw_camera(rng, skeleton.joints_m)
+    solids = build_hand(shape, skeleton, camera.rotation, camera.translation_m, _draw_wrist(rng, camera.rotation))
     solids = solids._replace(sleeve=draw_sleeve(rng, solids.parts))
     if holding:
-        solids = solids._replace(prop=draw_prop(rng, solids, view))
+        solids = solids._replace(prop=draw_prop(rng, solids, camera))
     return Hand(
         shape=shape,
-        view=view,
-        xyz_m=skeleton.joints_m @ view.rotation.T + view.translation_m,
+        camera=camera,
+        xyz_m=skeleton.joints_m @ camera.rotation.T + camera.translation_m,
         solids=solids,
         paint=draw_paint(rng),
     )
@@ -177,4 +177,4 @@ def _draw_wrist(rng: np.random.Generator, rotation: Floats) -> tuple[float, floa
 
 def render_hand(hand: Hand) -> Rendering:
     """Surface samples of the hand at the dataset's size."""
-    return render(hand.solids, hand.paint, hand.shape.bulk, hand.view.intrinsics, SIDE_PX)
+    return render(hand.solids, hand.paint, hand.shape.bulk, hand.camera.intrinsics, SIDE_PX)

@@ -70,7 +70,9 @@ palmar abduction (out of the plane of the palm)."""
 
 
 def _rotation(axis: int, angle_rad: float) -> Floats:
-    """Rotation about an axis, (3, 3); positive turns the next axis towards the one after it (x: y towards z)."""
+    """Rotation about an axis, (3, 3). A positive angle turns the next axis towards the one after it (about x: y to
+    z).
+    """
     matrix = np.eye(3)
     turned = [(axis + 1) % 3, (axis + 2) % 3]
     c, s = np.cos(angle_rad), np.sin(angle_rad)
@@ -137,7 +139,7 @@ class PosedHand:
 
 
 def draw_shape(rng: np.random.Generator) -> HandShape:
-    """A random adult hand: overall size, length against breadth, and every bone on its own."""
+    """A random adult hand: its size, its ratio of length to breadth, and the length of each bone vary."""
     size = float(np.clip(rng.normal(1.0, 0.065), 0.84, 1.16))
     fingers = float(np.clip(rng.normal(1.0, 0.035), 0.92, 1.08))
     breadth = float(np.clip(rng.normal(1.0, 0.04), 0.9, 1.1))

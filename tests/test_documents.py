@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import tomllib
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -77,9 +79,10 @@ OTHERS = {"src/models/utils.py", "utils.py", "bad.0.jsonl", "bad.1.jsonl", "mine
 
 
 def is_accepted(key: str, value: str) -> bool:
-    for kind in KINDS:
+    of_losses = [(Config, [f"loss.name={name}"]) for name in LOSSES]
+    for kind, chosen in ((FinetuneConfig, []), *of_losses):
         try:
-            load_config(kind, [], [f"{key}={value}"])
+            load_config(kind, [], [*chosen, f"{key}={value}"])
         except UserError:
             continue
         return True
@@ -104,6 +107,60 @@ def test_fidelity_names_its_keys() -> None:
     assert named_settings("x --set 'a.b=[1, 2]' --set c.d=e`") == [("a.b", "[1, 2]"), ("c.d", "e")]
     assert named_keys('`data.bxo = 1` and `geometry.fill = "edge"`') == [("data.bxo", "1"), ("geometry.fill", '"edge"')]
     assert not is_accepted("data.bxo", "1")
+
+
+PRETRAINING, FINETUNING = (dict(flatten(to_dict(kind()))) for kind in KINDS)
+PRETRAINING |= {key: value for key, value in FINETUNING.items() if key.startswith("pose.")}
+OF_SECTION = MappingProxyType({
+    "Fine-tuning": FINETUNING,
+    "VICReg": PRETRAINING | {f"loss.{key}": value for key, value in to_dict(LOSSES["vicreg"]()).items()},
+})  # fmt: skip
+
+
+def wrong_defaults(page: str) -> tuple[int, list[str]]:
+    """Number of defaults in the last columns "switch = default", and those that differ from the configuration's.
+
+    A key without a value must have no default. Several sources and options of commands are no keys.
+    """
+    section, is_table, count, wrong = "", False, 0, []
+    for line in page.splitlines():
+        cells = re.split(r"(?<!\\)\|", line)[1:-1]
+        if line.startswith("#"):
+            section = line.lstrip("# ")
+        if not cells or cells[-1].strip() == "switch = default":
+            is_table = bool(cells)
+            continue
+        defaults = OF_SECTION.get(section, PRETRAINING)
+        for key, value in named_keys(cells[-1]) if is_table else ():
+            count += 1
+            expected = defaults.get(key)
+            if expected is None if value is None else tomllib.loads(f"value = {value}")["value"] == expected:
+                continue
+            wrong.append(f"{section}: {key} = {value}, but the default is {expected!r}")
+    return count, wrong
+
+
+def test_fidelity_gives_the_defaults() -> None:
+    count, wrong = wrong_defaults((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8"))
+    assert wrong == []
+    assert count > 90
+
+
+@pytest.mark.parametrize(
+    ("section", "cell", "count"),
+    [
+        ("Colour", '`colour.hue = [0.01, 1]`, `.jitter = "hsv"`', 0),
+        ("Colour", '`colour.hue = [0.02, 1]`, `.jitter = "none"`', 2),
+        ("Colour", "`colour.hue`", 1),
+        ("Fine-tuning", '`colour.jitter = "hsv"`, `train.batch = 2048`', 2),
+        ("Fine-tuning", '`colour.jitter = "none"`, `train.batch = 128`', 0),
+        ("VICReg", "`loss.invariance = 25`, `.variance = 24`", 1),
+        ("Optimiser", '`optim.lr`, not set; `data.regressor = ""`', 1),
+    ],
+)
+def test_a_wrong_default_is_found(section: str, cell: str, count: int) -> None:
+    page = f"## {section}\n\n| here | switch = default |\n|---|---|\n| a \\| b | {cell} |\n\n| `colour.hue = 3` |"
+    assert len(wrong_defaults(page)[1]) == count
 
 
 def is_file(name: str) -> bool:

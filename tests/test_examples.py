@@ -18,7 +18,7 @@ from models.losses import LOSSES
 from tests.command_line import run_cli
 from tests.train import tiny_hands
 from tests.train.narrow import narrow_resnet18
-from train.pose.run import load_pose_run
+from train.pose.pose_run import load_pose_run
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for file in (ROOT / "examples").glob("*.py") if file.name != "__init__.py")

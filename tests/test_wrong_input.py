@@ -76,10 +76,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "freihand" / "training_scale.json").write_text(json.dumps([0.03] * 2))  # of three poses
 
     tiny_hands.write_hands(root / "hands", 12)
-    arms = "[pretrain.arms.a]\n[finetune.arms.a]\n"
-    (root / "claimless.toml").write_text("poses = 20\n" + arms)
-    (root / "whole.toml").write_text(arms + '[[compare]]\nbetter = "a"\nthan = "a"\nmetric = "auc"\n')
-    (root / "half.toml").write_text('compare = []\n[pretrain.arms]\n[finetune.arms.frozen]\nstart = "simclr"\n')
+    said = 'title = "a"\nsource = "Table 1"\n'
+    arms = f'[arms.a]\nset = ["encoder.weights=random"]\n[scales.small.data.first]\nroot = "{root}/none"\n'
+    (root / "armless.toml").write_text(said)
+    (root / "sound.toml").write_text(said + arms)
+    (root / "whole.toml").write_text(said + arms + '[[compare]]\nbetter = "a"\nthan = "a"\nmetric = "auc"\n')
+    (root / "half.toml").write_text(said + arms.replace("[arms.a]\n", '[arms.a]\nstart = "simclr"\n'))
 
     assert run_cli(*(word.format(root=root) for word in pretrain(out="{root}/run"))) == 0
     for name in ("torn", "emptied", "foreign", "other_model", "torn_config", "without_checkpoint"):
@@ -313,26 +315,49 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["--box 0,0,nan,1e308", "40,30"],
     ),
     "no experiment": (["experiment", "{root}/no.toml"], ["{root}/no.toml: No such file"]),
-    "no claim": (["experiment", "{root}/half.toml"], ["{root}/half.toml", "finetune.arms.frozen.start = 'simclr'"]),
-    "experiment without claims": (
-        ["experiment", "{root}/claimless.toml"],
-        ["{root}/claimless.toml: compare is missing", "give it a value"],
+    "no such arm to start from": (
+        ["experiment", "{root}/half.toml"],
+        ["{root}/half.toml", "arms.a.start = 'simclr'", "expected a name in pretrain"],
     ),
-    "experiment with one configuration": (
-        ["experiment", "{root}/whole.toml", "--set", "pretrain.config=a.toml"],
-        ["pretrain.config = 'a.toml': expected a list in brackets"],
+    "study without arms": (
+        ["experiment", "{root}/armless.toml"],
+        ["{root}/armless.toml: arms is missing", "give it a value"],
     ),
-    "experiment with a seed twice": (
+    "study with one configuration": (
+        ["experiment", "{root}/whole.toml", "--set", "scales.small.pretrain.config=a.toml"],
+        ["scales.small.pretrain.config = 'a.toml': expected a list in brackets"],
+    ),
+    "study with a seed twice": (
         ["experiment", "{root}/whole.toml", "--set", "seeds=[0, 0]"],
         ["seeds = [0, 0]: expected each seed once"],
     ),
-    "experiment with an arm elsewhere": (
-        ["experiment", "{root}/whole.toml", "--set", 'pretrain.arms={{"../../x"={{}}}}'],
-        ["pretrain.arms.'../../x' names a folder", "expected letters"],
+    "study with an arm elsewhere": (
+        ["experiment", "{root}/whole.toml", "--set", 'arms={{"../../x"={{}}}}'],
+        ["arms.'../../x' names a folder", "expected letters"],
     ),
-    "experiment of one arm against itself": (
+    "study of one arm against itself": (
         ["experiment", "{root}/whole.toml"],
         ["compare: 'a' is compared with itself", "expected two arms"],
+    ),
+    "study without this scale": (
+        ["experiment", "{root}/sound.toml", "--scale", "paper", "--list"],
+        ["{root}/sound.toml: has no scale 'paper'", "expected --scale small"],
+    ),
+    "study without its data": (
+        ["experiment", "{root}/sound.toml"],
+        ["{root}/none: no such folder", "set scales.small.data.first.root"],
+    ),
+    "study with a file to record to that is none": (
+        ["experiment", "{root}/sound.toml", "--record", "{root}/sound.toml"],
+        ["--record {root}/sound.toml: holds no rows"],
+    ),
+    "read-out of an encoder that is not there": (
+        ["probe", "--from", "{root}/nothing", "--out", "{root}/probed", "--set", "data.root={root}/hands"],
+        ["encoder.weights = '{root}/nothing' does not exist"],
+    ),
+    "read-out into another run": (
+        ["probe", "--out", "{root}/run", "--set", "data.root={root}/hands", "--set", "encoder.weights=random"],
+        ["{root}/run", "holds a run already"],
     ),
     # The other commands.
     "export without checkpoint": (

@@ -23,7 +23,8 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence.
   "unreadable"; the other columns are empty there.
 - confidence: score of MediaPipe's palm detector, 0 to 1.
 
-A stopped run goes on where it was when the same command is given again.
+The same command continues a run that was stopped. OUT.csv.job says what that command was; another folder or other
+options are refused.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import contextlib
 import csv
 import fcntl
 import io
+import json
 import multiprocessing
 import os
 import sys
@@ -42,7 +44,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import cv2
 import numpy as np
@@ -68,7 +70,7 @@ _detector: Any = None
 """The detector of this process."""
 
 
-class Hand(NamedTuple):
+class FoundHand(NamedTuple):
     """A hand in an image: its 21 landmarks (21, 2) in pixels, corner-based; "left" or "right"; the palm's score."""
 
     landmarks_px: np.ndarray
@@ -92,14 +94,16 @@ def start_process(confidence: float, hands: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, be it killed."""
+    """End this process when its parent ends, even if the parent is killed."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
     os._exit(1)
 
 
 def load_detector(confidence: float, hands: int) -> None:
-    """Load MediaPipe's graph: as `mediapipe.solutions.hands.Hands`, and with the palms, which have the confidence."""
+    """Load the graph of `mediapipe.solutions.hands.Hands`, with one more output: the palms, which have the
+    confidence.
+    """
     from mediapipe.python.solution_base import SolutionBase
 
     global _detector
@@ -128,12 +132,12 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
     return rows or [[name, "", "", "", "", "none", ""]]
 
 
-def find_hands(image: np.ndarray) -> list[Hand]:
+def find_hands(image: np.ndarray) -> list[FoundHand]:
     """The hands in an image (H, W, 3) BGR. If there is none, it is searched again with a border around it."""
     return look(image, 0) or look(image, BORDER)
 
 
-def look(image: np.ndarray, border: float) -> list[Hand]:
+def look(image: np.ndarray, border: float) -> list[FoundHand]:
     """The hands that the detector finds in an image with a black border."""
     size_px = np.array(image.shape[1::-1])
     x_px, y_px = border_px = (border * size_px).astype(int)
@@ -145,7 +149,7 @@ def look(image: np.ndarray, border: float) -> list[Hand]:
         at = points(landmarks.landmark)
         confidence = min((np.abs(palm - at[PALM_LANDMARKS]).sum(), score) for palm, score in palms)[1]
         at_px = at * (size_px + 2 * border_px) - border_px
-        hands.append(Hand(at_px, OTHER_HAND[kind.classification[0].label], confidence))
+        hands.append(FoundHand(at_px, OTHER_HAND[kind.classification[0].label], confidence))
     return hands
 
 
@@ -181,6 +185,28 @@ def fits_in_a_line(name: str) -> bool:
     return name.splitlines() == [name] and not any("\ud800" <= character <= "\udfff" for character in name)
 
 
+def refuse(line: str) -> NoReturn:
+    """End the command because of a wrong argument or file."""
+    print(line, file=sys.stderr)
+    sys.exit(2)
+
+
+def refuse_another_job(out: Path, job_file: Path, job: dict[str, Any]) -> None:
+    """Refuse to continue the file of another folder or of other options."""
+    try:
+        begun = json.loads(job_file.read_bytes()) if out.stat().st_size > len(HEADER) else job
+    except FileNotFoundError:  # OUT.csv was moved without it
+        return
+    except ValueError:
+        begun = {}
+    for key, value in job.items():
+        if begun.get(key) != value:
+            refuse(
+                f"{out}: was begun with {key} {begun.get(key)}, not {value}. Give the same, or name another file. If "
+                f"only the folder has moved, remove {job_file}."
+            )
+
+
 def rows_so_far(out: BinaryIO) -> list[list[str]]:
     """The rows that an earlier run finished. A torn line, and the rows of the last image, are cut off the file."""
     rows, first, start = [], 0, 0
@@ -194,7 +220,7 @@ def rows_so_far(out: BinaryIO) -> list[list[str]]:
                 last, first = row[0], start
             rows.append(row)
         elif line != HEADER.encode():
-            sys.exit(f"{out.name}: line 1 is {line[:80]!r}; expected {HEADER.strip()!r}. Name another file.")
+            refuse(f"{out.name}: line 1 is {line[:80]!r}; expected {HEADER.strip()!r}. Name another file.")
         start += len(line)
     out.seek(first)
     out.truncate()
@@ -241,29 +267,29 @@ def main() -> None:
     """Find the hands of all images that OUT.csv does not have yet."""
     args = arguments()
     if not args.images.is_dir():
-        sys.exit(f"{args.images}: expected a folder of images. Check the path.")
+        refuse(f"{args.images}: expected a folder of images. Check the path.")
     names = images_under(args.images)
     for name in (strange := {name for name in names if not fits_in_a_line(name)}):
         print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
     if not names:
-        sys.exit(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path.")
+        refuse(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path.")
     with contextlib.ExitStack() as stack:
         try:
             args.out.touch()
             out = stack.enter_context(args.out.open("r+b"))
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.exit(f"{args.out}: another process writes this file. Wait for it, or name another file.")
+            refuse(f"{args.out}: another process writes this file. Wait for it, or name another file.")
         except OSError as error:
-            sys.exit(f"{args.out}: {error.strerror}. Name a file that can be written.")
+            refuse(f"{args.out}: {error.strerror}. Name a file that can be written.")
+        job = {"IMAGES": str(args.images.resolve()), "--confidence": args.confidence, "--hands": args.hands}
+        job_file = args.out.with_name(f"{args.out.name}.job")
+        refuse_another_job(args.out, job_file, job)
         rows = rows_so_far(out)
+        job_file.write_text(json.dumps(job) + "\n")
         done = {row[0] for row in rows}
         if done:
-            print(
-                f"{args.out}: has {len(done)} images, which are not searched again; name another file for another "
-                "folder or other options",
-                file=sys.stderr,
-            )
+            print(f"{args.out}: has {len(done)} images, which are not searched again", file=sys.stderr)
         todo = [name for name in names if name not in done | strange]
         progress = tqdm(total=len(done) + len(todo), initial=len(done), unit=" images", smoothing=0.02, mininterval=1)
         with progress:

@@ -21,7 +21,7 @@ from train.distributed.world import World
 from train.pose.inference import Poses
 from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
-from train.pose.step import PoseStep, PoseStepResult
+from train.pose.pose_step import PoseStep, PoseStepResult
 from train.pose.validation import Validation, best_of, load_validation, validate
 from train.runs.checkpoint import not_written
 from train.runs.folder import Resume, RunFolder

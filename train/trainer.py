@@ -127,8 +127,8 @@ class Trainer:
         prepare_process(config.pipelines, world.device)
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
-        make_loader = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
-        loader = together(world, partial(make_loader, views=task.views, processes_here=world.local_world_size))
+        build = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)
+        loader = together(world, partial(build, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
         self._take_steps(task, index, loader)
@@ -145,7 +145,7 @@ class Trainer:
         saved = load_checkpoint(path)
         difference = first_difference(saved["config"], to_dict(self.config))
         if difference is not None:
-            raise UserError(f"{path} is of another run: {difference}. Put that run's own checkpoint there.")
+            raise UserError(f"{path} is of another run: {difference}. Put a checkpoint of this run there.")
         for key in (*task.state_dict(), "images"):
             if key not in saved:
                 raise UserError(f"{path} cannot be resumed: it has no {key}. Use another one of this run.")

@@ -70,7 +70,7 @@ def real_run(job: Job) -> Findings:
     told = ", ".join(f"{name} {metrics[name]['value']:.3f}" for name in ("epe_cm", "pa_epe_cm", "epe_px"))
     made.append(looked_at("real run: fine-tuned, on the evaluation part", told))
     shutil.copy(pretrained / "loss.png", job.out / "pretrain-loss.png")
-    return {"claims": made, "metrics": rows_of(pretrained), "evaluation": metrics}
+    return {"claims": made, "metrics": metrics_of(pretrained), "evaluation": metrics}
 
 
 def _pretrain(job: Job, out: Path) -> list[Claim]:
@@ -86,14 +86,14 @@ def _pretrain(job: Job, out: Path) -> list[Claim]:
     settings.append(f"run.log_every={max(1, steps // 100)}")
     arguments = _arguments("pretrain", out, files, job.overrides(*settings))
     first_leg = subprocess.Popen(_command(*arguments), cwd=_ROOT)
-    while first_leg.poll() is None and not any(row["step"] >= steps / 2 for row in rows_of(out)):
+    while first_leg.poll() is None and not any(row["step"] >= steps / 2 for row in metrics_of(out)):
         time.sleep(0.1)
     first_leg.send_signal(signal.SIGTERM)
     first_leg.wait()
-    rows = rows_of(out)
+    rows = metrics_of(out)
     stopped_at = rows[-1]["step"] if rows else 0
     _cli(*arguments)
-    return claims(rows_of(out), images=images, stopped_at=stopped_at, wanted_s=wanted_s)
+    return claims(metrics_of(out), images=images, stopped_at=stopped_at, wanted_s=wanted_s)
 
 
 def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, wanted_s: float) -> list[Claim]:
@@ -114,7 +114,7 @@ def claims(rows: Sequence[dict[str, Any]], *, images: int, stopped_at: int, want
     ]
 
 
-def rows_of(run: Path) -> list[dict[str, Any]]:
+def metrics_of(run: Path) -> list[dict[str, Any]]:
     """The metrics that a run has written so far."""
     return RunFolder(run, keep=1).read_metrics()
 

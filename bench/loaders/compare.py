@@ -22,7 +22,7 @@ from bench.loaders.ours import (
     require_sound,
     thread_counts,
 )
-from bench.loaders.parts import Part, parts_of_loader
+from bench.loaders.parts import LoaderPart, parts_of_loader
 from bench.loaders.peers import installed_peers
 from bench.loaders.verdict import PageCache, verdict
 from bench.measure import Progress, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds, no_progress
@@ -81,11 +81,11 @@ def compare_loaders(
     counts = thread_counts(settings.cores)
     measured = {
         "loaders": [
-            Part("this loader", f"as configured, backend {config.pipelines.backend}", ours(config), 2),
+            LoaderPart("this loader", f"as configured, backend {config.pipelines.backend}", ours(config), 2),
             *_on_pixels(config, settings, device),
         ]
         + [
-            Part(
+            LoaderPart(
                 name,
                 peer.description,
                 partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
@@ -96,7 +96,7 @@ def compare_loaders(
         ],
         "stages": parts_of_loader(index, config, settings.batch, device),
         "threads": [
-            Part(
+            LoaderPart(
                 f"this loader, {count} thread{'s' if count > 1 else ''}",
                 f"pipelines.threads = {count}",
                 ours(replace(config, pipelines=replace(config.pipelines, threads=count))),
@@ -158,7 +158,7 @@ class _Network:
         }
 
 
-def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -> list[Part]:
+def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -> list[LoaderPart]:
     """Our loader on the same images, packed as decoded pixels. Empty if no such folder is given."""
     if settings.pixels is None:
         return []
@@ -166,10 +166,10 @@ def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -
     data = DataConfig("shards", settings.pixels, box_margin=source.box_margin)
     index = load_enough(replace(config, data=data), settings)
     what = "the same views of pixels that were packed: nothing is read or decoded"
-    return [Part("this loader, pixels kept", what, lambda: our_batches(index, config, settings.batch, device), 2)]
+    return [LoaderPart("this loader, pixels kept", what, lambda: our_batches(index, config, settings.batch, device), 2)]
 
 
-def _entry(one: Part, rate: Rate, ours: Rate) -> Row:
+def _entry(one: LoaderPart, rate: Rate, ours: Rate) -> Row:
     return {
         "name": one.name,
         "description": one.description,

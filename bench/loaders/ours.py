@@ -49,7 +49,7 @@ class LoaderSettings(Rounds):
     passes: int = 3
 
 
-def make_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
+def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
     """Our loader as configured, for one rank. It does not end."""
     prepare_process(config.pipelines, device)
     schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
@@ -58,7 +58,7 @@ def make_loader(index: Index, config: Config, batch: int, device: torch.device) 
 
 def our_batches(index: Index, config: Config, batch: int, device: torch.device = CPU) -> Generator[int]:
     """Load batches without end and yield their sizes. Closing the generator closes the loader."""
-    with make_loader(index, config, batch, device) as loader:
+    with make_endless_loader(index, config, batch, device) as loader:
         for made in loader:
             if device.type == "cuda":
                 made.to(device)

@@ -14,12 +14,12 @@ from typing import Final
 
 import torch
 
-from bench.loaders.ours import make_loader
+from bench.loaders.ours import make_endless_loader
 from bench.measure import Start
-from pipelines.feed import Chunk
 from pipelines.loader import Loader
 from pipelines.render.dali_graph import decode_pipeline
 from pipelines.render.runner import Outputs, Runner
+from pipelines.request_maker import Chunk
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import AppearanceConfig, ColourConfig
 from train.config.pretraining import Config
@@ -33,7 +33,7 @@ _ENGINE_LOADS: Final = (0.0, 0.5, 0.8, 1.0)
 
 
 @dataclass(frozen=True)
-class Part:
+class LoaderPart:
     """A part of the loader, or a whole loader, to be measured.
 
     Attributes:
@@ -51,17 +51,19 @@ class Part:
     as_configured: bool = True
 
 
-def parts_of_loader(index: Index, config: Config, batch: int, device: torch.device) -> list[Part]:
+def parts_of_loader(index: Index, config: Config, batch: int, device: torch.device) -> list[LoaderPart]:
     """All parts of a loader as configured."""
 
-    def part(name: str, description: str, run: Callable[[Loader], Generator[int]], config: Config = config) -> Part:
+    def part(
+        name: str, description: str, run: Callable[[Loader], Generator[int]], config: Config = config
+    ) -> LoaderPart:
         def start() -> Generator[int]:
-            with make_loader(index, config, batch, device) as loader:
+            with make_endless_loader(index, config, batch, device) as loader:
                 yield from run(loader)
 
-        return Part(name, description, start)
+        return LoaderPart(name, description, start)
 
-    with make_loader(index, config, batch, device) as loader:
+    with make_endless_loader(index, config, batch, device) as loader:
         backend, graph = loader.backend, loader.graph
     plain = replace(config, colour=ColourConfig(jitter="none"), appearance=AppearanceConfig())
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
@@ -90,9 +92,9 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
 def encoded_chunks(loader: Loader) -> list[Chunk]:
     """Requests with their files in memory, of enough images to represent the dataset."""
     chunks: list[Chunk] = []
-    wanted = min(len(loader.feed.index), _FILES_KEPT)
+    wanted = min(len(loader.request_maker.index), _FILES_KEPT)
     for positions in loader.pieces():
-        chunks.append(loader.feed.chunk(positions))
+        chunks.append(loader.request_maker.chunk(positions))
         if len(chunks) >= _CHUNKS_KEPT and sum(len(chunk.positions) for chunk in chunks) >= wanted:
             break
     return chunks
@@ -101,10 +103,10 @@ def encoded_chunks(loader: Loader) -> list[Chunk]:
 def _read(loader: Loader) -> Generator[int]:
     """Read requests, with all reader threads."""
     pieces = loader.pieces()
-    waiting = deque(loader.feed.start(positions) for positions in islice(pieces, loader.graph.threads))
+    waiting = deque(loader.request_maker.start(positions) for positions in islice(pieces, loader.graph.threads))
     while True:
         chunk = waiting.popleft().result()
-        waiting.extend(loader.feed.start(positions) for positions in islice(pieces, 1))
+        waiting.extend(loader.request_maker.start(positions) for positions in islice(pieces, 1))
         yield len(chunk.positions)
 
 
@@ -125,7 +127,7 @@ def _graph(loader: Loader) -> Generator[int]:
 
 def _views(loader: Loader) -> Generator[int]:
     """Run a kernel on decoded images in memory."""
-    chunks = [loader.feed.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
+    chunks = [loader.request_maker.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
     requests = iter([chunk.request for chunk in chunks])
     runner = Runner(loader.renderer.build, requests.__next__)
     return _write(loader, cycle([(next(runner), chunk) for chunk in chunks]))

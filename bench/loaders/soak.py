@@ -1,4 +1,4 @@
-"""Runs the loader for long, and watches whether its memory or its open files grow."""
+"""Runs the loader for a long time, and checks whether its memory or its number of open files grows."""
 
 from __future__ import annotations
 

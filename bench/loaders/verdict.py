@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
-from bench.measure import Interval, Rate
+from bench.measure import MeanInterval, Rate
 
 Cost = Literal["reading", "decoding", "geometry", "colour", "handing over"]
 
@@ -24,8 +24,8 @@ _REMEDY: Final[Mapping[Cost, str]] = {
 class PageCache(NamedTuple):
     """Images/s of a pass over all files, start-up included, with the files in the page cache or dropped from it."""
 
-    warm: Interval
-    cold: Interval
+    warm: MeanInterval
+    cold: MeanInterval
     bytes_per_image: float
 
 

@@ -160,7 +160,7 @@ def fit_link(sums: Sequence[tuple[int, float]], ranks: int) -> Link:
     return Link(max(latency_s, 1e-9), 1 / max(s_per_byte, 1e-15))
 
 
-def project(work: Work, cluster: Cluster, nodes: int) -> Projection:
+def project_step(work: Work, cluster: Cluster, nodes: int) -> Projection:
     """Project one step to `nodes` nodes. Ranks without a micro-batch are not counted."""
     micro_batches = work.batch // work.micro_batch
     ranks = min(nodes * cluster.gpus_per_node, micro_batches)
@@ -259,8 +259,8 @@ def as_json(measured: ScalingTimes, work: Work, described: Cluster | None, nodes
     """A row of bench/results/ with projections to `nodes` nodes of a cluster, or of nodes like this machine."""
     here = this_machine(measured)
     cluster = described or here
-    predicted = project(work, here, 1)
-    projections = dict.fromkeys(project(work, cluster, count) for count in nodes)  # nodes beyond that have no work
+    predicted = project_step(work, here, 1)
+    projections = dict.fromkeys(project_step(work, cluster, count) for count in nodes)  # nodes beyond that have no work
     return {
         "bench": "scaling",
         "machine": describe_machine(),

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.loaders.ours import make_loader
+from bench.loaders.ours import make_endless_loader
 from bench.measure import (
     Progress,
     Rate,
@@ -250,7 +250,7 @@ class StepBench:
                 yield self._steps_per_look * self._config.train.batch
 
     def _loader(self) -> Loader:
-        return make_loader(self._index, self._config, self._config.train.batch, self.world.device)
+        return make_endless_loader(self._index, self._config, self._config.train.batch, self.world.device)
 
     def _exact(self, micro_batch: int, recompute: Literal["always", "never"]) -> ExactStep[Batch]:
         exact = copy.copy(self.state.exact)

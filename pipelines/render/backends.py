@@ -17,7 +17,7 @@ from machine.decoder_memory import prepare_decoder_memory
 from pipelines.arrays import IntArray
 from pipelines.batch import View
 from pipelines.config import PipelinesConfig
-from pipelines.render.changes import change_appearance
+from pipelines.render.apply_appearance import apply_appearance
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.fast_cpu import start_views
 from pipelines.render.request import Request
@@ -122,7 +122,7 @@ class DaliViews:
             # Through NumPy: with a GPU, DALI may pin CPU memory, and torch accepts no pinned memory through DLPack.
             view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
-            change_appearance(view.image.permute(0, 2, 3, 1), planned.draws, self._augmentation.appearance)
+            apply_appearance(view.image.permute(0, 2, 3, 1), planned.draws, self._augmentation.appearance)
         if self._graph.device == "gpu":
             # Until the copy is finished, DALI must not reuse its memory and the consumer must not read the batch.
             torch.cuda.current_stream().synchronize()
@@ -133,7 +133,7 @@ class DaliViews:
 
 
 class FusedViews:
-    """Backend "dali" on a GPU, fused: DALI decodes, unless the pixels are kept, and one kernel writes the views."""
+    """Backend "dali" on a GPU, fused: DALI decodes (kept pixels are not decoded), and one kernel writes the views."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         from pipelines.render.gpu_kernel import make_views  # imports Triton, which only this backend needs
@@ -151,7 +151,7 @@ class FusedViews:
         pixels = [view.image.permute(0, 2, 3, 1) for view in views]
         self._make_views(_addresses(images, plan), plan, self._augmentation, pixels)
         for of_view, planned in zip(pixels, plan.views, strict=True):
-            change_appearance(of_view, planned.draws, self._augmentation.appearance)
+            apply_appearance(of_view, planned.draws, self._augmentation.appearance)
         if self._graph.device == "cpu":  # in tests
             return lambda: None
         finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -198,13 +198,13 @@ class FastViews:
 
 
 class NothingToDecode:
-    """What stands for a DALI pipeline where the pixels are there: its output are their addresses."""
+    """Takes the place of a DALI pipeline for kept pixels: its output is their addresses."""
 
     def __init__(self, source: Callable[[], Request]) -> None:
         self._source = source
 
     def schedule_run(self) -> None:
-        """Do nothing: a request is taken when its output is."""
+        """Do nothing: `outputs` takes the request."""
 
     def outputs(self) -> Outputs:
         """The next request's addresses."""

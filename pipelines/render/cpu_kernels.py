@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from machine.compiled import cached
 
-Pixels = npt.NDArray[np.int32]
+PaddedImage = npt.NDArray[np.int32]
 """A padded image: (H + 2) * (W + 2) pixels of red + 256 green + 65536 blue, around it a border of fill."""
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -55,7 +55,7 @@ def _store_four(_context: Any, address: Any, value: Any) -> Any:
 
 
 @compiled
-def _pad(address: int, height: int, width: int, out: Pixels) -> None:
+def _pad(address: int, height: int, width: int, out: PaddedImage) -> None:
     """Copy the RGB image (height, width, 3) at `address`, of at least eight bytes, inside the border of `out`."""
     last = address + 3 * height * width - 8
     for y in range(height):
@@ -69,7 +69,7 @@ def _pad(address: int, height: int, width: int, out: Pixels) -> None:
 
 
 @compiled
-def _halve(image: Pixels, height: int, width: int, out: Pixels) -> None:
+def _halve(image: PaddedImage, height: int, width: int, out: PaddedImage) -> None:
     """Halve a padded image: rounded mean of 2 x 2 pixels; an odd last row or column is averaged with the border."""
     apart, byte = I32(0x00FF00FF), I32(255)  # red and blue have enough bits between them for the sum of four
     half_width = (width + 1) // 2
@@ -86,7 +86,7 @@ def _halve(image: Pixels, height: int, width: int, out: Pixels) -> None:
 
 
 @compiled
-def _fill_border(image: Pixels, height: int, width: int, grey: int, edge: bool) -> None:
+def _fill_border(image: PaddedImage, height: int, width: int, grey: int, edge: bool) -> None:
     """Set the border of a padded image to a grey, or to the nearest pixels of the image."""
     stride, below = width + 2, (width + 2) * (height + 1)
     for x in range(1, width + 1):
@@ -106,7 +106,7 @@ def _byte(pixel: Any, shift: int) -> Any:
 
 @compiled
 def _make_view(
-    image: Pixels,
+    image: PaddedImage,
     height: int,
     width: int,
     matrix: npt.NDArray[np.float32],

@@ -18,7 +18,7 @@ from nvidia.dali import Pipeline, fn
 from pipelines.arrays import FloatArray, IntArray
 from pipelines.render.dali_colour import Node, jitter
 from pipelines.render.request import Request
-from pipelines.samples.pixels import pixels_at
+from pipelines.samples.kept_pixels import pixels_at
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import MAX_HALVINGS
 
@@ -35,7 +35,7 @@ class GraphConfig:
         prefetch: requests in progress at once.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
-        pixels: the requests bring pixels, and there is nothing to decode.
+        pixels: the requests have kept pixels, so nothing is decoded.
         fused: on a GPU: the graph only decodes, and one kernel makes the views.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
@@ -53,8 +53,8 @@ class GraphConfig:
     decoder_memory: Literal["auto", "off"] = "off"
 
 
-def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callable[[], Request]) -> Pipeline:
-    """Decode once, unless the pixels are there, and make every view, without the augmentations of `views.appearance`.
+def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request: Callable[[], Request]) -> Pipeline:
+    """Decode once (kept pixels are not decoded) and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
@@ -70,7 +70,7 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
     shared = ["padded_px"] * pads + ["start_px", "shape_px"] * config.regions
 
     def source() -> tuple[Any, ...]:
-        request = feed()
+        request = next_request()
         plan = request.plan
         padded_px = plan.shape_px
         if pads:
@@ -95,22 +95,11 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
         else:
             image = decode(given, config, of_image[pads:])
         if pads:
-            # An odd last row or column is halved together with the fill beyond it.
-            image = fn.pad(image, axes=[0, 1], shape=of_image[0], fill_value=geometry.fill)
+            image = _pad(image, of_image[0], geometry.fill)
         outputs = []
         for first in range(0, len(of_views), len(inputs)):
             view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
-            halved = image
-            for level in range(MAX_HALVINGS if geometry.antialias else 0):
-                # Bilinear sampling in the middle of four pixels gives their mean.
-                halved = fn.resize(
-                    halved,
-                    size=view["sizes_px"][level],
-                    roi_start=[0.0, 0.0],
-                    roi_end=view["sizes_px"][MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
-                    interp_type=types.INTERP_LINEAR,
-                    antialias=False,
-                )
+            halved = _halve(image, view["sizes_px"], MAX_HALVINGS) if geometry.antialias else image
             warped = fn.warp_affine(
                 halved,
                 matrix=view["decoded_to_view_px"],
@@ -128,17 +117,17 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, feed: Callabl
 
 
 def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
-    """What a pipeline decodes, or takes as decoded."""
+    """The inputs of a pipeline: encoded files, or kept pixels."""
     if request.address is None:
         return request.encoded
     return [pixels_at(*of_one) for of_one in zip(request.address.tolist(), request.plan.shape_px.tolist(), strict=True)]
 
 
-def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipeline:
-    """Decode only, unless the pixels are there. Output: image, or its region, (H, W, 3) uint8 on `config.device`."""
+def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
+    """Decode only (kept pixels are not decoded). Output: image or its region (H, W, 3) uint8 on `config.device`."""
 
     def source() -> tuple[Any, ...]:
-        request = feed()
+        request = next_request()
         region = (request.plan.start_px, request.plan.shape_px) if config.regions else ()
         return (_images(request), *(array.astype(np.int32) for array in region))
 
@@ -149,6 +138,54 @@ def decode_pipeline(config: GraphConfig, feed: Callable[[], Request]) -> Pipelin
         pipeline.set_outputs(_on_device(given, config) if config.pixels else decode(given, config, region))
     pipeline.build()
     return pipeline
+
+
+def halving_pipeline(
+    config: GraphConfig, feed: Callable[[], Request], *, halvings: int, fill: int | Literal["edge"]
+) -> Pipeline:
+    """Decode and halve as `view_pipeline` does. Output: image (H, W, 3) uint8 on the CPU."""
+
+    def source() -> tuple[Any, ...]:
+        request = feed()
+        count = np.full(len(request.encoded), halvings)
+        if fill == "edge":
+            return request.encoded, _halving_sizes_px(request.plan.shape_px, count)
+        padded_px = _padded_sizes_px(request.plan.shape_px, count)
+        return request.encoded, _halving_sizes_px(padded_px, count), padded_px.astype(np.int32)
+
+    kinds = [(types.UINT8, 1), (types.FLOAT, 2)] + [(types.INT32, 1)] * (fill != "edge")
+    pipeline = _empty_pipeline(config)
+    with pipeline:
+        encoded, sizes_px, *padded_px = _external(source, kinds)
+        image = decode(encoded, config)
+        if fill != "edge":
+            image = _pad(image, padded_px[0], fill)
+        pipeline.set_outputs(_halve(image, sizes_px, halvings))
+    pipeline.build()
+    return pipeline
+
+
+def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
+    """An odd last row or column is halved together with the fill beyond it."""
+    return fn.pad(image, axes=[0, 1], shape=size_px, fill_value=fill)
+
+
+def _halve(image: Node, sizes_px: Node, times: int) -> Node:
+    """Halve to `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
+
+    Where this lies between two levels, DALI's CPU operator rounds to the even one, but up in the last columns, which
+    fill no vector of its processor's registers. So it rounds otherwise in a part of an image than in the whole.
+    """
+    for level in range(times):
+        image = fn.resize(
+            image,
+            size=sizes_px[level],
+            roi_start=[0.0, 0.0],
+            roi_end=sizes_px[MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
+            interp_type=types.INTERP_LINEAR,
+            antialias=False,
+        )
+    return image
 
 
 def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> Node:

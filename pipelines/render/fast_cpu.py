@@ -1,4 +1,4 @@
-"""The fast path for CPUs: of decoded images, a Numba kernel makes the views in a pool of threads."""
+"""The fast path for CPUs: a Numba kernel makes the views from decoded images, in a pool of threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from errors import UserError
 from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.changes import change_appearance
+from pipelines.render.apply_appearance import apply_appearance
 from pipelines.render.cpu_kernels import make_views
 from pipelines.views.augmentation import LINEAR_HUE_DEG, Augmentation
 from pipelines.views.draws import Draw
@@ -44,7 +44,7 @@ def view_to_source(decoded_to_view_px: FloatArray) -> FloatArray:
     if not bounded:  # with NaN the kernel would read anywhere in memory
         raise UserError(
             f"a view reaches further than {_REACH_PX} pixels from its image, or is a single point: "
-            "geometry.scale, data.box_margin or a box is out of all bounds; choose others"
+            "geometry.scale, data.box_margin or a box has an impossible value. Change it"
         )
     return inverse.reshape(*inverse.shape[:-2], 6).astype(np.float32)
 
@@ -112,4 +112,4 @@ def _make_share(
         if augmentation.colour.jitter == "linear":
             for draw, view in zip(view_draws[share], out.numpy()[share], strict=True):
                 cv2.transform(view, linear_map(draw), dst=view)
-        change_appearance(out, view_draws, augmentation.appearance, share)
+        apply_appearance(out, view_draws, augmentation.appearance, share)

@@ -1,4 +1,4 @@
-"""The input of one DALI batch, or of as many samples whose pixels are there."""
+"""The input of one DALI batch: files to decode, or addresses of kept pixels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Request:
     """The files and the plan of N samples.
 
     Attributes:
-        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8. Empty if there are
-            pixels.
+        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8. Empty for kept pixels.
         address: (N,) int64, of the first byte of each sample's RGB pixels, of the plan's shapes; None for files. The
             memory outlives the request.
     """

@@ -57,7 +57,7 @@ class Runner:
 def decodes(request: Request, config: GraphConfig) -> bool:
     """Whether the single file of a request decodes, in the request's region.
 
-    DALI reports a failed batch, but the failed file only in the text of its message.
+    DALI names the failed file of a batch only in the text of its message.
     """
     alone = replace(config, batch=1, threads=1, prefetch=1)
     try:

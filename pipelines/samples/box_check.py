@@ -55,17 +55,19 @@ def check_boxes(index: Index) -> None:
         return
     small = side_px < LEAST_SIDE_PX
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
-    _tell(index, boxed, (small | before)[boxed], small[boxed], "boxes")
+    _warn_or_raise(index, boxed, (small | before)[boxed], small[boxed], "boxes")
     rows = boxed[np.linspace(0, len(boxed) - 1, min(len(boxed), _LOOKED_AT)).astype(int)]
     size_px = upright_sizes_px(index, rows)[:, ::-1]  # width, height
     known = size_px[:, 0] > 0
     rows, size_px = rows[known], size_px[known]
     start_px = box_px[rows, :2] - box_px[rows, 2:] / 2
     far = (start_px >= size_px).any(axis=1) | (box_px[rows, 2] > _MOST_SIDES * size_px.max(axis=1, initial=0))
-    _tell(index, rows, far, np.zeros(len(rows), bool), "boxes that were compared with the size of their images")
+    _warn_or_raise(
+        index, rows, far, np.zeros(len(rows), bool), "boxes that were compared with the size of their images"
+    )
 
 
-def _tell(
+def _warn_or_raise(
     index: Index,
     rows: npt.NDArray[np.int64],
     impossible: npt.NDArray[np.bool_],

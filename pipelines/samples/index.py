@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.pixels import Pixels, join_pixels
+from pipelines.samples.kept_pixels import KeptPixels, join_pixels
 from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
@@ -84,7 +84,7 @@ class Index:
 
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
-        pixels: the images, where they are kept decoded; there are no files then, and `read` refuses.
+        pixels: the images that are kept decoded; None for files. With pixels there are no files, and `read` raises.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
     """
 
@@ -98,7 +98,7 @@ class Index:
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
-    pixels: Pixels | None = None
+    pixels: KeptPixels | None = None
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
 
@@ -193,7 +193,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     pixels = [index.pixels for index in indices if index.pixels is not None]
     if 0 < len(pixels) < len(indices):
         files = next(index.root for index in indices if index.pixels is None)
-        raise UserError(f"{pixels[0].bounds[0].root} holds pixels and {files} files: pack all sources alike")
+        raise UserError(f"{pixels[0].limits[0].root} holds pixels and {files} files: pack all sources alike")
     labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
     if len(labelled) > 1:
         told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
@@ -237,7 +237,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
 
 
 def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that holds all roots, and each root seen from it; an address is seen from nowhere."""
+    """The folder that holds all roots, and each root relative to it. If one is an address: "", and the full roots."""
     if any("://" in root for root in roots):
         return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
     absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are

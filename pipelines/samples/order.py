@@ -61,7 +61,7 @@ class EpochOrder:
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._rows, self._blocks = rows, blocks
-        self._permutation = _Kept(self._shuffled_epoch)
+        self._permutation = _LastShuffles(self._shuffled_epoch)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
@@ -145,7 +145,7 @@ class _Laps:
     def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
         self._count, self._apart = count, apart if count >= 3 * apart else 0
         self._seed, self._source, self._blocks = seed, source, blocks
-        self._lap = _Kept(self._made)
+        self._lap = _LastShuffles(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
         """The samples (N,) int64 at the places `numbers` (N,) of this endless order, in [0, count)."""
@@ -172,7 +172,7 @@ class _Laps:
         return _shuffled(bits, self._count, self._blocks)
 
 
-class _Kept:
+class _LastShuffles:
     """Caches the last two shuffles. A batch needs at most two: those of successive epochs or laps."""
 
     def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
@@ -180,8 +180,8 @@ class _Kept:
         self._kept: dict[int, IntArray] = {}
         self._lock = threading.Lock()  # several reader threads of the loader call this at once
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
-        return _Kept(deepcopy(self._shuffled, memo))
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LastShuffles:
+        return _LastShuffles(deepcopy(self._shuffled, memo))
 
     def __call__(self, number: int) -> IntArray:
         with self._lock:
@@ -195,9 +195,10 @@ Order = EpochOrder | MixtureOrder
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
-    """Divide the rows of a batch by weight. Each source gets the whole part of its share, the largest rests one more.
+    """Divide the rows of a batch by weight.
 
-    All batches are divided alike. A source's number of rows differs from its exact share by less than one.
+    Each source gets the whole part of its share; those with the largest remainders get one more. All batches are
+    divided alike. A source's number of rows differs from its exact share by less than one.
     """
     shares = np.array(weights, np.float64) * (batch / sum(weights))
     # A share just below a whole number, from rounding, counts as this number.

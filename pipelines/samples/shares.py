@@ -13,7 +13,7 @@ def even_share(count: int, rank: int, world_size: int) -> range:
 
 
 def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
-    """Raise a `UserError` if a batch is not a multiple of the micro-batch; their names begin with `table`."""
+    """Raise a `UserError` if a batch is not a multiple of the micro-batch; the message names both keys of `table`."""
     if batch % micro_batch:
         raise UserError(
             f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "
@@ -26,7 +26,7 @@ def micro_batch_share(batch: int, micro_batch: int, rank: int, world_size: int, 
 
     A share is whole micro-batches of consecutive positions, as even as possible: the first ranks may have one more. The
     content of a micro-batch, and so batch norm, does not depend on rank or world size. Batches are counted in source
-    images. `table` is what the names of the sizes begin with in a message.
+    images. `table` is the table of the two keys, for messages.
 
     Raises:
         UserError: the batch is not a multiple of the micro-batch, or there are fewer micro-batches than ranks.

@@ -45,7 +45,7 @@ class Traffic:
 
 
 class Follower:
-    """Is told how far a loader has come. This one does nothing."""
+    """Follows the progress of a loader. This base class does nothing."""
 
     def done(self) -> None:
         """One more step has been read completely."""
@@ -97,7 +97,7 @@ class JoinedStore(Store):
     """The rows of several sources, one after the other.
 
     Args:
-        reads: reads a row of each source.
+        reads: for each source, the function that reads one of its rows.
         stores: those of the sources; None for files.
         counts: rows of each source.
     """

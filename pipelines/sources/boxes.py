@@ -64,7 +64,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     A CSV has the header `file,x0,y0,x1,y1`, with or without `hand`, and `confidence` after it; a JSON is
     `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with the CSV's columns as keys. Edges are in pixels of the
     image as displayed (EXIF orientation applied), corner-based. With "hand", each row is a hand, "left" or "right", and
-    an image may have several; a row with "none" or "unreadable" has no box. The confidence is not read.
+    an image may have several; a row with "none" or "unreadable" has no box. The same box of the same hand counts once.
+    The confidence is not read.
 
     Args:
         names: (N,) the images' names in the file: relative to the source's folder, with "/".
@@ -75,7 +76,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     """
     row_of = {name: row for row, name in enumerate(names)}
     images, edges_px, left = list[int](), list[npt.NDArray[np.float64]](), list[bool]()
-    seen = set[int]()
+    seen, hands_seen, again = set[int](), set[tuple[object, ...]](), list[str]()
     with_hands = False
     for where, name, edges, hand in _rows(file):
         with_hands = hand is not None
@@ -106,11 +107,18 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
                 f"{file}, {where}: {_text(list(edges))} is not a box; expected four numbers x0, y0, x1, y1 in pixels "
                 "with x0 < x1 and y0 < y1. Mend this box."
             )
+        one_hand = row, hand, *box_px.tolist()
+        if one_hand in hands_seen:
+            again.append(where)
+            continue
+        hands_seen.add(one_hand)
         images.append(row)
         edges_px.append(box_px)
         left.append(hand == "left")
     if not images:
         raise UserError(f"{file}: holds no box. Add boxes, or leave data.box out to use whole images.")
+    if again:
+        _log.warning("%s, %s: the same hand as in a row before; %d such rows are left out", file, again[0], len(again))
     image, edges_of = np.array(images, np.int64), np.array(edges_px)
     order = np.argsort(image, kind="stable")
     boxes_px = squares_around(edges_of[:, :2], edges_of[:, 2:])[order]
@@ -118,7 +126,7 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
 
 
 def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Read a square for each image of a source that has one hand in an image, and knows which; as `with_whole_images`.
+    """Read one square for each image of a source that shows one known hand in each; see `with_whole_images`.
 
     Raises:
         UserError: as for `read_boxes`, or an image has several boxes.

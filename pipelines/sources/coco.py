@@ -57,7 +57,8 @@ def load_coco(config: DataConfig) -> Index:
     values, box = as_numbers(labels), as_numbers(boxes)
     if values is None or values.shape[1:] != (3 * len(skeleton),) or box is None or box.shape[1:] != (4,):
         raise UserError(
-            f"{file}: expected {3 * len(skeleton)} numbers in keypoints and 4 in bbox of each. Correct the file."
+            f"{file}: expected {3 * len(skeleton)} numbers in keypoints and 4 in bbox of each "
+            "annotation. Correct the file."
         )
     points = values.reshape(len(people), len(skeleton), 3)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)

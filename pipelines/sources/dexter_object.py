@@ -134,7 +134,9 @@ def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
     try:
         lines = regular(file).read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; expected the fingertips of each frame. Unpack it again.") from None
+        raise UserError(
+            f"{file}: no such file; expected the fingertips of each frame. Unpack the dataset again."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read as text ({error}). Unpack the dataset again.") from error
     rows = [_line_mm(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]

@@ -177,7 +177,9 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
     metas = [root / folder / sequence / "meta" for sequence in sorted({sequence for sequence, _ in frames})]
     for meta in metas:
         if not meta.is_dir():
-            raise UserError(f"{meta}: no such folder; expected the annotations of {folder}.txt. Unpack it again.")
+            raise UserError(
+                f"{meta}: no such folder; expected the annotations of {folder}.txt. Unpack the dataset again."
+            )
     listed = hashlib.blake2b(repr(frames).encode(), digest_size=8).hexdigest()
 
     def read() -> Tables:

@@ -149,7 +149,7 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
             width, height = (_field(file, where, entry, side, int) for side in ("width", "height"))
             size = f"{width} x {height}"
             if not 0 < min(width, height) <= max(width, height) <= _MOST_PX:
-                raise UserError(f"{file}, {where}: its size is {size[:40]}; expected pixels. Unpack it again.")
+                raise UserError(f"{file}, {where}: its size is {size[:40]}; expected pixels. Unpack the dataset again.")
             sizes_px.append((width, height))
         elif key == "annotations":
             where = f"annotation {len(image_ids)}"

@@ -28,7 +28,7 @@ MAX_HALVINGS: Final = 6
 """Largest number of halvings: enough for an image of 64 times the view's side."""
 
 SMALLEST_SIDE: Final = 0.5
-"""Kept pixels serve views of this share of the side that they were kept for."""
+"""Smallest side of views from kept pixels, as a share of the side that they were kept for."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class ViewPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All views of N samples, and the regions to decode, or that were kept.
+    """All views of N samples, and the regions to decode, or the regions that were kept.
 
     Attributes:
         start_px: (N, 2) int64, row and column in the stored image where the region begins.
-        shape_px: (N, 2) int64, height and width of the region, after the halvings of one that was kept.
+        shape_px: (N, 2) int64, height and width of the region; of a kept one, after its halvings.
     """
 
     start_px: IntArray
@@ -70,8 +70,8 @@ class Plan:
         return Plan(self.start_px[one], self.shape_px[one], views)
 
 
-class Kept(NamedTuple):
-    """The pixels that were kept of N images: a region of each, halved.
+class KeptRegions(NamedTuple):
+    """The kept regions of N images.
 
     Attributes:
         start_px: (N, 2) int64, row and column in the stored image where the region begins.
@@ -93,7 +93,7 @@ def plan_views(
     *,
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
-    kept: Kept | None = None,
+    kept: KeptRegions | None = None,
 ) -> Plan:
     """Plan the views of N samples.
 
@@ -107,7 +107,7 @@ def plan_views(
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
         croppable: (N,) whether only a region of an image may be decoded; None: of no image.
-        kept: the pixels there are, of which `keep` has made sure that they serve this geometry; None: the files.
+        kept: the kept regions, which must serve this geometry (see `keep`); None: the images are in files.
     """
     box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
@@ -134,11 +134,11 @@ def plan_views(
     return Plan(start_px, shape_px, tuple(plans))
 
 
-def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry: GeometryConfig) -> Kept:
-    """What has to be kept of N images so that every view of this geometry is the same as of the files.
+def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry: GeometryConfig) -> KeptRegions:
+    """The regions of N images to keep, so that every view of this geometry is the same as from the files.
 
-    Of each image that is the region that views can reach, halved as often as the view that magnifies it most. Views of
-    half `geometry.side_px` are served too: their halvings combine the same pixels as in the whole image.
+    A region is all that views can reach, halved as often as for the view that magnifies it most. Views of half
+    `geometry.side_px` are served too: their halvings combine the same pixels as in the whole image.
 
     Args:
         size_px, orientation, box_px: as in `plan_views`.
@@ -154,7 +154,7 @@ def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry:
     start_px, stop_px = region_around(
         size_px, [_after(widest, stored_to_upright_px(size_px, orientation))], 2 ** most[:, None], geometry.side_px
     )
-    return Kept(start_px, -((start_px - stop_px) // 2 ** halvings[:, None]), halvings)
+    return KeptRegions(start_px, -((start_px - stop_px) // 2 ** halvings[:, None]), halvings)
 
 
 def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray) -> DoubleArray:

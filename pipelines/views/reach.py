@@ -1,4 +1,4 @@
-"""How much of an image the views of a geometry can need, whatever is drawn."""
+"""How much of an image the views of a geometry can need, over all draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from pipelines.views.augmentation import GeometryConfig
 
 _ROUNDED: Final = 1 + 1e-6
-"""Draws and boxes are float32, so a view may pass the bounds of its ranges by so much."""
+"""Largest factor by which a view exceeds its ranges, since draws and boxes are float32."""
 
 
 @dataclass(frozen=True)

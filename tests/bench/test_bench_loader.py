@@ -20,7 +20,7 @@ from rich.console import Console
 from bench.loaders import tune
 from bench.loaders.compare import compare_loaders
 from bench.loaders.frames import make_frames
-from bench.loaders.ours import CPU, LoaderSettings, drop_from_page_cache, make_loader, thread_counts
+from bench.loaders.ours import CPU, LoaderSettings, drop_from_page_cache, make_endless_loader, thread_counts
 from bench.loaders.parts import encoded_chunks, parts_of_loader
 from bench.loaders.peers import PEERS, installed_peers
 from bench.loaders.report import as_tables, find_row, regression, require_comparable, save_plot
@@ -28,7 +28,7 @@ from bench.measure import Rate
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
-from tests.pipelines.test_pixels import packed_by
+from tests.pipelines.test_kept_pixels import packed_by
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 
@@ -117,7 +117,7 @@ def test_the_decoder_alone_sees_images_of_all_sizes(tmp_path: Path) -> None:
     write_images(tmp_path / "images", count=48)
     data = DataConfig(source="folder", root=str(tmp_path / "images"))
     config = Config(data=data, pipelines=PipelinesConfig(batch=2))
-    with make_loader(load_index(data), config, 16, CPU) as loader:
+    with make_endless_loader(load_index(data), config, 16, CPU) as loader:
         seen = np.concatenate([chunk.samples for chunk in encoded_chunks(loader)])
     assert len(np.unique(seen)) == 48
 

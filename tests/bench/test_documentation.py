@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.documentation import pages_with_tables, write_docs, write_tables
+from bench.documentation import fill_tables, pages_with_tables, write_docs
 from errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -17,19 +17,19 @@ RESULTS = ROOT / "bench" / "results"
 
 def test_tables_are_those_of_the_last_rows(tmp_path: Path) -> None:
     page = "before\n<!-- rows: soak -->\nold\n<!-- end rows -->\nafter\n"
-    assert "No row yet." in write_tables(page, tmp_path)
+    assert "No row yet." in fill_tables(page, tmp_path)
     machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
     row = {
         "bench": "soak", "machine": machine, "settings": {"cores": 2}, "seconds": 3600, "images": 7,
         "memory_growth": 0.001, "history": [[0, 100, 6], [3600, 123, 6]],
     }  # fmt: skip
     (tmp_path / "soak.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"images": 8}) + "\n")
-    made = write_tables(page, tmp_path)
+    made = fill_tables(page, tmp_path)
     assert made.startswith("before\n<!-- rows: soak -->\n")
     assert made.endswith("<!-- end rows -->\nafter\n")
     assert "`soak.jsonl`, row 2" in made
     assert "60 minutes, 8 images, memory +0.10%" in made
-    assert write_tables(made, tmp_path) == made
+    assert fill_tables(made, tmp_path) == made
 
 
 def test_claims_of_a_gpu_are_those_of_each_stages_last_true_run(tmp_path: Path) -> None:
@@ -42,12 +42,12 @@ def test_claims_of_a_gpu_are_those_of_each_stages_last_true_run(tmp_path: Path) 
 
     file = tmp_path / "gpu.jsonl"
     file.write_text(row("loader", "9 x", True, dry_run=True))
-    assert "none of this has been measured" in write_tables(page, tmp_path)
+    assert "none of this has been measured" in fill_tables(page, tmp_path)
     file.write_text(
         row("loader", "1 x", False) + row("run", "3 s", None) + row("loader", "2 x", True)
         + row("loader", "9 x", True, dry_run=True)
     )  # fmt: skip
-    made = write_tables(page, tmp_path)
+    made = fill_tables(page, tmp_path)
     assert "| loader | figure | 2 x | at least 2 x | yes | `gpu.jsonl`, row 3 |" in made
     assert "| run | figure | 3 s | at least 2 x |  | `gpu.jsonl`, row 2 |" in made
     assert "1 x" not in made
@@ -63,25 +63,25 @@ def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
         for gpu, rate in (("none", 1234), ("Card", 9999))
     ]
     (tmp_path / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = write_tables("<!-- rows: loaders -->\n<!-- end rows -->\n", tmp_path)
+    made = fill_tables("<!-- rows: loaders -->\n<!-- end rows -->\n", tmp_path)
     assert "1234" in made
     assert "9999" not in made
 
 
 def test_unknown_table_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected one of loaders"):
-        write_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
+        fill_tables("<!-- rows: nothing -->\n<!-- end rows -->", tmp_path)
 
 
 @pytest.mark.parametrize("page", pages_with_tables(ROOT / "docs"), ids=lambda page: page.name)
 def test_the_pages_hold_what_the_rows_say(page: Path) -> None:
     text = page.read_text()
-    assert write_tables(text, RESULTS) == text, "run 'python cli.py bench-docs'"
+    assert fill_tables(text, RESULTS) == text, "run 'python cli.py bench-docs'"
 
 
 def test_the_pages_that_have_tables_still_have_them() -> None:
     tables = {page.name: page.read_text().count("<!-- rows: ") for page in pages_with_tables(ROOT / "docs")}
-    assert tables.keys() == {"README.md", "cluster.md", "datasets.md", "experiments.md", "performance.md"}
+    assert tables.keys() == {"README.md", "cluster.md", "datasets.md", "performance.md", "results.md"}
     assert tables["README.md"] == 2
     assert tables["performance.md"] >= 6
 
@@ -115,6 +115,6 @@ def test_what_tests_record_is_shown_as_it_is(tmp_path: Path) -> None:
     machine = {"date": "2030-01-01"}
     rows = [{"bench": "kills", "machine": machine, "kills": kills, "largest_difference": 1 / 3} for kills in (10, 20)]
     (tmp_path / "kills.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = write_tables("<!-- rows: proofs -->\n<!-- end rows -->\n", tmp_path)
+    made = fill_tables("<!-- rows: proofs -->\n<!-- end rows -->\n", tmp_path)
     assert "| `kills.jsonl`, row 2, 2030-01-01 | kills 20, largest difference 0.3333 |" in made
     assert "row 1" not in made

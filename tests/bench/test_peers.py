@@ -11,17 +11,17 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from bench.loaders.peers import PEERS, Peer, dali, draws, installed_peers, opencv, torchvision_v2, workers
-from bench.loaders.peers.draws import VIEW_PX, Draw, draw, endless_batches, source_to_view_px
+from bench.loaders.peers import PEERS, Peer, dali, installed_peers, opencv, paper_draws, torchvision_v2, workers
 from bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
+from bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, endless_batches, source_to_view_px
 from bench.loaders.peers.torchvision_v2 import TorchvisionViews
 from bench.loaders.peers.workers import ViewsOfFiles
 from pipelines.samples.index import WHOLE_IMAGE
 
-IDENTITY = Draw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
+IDENTITY = PeerDraw(rotation_deg=0, x_frac=0, y_frac=0, scale=1, hue=1, saturation=1, value=1, value_shift=0)
 LEVELS = list(range(10, 250, 20))
 HEIGHT, WIDTH = 150, 200
-Boxes = npt.NDArray[np.float32]
+BoxArray = npt.NDArray[np.float32]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def boxes_px() -> Boxes:
+def boxes_px() -> BoxArray:
     boxes_px = np.tile(np.array([100, 75, 60], np.float32), (len(LEVELS), 1))
     boxes_px[-1] = WHOLE_IMAGE
     return boxes_px
@@ -50,7 +50,7 @@ def arrays(samples: Any) -> list[npt.NDArray[Any]]:
 
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # FFCV's
 @pytest.mark.parametrize("peer", installed_peers().values(), ids=installed_peers())
-def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: Boxes) -> None:
+def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: BoxArray) -> None:
     def spawned() -> list[psutil.Process]:
         return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
@@ -87,7 +87,7 @@ def test_draws_fill_their_ranges() -> None:
 
 @pytest.mark.parametrize("kind", [OpencvViews, TorchvisionViews])
 def test_views_of_dataloader_peers(
-    kind: type[ViewsOfFiles], paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch
+    kind: type[ViewsOfFiles], paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "draw", lambda count, rng: [IDENTITY] * count)
     views = kind(paths, boxes_px).__getitems__(range(len(paths)))
@@ -100,7 +100,7 @@ def test_views_of_dataloader_peers(
     assert corners == [*LEVELS[:-1], 0]  # only the whole image's square reaches beyond the image
 
 
-def test_views_of_lean_opencv(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_lean_opencv(paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opencv, "draw", lambda count, rng: [IDENTITY] * count)
     samples = OpencvSamples(paths, boxes_px)
     first, matrix_px, second, _ = (
@@ -118,7 +118,7 @@ def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
     coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
     cv2.imwrite(str(file), cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC))
     box_px = (100.0, 75.0, 60.0)  # far from the image's edge, where the authors' crop is cut off
-    one = Draw(30, 0.1, -0.05, 1.5, hue=1, saturation=1, value=1, value_shift=0)
+    one = PeerDraw(30, 0.1, -0.05, 1.5, hue=1, saturation=1, value=1, value_shift=0)
     source = cv2.cvtColor(np.asarray(cv2.imread(str(file))), cv2.COLOR_BGR2RGB)
     theirs, matrix_px = AuthorsSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
     lean, lean_matrix_px = OpencvSamples([file], np.array([box_px], np.float32))._view(source, box_px, one)
@@ -132,7 +132,7 @@ def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
     ).abs().max() < 3  # whole pixels in the crop, half a pixel in its frame
 
 
-def test_opencv_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
+def test_opencv_in_workers(paths: list[Path], boxes_px: BoxArray) -> None:
     batches = iter(OpencvSamples.batches(paths, boxes_px, 2, 4))
     first, matrix_px, second, _ = next(batches)
     assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
@@ -142,13 +142,13 @@ def test_opencv_in_workers(paths: list[Path], boxes_px: Boxes) -> None:
 
 def test_opencv_ways_of_the_jitter_agree() -> None:
     view = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    one = Draw(0, 0, 0, 1, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
+    one = PeerDraw(0, 0, 0, 1, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
     hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
     by_table = cv2.cvtColor(cv2.LUT(hsv, hsv_table(one)), cv2.COLOR_HSV2RGB)
     assert np.abs(jitter_hsv(view, one).astype(int) - by_table).mean() < 3  # one rounds, the other cuts off
 
 
-def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: Boxes) -> None:
+def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: BoxArray) -> None:
     views = next(iter(OpencvViews.batches(paths, boxes_px, 1, 4)))
     assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
     assert shared(views)
@@ -158,15 +158,15 @@ def test_opencv_matrix_carries_the_box() -> None:
     matrix = source_to_view_px((100, 75, 60), IDENTITY)
     corner_based = matrix @ [100 - 30 - 0.5, 75 - 30 - 0.5, 1] + 0.5
     np.testing.assert_allclose(corner_based, [0, 0], atol=1e-12)
-    turned = Draw(90, 0.1, 0, 2, 1, 1, 1, 0)
+    turned = PeerDraw(90, 0.1, 0, 2, 1, 1, 1, 0)
     below = source_to_view_px((100, 75, 60), turned) @ [100 + 15 - 0.5, 75 - 0.5, 1] + 0.5  # the right becomes below
     np.testing.assert_allclose(below, [64 + 12.8, 64 + 64], atol=1e-9)
 
 
 def test_hsv_table_is_the_papers_jitter() -> None:
-    table = hsv_table(Draw(0, 0, 0, 1, hue=0.5, saturation=0.25, value=0.5, value_shift=20 / 255))
+    table = hsv_table(PeerDraw(0, 0, 0, 1, hue=0.5, saturation=0.25, value=0.5, value_shift=20 / 255))
     assert table[0, 100].tolist() == [50, 25, 70]
-    assert hsv_table(Draw(0, 0, 0, 1, 1, 1, 1, 20 / 255))[0, 250, 2] == 255
+    assert hsv_table(PeerDraw(0, 0, 0, 1, 1, 1, 1, 20 / 255))[0, 250, 2] == 255
 
 
 def test_dali_decodes_every_image(paths: list[Path]) -> None:
@@ -175,9 +175,9 @@ def test_dali_decodes_every_image(paths: list[Path]) -> None:
     assert sorted(levels) == LEVELS
 
 
-def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dali_views(paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
-        monkeypatch.setattr(draws, name, (float(value), float(value) + 1e-6))
+        monkeypatch.setattr(paper_draws, name, (float(value), float(value) + 1e-6))
     pipeline = dali.plain(paths, boxes_px, 2, len(paths))
     first, second = (np.stack(arrays(views)) for views in pipeline.run())
     assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
@@ -192,13 +192,13 @@ def test_dali_views(paths: list[Path], boxes_px: Boxes, monkeypatch: pytest.Monk
 def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws that leave the picture as it is, of those who draw for themselves and of those who call `draw`."""
     for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
-        monkeypatch.setattr(draws, name, (float(value), float(value)))
+        monkeypatch.setattr(paper_draws, name, (float(value), float(value)))
     monkeypatch.setattr(torchvision_v2, "draw", lambda count, rng: [IDENTITY] * count)
 
 
 @pytest.mark.usefixtures("nothing_changes")
 @pytest.mark.parametrize(("module", "full"), [("torchvision_v2", 255), ("kornia_on_gpu", 1)])
-def test_views_of_gpu_peers(module: str, full: int, paths: list[Path], boxes_px: Boxes) -> None:
+def test_views_of_gpu_peers(module: str, full: int, paths: list[Path], boxes_px: BoxArray) -> None:
     if module == "kornia_on_gpu":
         pytest.importorskip("kornia", reason="needs kornia")
     make = importlib.import_module(f"bench.loaders.peers.{module}").batches_on_gpu
@@ -229,9 +229,9 @@ def test_ffcv_makes_the_views_that_opencv_makes() -> None:
     ffcv_packed = pytest.importorskip("bench.loaders.peers.ffcv_packed", reason="needs FFCV", exc_type=ImportError)
     coarse = np.random.default_rng(0).integers(60, 200, (12, 16, 3), np.uint8)
     source = cv2.resize(coarse, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
-    one = Draw(30, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
+    one = PeerDraw(30, 0.1, -0.05, 1.5, hue=0.7, saturation=0.6, value=0.8, value_shift=20 / 255)
     out = np.empty((VIEW_PX, VIEW_PX, 3), np.uint8)
-    numbers = np.array([getattr(one, name) for name in Draw.__dataclass_fields__])
+    numbers = np.array([getattr(one, name) for name in PeerDraw.__dataclass_fields__])
     ffcv_packed.make_view(source, np.array([100, 75, 60], np.float32), numbers, out, VIEW_PX)
     warped = cv2.warpAffine(source, source_to_view_px((100, 75, 60), one), (VIEW_PX, VIEW_PX))
     assert np.abs(out.astype(int) - jitter_hsv(warped, one)).mean() < 3  # OpenCV's HSV has 8 bits

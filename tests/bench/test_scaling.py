@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.documentation import write_tables
+from bench.documentation import fill_tables
 from bench.training.scaling import (
     Cluster,
     Link,
     ScalingTimes,
     Work,
     fit_link,
-    project,
+    project_step,
     sum_s,
     this_machine,
     work_of,
@@ -58,27 +58,27 @@ def test_without_cost_of_exchange_nothing_is_lost() -> None:
     free = Link(1e-12, 1e18)
     cluster = Cluster(gpus_per_node=8, inside=free, between=free, micro_batch_s=0.1, fixed_s=0.0)
     for nodes in (1, 2):
-        row = project(WORK, cluster, nodes)
+        row = project_step(WORK, cluster, nodes)
         assert row.step_s == pytest.approx(1.6 / row.ranks)
         assert row.efficiency == pytest.approx(1)
 
 
 def test_what_limits_is_named() -> None:
     ideal = Cluster(8, Link(1e-12, 1e18), Link(1e-12, 1e18), micro_batch_s=0.1, fixed_s=0.0)
-    assert project(WORK, dataclasses.replace(ideal, between=Link(1e-9, 1e9)), 2).limit == "sum of gradients"
+    assert project_step(WORK, dataclasses.replace(ideal, between=Link(1e-9, 1e9)), 2).limit == "sum of gradients"
     few = dataclasses.replace(WORK, parameters=1000)
-    assert project(few, dataclasses.replace(ideal, between=Link(1e-4, 1e18)), 2).limit == "exchange of embeddings"
-    assert project(WORK, dataclasses.replace(ideal, fixed_s=0.05), 2).limit == "fixed cost of a step"
-    odd = project(WORK, dataclasses.replace(ideal, gpus_per_node=3), 1)
+    assert project_step(few, dataclasses.replace(ideal, between=Link(1e-4, 1e18)), 2).limit == "exchange of embeddings"
+    assert project_step(WORK, dataclasses.replace(ideal, fixed_s=0.05), 2).limit == "fixed cost of a step"
+    odd = project_step(WORK, dataclasses.replace(ideal, gpus_per_node=3), 1)
     assert odd.limit == "uneven numbers of micro-batches"
     assert odd.step_s == pytest.approx(0.6)  # six micro-batches on one of three ranks
     slow_disk = dataclasses.replace(ideal, image_bytes=1e6, storage_bytes_per_s=1e9)
-    assert project(WORK, slow_disk, 2).limit == "storage"
-    assert project(WORK, slow_disk, 2).step_s == pytest.approx(2.048)
+    assert project_step(WORK, slow_disk, 2).limit == "storage"
+    assert project_step(WORK, slow_disk, 2).step_s == pytest.approx(2.048)
 
 
 def test_more_ranks_than_micro_batches_have_no_work() -> None:
-    row = project(WORK, Cluster(gpus_per_node=8), 100)
+    row = project_step(WORK, Cluster(gpus_per_node=8), 100)
     assert (row.ranks, row.nodes) == (16, 2)
 
 
@@ -86,7 +86,7 @@ def test_the_model_gives_back_what_it_was_measured_on() -> None:
     link = Link(5e-5, 2e9)
     sums = [(4**power, sum_s(4**power, 2, link)) for power in range(2, 13)]
     here = this_machine(ScalingTimes(2, sums, micro_batch_s=0.2, fixed_s=0.03, step_s=math.nan))
-    step = project(WORK, here, 1)
+    step = project_step(WORK, here, 1)
     assert step.ranks == 2
     assert step.step_s == pytest.approx(
         8 * 0.2 + 0.03 + 2 * sum_s(2 * 2048 * 128 * 4, 2, link) + sum_s(1e8, 2, link), rel=1e-3
@@ -117,8 +117,8 @@ def test_the_command_measures_projects_and_says_that_it_projects(
     assert row["error_here"] == pytest.approx(row["step_s_predicted_here"] / row["measured"]["step_s"] - 1)
     assert row["errors_of_sums"] == []
     tables = "<!-- rows: scaling-error -->\n<!-- end rows -->\n"
-    assert "No row yet." in write_tables(tables, tmp_path / "nowhere")
-    made = write_tables(tables, tmp_path)
+    assert "No row yet." in fill_tables(tables, tmp_path / "nowhere")
+    made = fill_tables(tables, tmp_path)
     assert (
         f"| {row['measured']['step_s']:.3f} | {row['step_s_predicted_here']:.3f} | {row['error_here']:+.0%} |" in made
     )

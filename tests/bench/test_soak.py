@@ -54,7 +54,8 @@ def test_loader_is_steady_and_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest
 
     def leaking(*arguments: Any) -> Generator[int]:
         for count in real(*arguments):
-            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (2 << 20)])
+            # more memory than malloc may have kept of the run before
+            kept.extend([os.open("/dev/null", os.O_RDONLY), bytearray(b"x") * (8 << 20)])
             yield count
 
     monkeypatch.setattr(soak, "our_batches", leaking)

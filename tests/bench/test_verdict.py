@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.loaders.verdict import PageCache, costs_s, verdict
-from bench.measure import Interval, Rate
+from bench.measure import MeanInterval, Rate
 
 STAGES = {
     "read only": (40000.0, 0.03),
@@ -55,11 +55,11 @@ def test_waiting_is_named_where_no_core_is_short() -> None:
 
 
 def test_storage_is_named_where_a_cold_cache_is_much_slower() -> None:
-    warm = Interval(5000, 4900, 5100)
-    slow = PageCache(warm, Interval(100, 90, 110), 2**20)
+    warm = MeanInterval(5000, 4900, 5100)
+    slow = PageCache(warm, MeanInterval(100, 90, 110), 2**20)
     said = verdict(rate(5000, 0.37), 2, stages(), cache=slow)
     assert "storage limits it (100 against 5000 images/s, 100 MiB/s)" in said
-    unsure = PageCache(warm, Interval(2000, -9000, 13000), 2**20)
+    unsure = PageCache(warm, MeanInterval(2000, -9000, 13000), 2**20)
     assert "storage" not in verdict(rate(5000, 0.37), 2, stages(), cache=unsure)
 
 

@@ -1,8 +1,9 @@
-"""Experiments: what is recorded, when, and what a comparison claims. Training itself is replaced."""
+"""Studies: what is recorded, when, and what a comparison claims. Training itself is replaced."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,26 +13,28 @@ import cv2
 import numpy as np
 import pytest
 
-from bench.documentation import save_comparisons, write_tables
 from errors import UserError
 from experiments import run
-from experiments.config import Arm, Comparison, ExperimentConfig, Phase, load_experiment
-from experiments.run import compare, constant_errors, run_experiment
+from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
+from experiments.run import compare, constant_errors, run_study
 from tests.train import tiny_hands
 from train.distributed.interrupt import Interrupted
 
 HANDS = 50
 
 
-def config_of(root: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> ExperimentConfig:
-    return ExperimentConfig(
-        pretrain=Phase({"peclr": Arm()}, set=("encoder.name=resnet18",)),
-        finetune=Phase({"ours": Arm(start="peclr"), "scratch": Arm(set=("encoder.weights=random",))}),
-        compare=(Comparison("ours", "scratch"), Comparison("ours", "scratch", "auc")),
-        out=root / "runs",
-        data=root,
+def plan_of(root: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
+    study = Study(
+        title="Title",
+        source="Table 9",
+        pretrain={"peclr": Arm()},
+        arms={"ours": MeasuredArm(start="peclr"), "scratch": MeasuredArm(set=("encoder.weights=random",))},
+        compare=(Claim("ours", "scratch"), Claim("ours", "scratch", "auc")),
+        scales={"small": Scale({"first": Dataset(str(root))}, pretrain=Shared(set=("encoder.name=resnet18",)))},
         seeds=seeds,
+        out=root / "runs",
     )
+    return Plan(root / "two_arms.toml", study, "small")
 
 
 def rows_of(record: Path) -> list[dict[str, Any]]:
@@ -59,7 +62,7 @@ class Training:
         return self._now
 
 
-def measured(run: Path, data: Path) -> dict[str, Any]:
+def measured(run: Path, overrides: list[str]) -> dict[str, Any]:
     seed = int(run.parent.name.removeprefix("seed_"))
     error = np.full((HANDS, 21), 1.0 + 0.01 * seed - (0.2 if "ours" in run.name else 0.0))
     return {"pa_epe_cm": error, "epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "pa_auc": 1 - error / 5}
@@ -73,7 +76,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     monkeypatch.setattr(run, "measure_arm", measured)
     monkeypatch.setattr(run, "load_pose_run", lambda path: path)
     monkeypatch.setattr(
-        run, "measure_constants", lambda data: {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
+        run, "measure_constants", lambda overrides: {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
     )
     monkeypatch.setattr(time, "process_time", made.process_time)
     return made
@@ -81,54 +84,55 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
 
 def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
-    outcomes = run_experiment(config_of(tmp_path), record)
+    outcomes = run_study(plan_of(tmp_path), record)
     rows = rows_of(record)
-    assert [row["kind"] for row in rows] == ["pretrain", "finetune", "finetune", "seed"] * 3 + [
+    assert [row["kind"] for row in rows] == ["pretrain", "arm", "arm", "seed"] * 3 + [
         "constant",
         "comparison",
         "comparison",
     ]
+    assert {(row["study"], row["scale"]) for row in rows} == {("two_arms", "small")}
     assert all(outcome["holds"] for outcome in outcomes)
-    assert run_experiment(config_of(tmp_path), record) == outcomes
+    assert run_study(plan_of(tmp_path), record) == outcomes
     assert rows_of(record) == rows
 
 
 def test_a_seed_s_time_is_that_of_its_runs(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
-    run_experiment(config_of(tmp_path, (0,)), record)
+    run_study(plan_of(tmp_path, (0,)), record)
     assert [row["cpu_seconds"] for row in rows_of(record) if "cpu_seconds" in row] == [2, 1, 1, 4]
 
 
 def test_an_interrupted_run_s_time_counts(training: Training, tmp_path: Path) -> None:
-    config, record = config_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
     training.interrupted = True
     with pytest.raises(Interrupted):
-        run_experiment(config, record)
+        run_study(plan, record)
     training.interrupted = False
-    run_experiment(config, record)
+    run_study(plan, record)
     assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [4]
 
 
 def test_one_seed_supports_no_claim(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
-    (outcome, _) = run_experiment(config_of(tmp_path, (0,)), record)
+    (outcome, _) = run_study(plan_of(tmp_path, (0,)), record)
     assert not outcome["holds"]
     assert "comparison" not in {row["kind"] for row in rows_of(record)}
 
 
-def write_tables_of(config: ExperimentConfig, ours: list[float], spread: float = 0.0) -> None:
+def write_tables_of(plan: Plan, ours: list[float], spread: float = 0.0) -> None:
     noise = spread * np.random.default_rng(0).normal(size=(HANDS, 1)).repeat(21, axis=1)
-    for seed, difference in zip(config.seeds, ours, strict=True):
-        folder = config.out / f"seed_{seed}"
+    for seed, difference in zip(plan.study.seeds, ours, strict=True):
+        folder = plan.out / f"seed_{seed}"
         folder.mkdir(parents=True)
-        np.savez(folder / "errors_scratch.npz", pa_epe_cm=np.ones((HANDS, 21)))
-        np.savez(folder / "errors_ours.npz", pa_epe_cm=1 + difference + noise)
+        np.savez(folder / "errors_finetune_scratch.npz", pa_epe_cm=np.ones((HANDS, 21)))
+        np.savez(folder / "errors_finetune_ours.npz", pa_epe_cm=1 + difference + noise)
 
 
 def test_the_interval_holds_the_seeds_variance(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    write_tables_of(config, [-0.1, -0.2, -0.3])
-    outcome = compare(config, config.compare[0])
+    plan = plan_of(tmp_path)
+    write_tables_of(plan, [-0.1, -0.2, -0.3])
+    outcome = compare(plan, plan.compare[0])
     # Student's for three numbers: mean -0.2, deviation 0.1, 4.303 for two degrees of freedom.
     assert outcome["mean"] == pytest.approx(-0.2)
     assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2 - 0.2484, -0.2 + 0.2484), abs=1e-3)
@@ -136,9 +140,9 @@ def test_the_interval_holds_the_seeds_variance(tmp_path: Path) -> None:
 
 
 def test_the_interval_holds_the_hands_variance(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    write_tables_of(config, [-0.2, -0.2, -0.2], spread=1.0)
-    outcome = compare(config, config.compare[0])
+    plan = plan_of(tmp_path)
+    write_tables_of(plan, [-0.2, -0.2, -0.2], spread=1.0)
+    outcome = compare(plan, plan.compare[0])
     assert outcome["high"] - outcome["low"] == pytest.approx(2 * 4.303 / HANDS**0.5, rel=0.35)
 
 
@@ -152,17 +156,6 @@ def test_constants_of_a_hand_that_only_turns() -> None:
     assert errors["mean_pose_pa_epe_cm"] > 1
 
 
-def test_the_page_and_the_picture(training: Training, tmp_path: Path) -> None:
-    record = tmp_path / "experiments.jsonl"
-    outcomes = run_experiment(config_of(tmp_path), record)
-    made = write_tables("<!-- rows: experiment -->\nold\n<!-- end rows -->\n", tmp_path)
-    assert "| ours minus scratch | PA-EPE, cm | -0.200, -0.200, -0.200 | -0.200 |" in made
-    assert "| ours | 0.810 |" in made
-    assert "3.000 cm" in made
-    save_comparisons(outcomes, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 1000
-
-
 def test_labels_of_one_point_do_not_count() -> None:
     hands = tiny_hands.random_hands_m(np.random.default_rng(0), 20)
     spoilt = np.concatenate([np.full((1, 21, 3), 0.5), hands[:10]]), np.concatenate([hands[10:], np.ones((1, 21, 3))])
@@ -172,16 +165,48 @@ def test_labels_of_one_point_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "said"),
+    ("override", "said"),
     [
-        ("pretrain.arms.simclr.set=['equivariance.varient=none']", "pretrain.arms.simclr: .*equivariance.variant"),
-        ("finetune.arms.scratch_10.set=['train.epochs=many']", "finetune.arms.scratch_10: .*train.epochs = 'many'"),
-        ("finetune.set=['train.recompute=always']", "finetune.arms.scratch_10: .*unknown key train.recompute"),
-        ("pretrain.config=['missing.toml']", "pretrain.arms.peclr: .*missing.toml"),
-        ("pretrain.arms.peclr.start=simclr", "pretrain.arms.peclr.start: only arms of finetune"),
+        ("pretrain.simclr.set=['equivariance.varient=none']", "pretrain.simclr at scale small: .*equivariance.variant"),
+        ("arms.scratch_10.set=['train.epochs=many']", "arms.scratch_10 at scale small: .*train.epochs = 'many'"),
+        ("scales.small.measured.set=['train.recompute=always']", "arms.scratch_10 .*unknown key train.recompute"),
+        ("scales.small.pretrain.config=['missing.toml']", "pretrain.peclr at scale small: .*missing.toml"),
+        ("pretrain.peclr.start=simclr", "unknown key pretrain.peclr.start"),
+        ("arms.peclr_10.start=moco", "arms.peclr_10.start = 'moco': expected a name in pretrain: peclr, simclr"),
+        ("arms.peclr_10.on=third", "arms.peclr_10.on = 'third': expected a name in data: first"),
+        ("arms.peclr_10.data=['third']", "peclr_10.data = 'third': expected a name in data: first"),
+        ("arms.peclr_10.network=none", "arms.peclr_10.network = 'none': expected a name in arms"),
+        ("compare=[{better='a', than='peclr_10'}]", "compare names 'a': expected a name in arms"),
+        ("maps={better='a', than='peclr_10'}", "maps names 'a': expected a name in arms"),
+        ("compare=[{better='peclr_10', than='peclr_10'}]", "'peclr_10' is compared with itself"),
+        ("seeds=[1, 1]", "expected each seed once"),
+        ("scales.small.by=guess", "scales.small.by = 'guess'"),
+        ("pretrain.'a b'={}", "letters, digits"),
+        ("scales.small.data.first.held_out=['data.prt=evaluation']", "unknown key data.prt"),
+        ("title=''", "title"),
     ],
 )
-def test_a_mistake_in_any_arm_is_reported_before_the_first(arm: str, said: str) -> None:
+def test_a_mistake_in_any_arm_is_reported_before_the_first(override: str, said: str) -> None:
     file = Path(__file__).parents[2] / "configs" / "studies" / "hands.toml"
     with pytest.raises(UserError, match=said):
-        load_experiment(file, [arm])
+        load_study(file, [override])
+
+
+def test_a_second_process_waits_for_the_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call begins while the first renders, and finds the hands."""
+    root, begun, made = tmp_path / "data" / "hands", threading.Event(), []
+
+    def make(out: Path, **options: Any) -> None:
+        made.append(options["poses"])
+        begun.set()
+        time.sleep(0.2)
+        out.mkdir()
+
+    monkeypatch.setattr(run, "make_dataset", make)
+    first = threading.Thread(target=run._render, args=(root, Render(poses=10)))
+    first.start()
+    assert begun.wait(60)
+    run._render(root, Render(poses=10))
+    assert root.is_dir()
+    first.join()
+    assert made == [10]

@@ -117,7 +117,9 @@ def test_published_weights_that_cannot_be_downloaded_are_one_line(caplog: pytest
 
     with (
         patch.object(timm, "create_model", offline),
-        pytest.raises(UserError, match=r'test_vit cannot be had \(no route to host\): set encoder.weights = "random"'),
+        pytest.raises(
+            UserError, match=r'test_vit cannot be downloaded \(no route to host\): set encoder.weights = "random"'
+        ),
     ):
         build_encoder(EncoderConfig("timm/test_vit"), 32)
     assert caplog.messages == []  # the error has it all

@@ -47,7 +47,7 @@ def plan_request(
     *,
     regions: bool = False,
 ) -> Request:
-    """The request for some files, planned as the feed does."""
+    """The request for some files, planned as `RequestMaker` does."""
     files = [check_image(data) for data in encoded]
     plan = plan_views(
         np.array([file.size_px for file in files]),

@@ -35,8 +35,8 @@ import numpy.typing as npt
 import torch
 
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.loader import Loader
+from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import WHOLE_IMAGE
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder

@@ -187,7 +187,7 @@ def _hash32(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return number ^ (number >> np.uint64(16))
 
 
-def change_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArray) -> Image:
+def apply_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArray) -> Image:
     """The further augmentations of one view (S, S, 3), each giving 8-bit pixels."""
     left_px, top_px, cut_px = (
         int(draws[column]) for column in (Column.CUT_OUT_LEFT_PX, Column.CUT_OUT_TOP_PX, Column.CUT_OUT_SIDE_PX)
@@ -226,4 +226,4 @@ def make_view(
         matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
     warped = warp(source, matrix_px, geometry.side_px, geometry.fill)
     jittered = np.clip(np.rint(jitter(warped, colour, draws)), 0, 255).astype(np.uint8)
-    return change_appearance(jittered, appearance, draws)
+    return apply_appearance(jittered, appearance, draws)

@@ -15,8 +15,7 @@ from scipy import stats
 from pipelines.arrays import FloatArray
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
-from pipelines.render import changes
-from pipelines.render.changes import change_appearance
+from pipelines.render.apply_appearance import apply_appearance
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
@@ -156,7 +155,7 @@ def test_the_widest_blur_mirrors_the_smallest_view(backend: Backend, side_px: in
     draws = draws_of(appearance, GeometryConfig(side_px=side_px), len(sigmas_px))
     draws[:, Column.BLUR_SIGMA_PX] = sigmas_px
     for image, draw, made in zip(images, draws, views_of(backend, images, draws, appearance), strict=True):
-        expected = reference.change_appearance(image, appearance, draw).astype(int)
+        expected = reference.apply_appearance(image, appearance, draw).astype(int)
         assert np.abs(expected - made).max() <= 1
 
 
@@ -169,7 +168,7 @@ def test_noise_and_holes_are_the_same_bits_everywhere(backend: Backend, option: 
     appearance = ALWAYS[option]
     draws = draws_of(appearance, GeometryConfig(side_px=40), len(images))
     for image, draw, made in zip(images, draws, views_of(backend, images, draws, appearance), strict=True):
-        np.testing.assert_array_equal(made, reference.change_appearance(image, appearance, draw))
+        np.testing.assert_array_equal(made, reference.apply_appearance(image, appearance, draw))
 
 
 @pytest.mark.parametrize("option", ALWAYS)
@@ -181,9 +180,9 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
     draws[3::7, Column[option.upper()]] = 0
     made = []
     for devices in (frozenset({"cpu"}), frozenset[str]()):
-        monkeypatch.setattr(changes, "_IN_LOOPS", devices)
+        monkeypatch.setattr("pipelines.render.apply_appearance._IN_LOOPS", devices)
         views = torch.from_numpy(images.copy())
-        change_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
+        apply_appearance(views, draws, ALWAYS[option], slice(1, None, 2))
         made.append(views.numpy().astype(int))
     in_loops, tensors = made
     assert (in_loops[::2] == images[::2]).all()
@@ -192,7 +191,7 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
     else:
         np.testing.assert_array_equal(in_loops, tensors)
     for row in range(1, 30, 2):
-        expected = reference.change_appearance(images[row], ALWAYS[option], draws[row])
+        expected = reference.apply_appearance(images[row], ALWAYS[option], draws[row])
         assert np.abs(tensors[row] - expected).max() <= 1
 
 

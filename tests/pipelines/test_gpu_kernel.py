@@ -34,7 +34,7 @@ from pipelines.views.draws import Draw, draw_view
 from pipelines.views.plan import plan_views
 from tests.pipelines import harness, reference
 from tests.pipelines.harness import Image, encode, smooth_image
-from tests.pipelines.test_pixels import assert_equal, loaded, packed_by
+from tests.pipelines.test_kept_pixels import assert_equal, loaded, packed_by
 from tests.pipelines.test_views import NO_COLOUR, PLAIN_DRAW
 
 KERNEL = "pipelines.render.gpu_kernel"

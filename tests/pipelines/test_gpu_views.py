@@ -17,10 +17,10 @@ from nvidia.dali import Pipeline
 
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.loader import Loader
 from pipelines.render.dali_graph import GraphConfig, view_pipeline
 from pipelines.render.request import Request
+from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources import load_index
@@ -31,8 +31,8 @@ from tests.conftest import Record
 from tests.pipelines import reference
 from tests.pipelines.harness import NO_APPEARANCE, Image, encode, make_views, smooth_image
 from tests.pipelines.test_appearance import ALL, ALWAYS
+from tests.pipelines.test_kept_pixels import packed_by
 from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
-from tests.pipelines.test_pixels import packed_by
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
 
 Jitter = Literal["none", "hsv", "linear"]

@@ -18,8 +18,8 @@ from errors import UserError
 from machine.cores import warn_of_threads
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.feed import SUBSTITUTE_ATTEMPTS
 from pipelines.loader import Loader
+from pipelines.request_maker import SUBSTITUTE_ATTEMPTS
 from pipelines.samples.index import WHOLE_IMAGE, Index, join
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
 from pipelines.sources.folder import load_folder

@@ -19,7 +19,8 @@ from pipelines.sources.boxes import read_boxes
 from pipelines.sources.folder import load_folder
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
-from tools.find_boxes import HEADER, Hand, as_csv, fits_in_a_line, images_under, rows_so_far
+from tools import find_boxes
+from tools.find_boxes import HEADER, FoundHand, as_csv, fits_in_a_line, images_under, rows_so_far
 from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
@@ -90,17 +91,53 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
         assert file.read_bytes() == whole
 
 
-def test_another_file_is_not_touched(tmp_path: Path) -> None:
+def test_another_file_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "boxes.csv"
     file.write_bytes(b"file,x0,y0,x1,y1\n\xff\n")
-    with file.open("r+b") as out, pytest.raises(SystemExit, match="line 1 is b'file,x0,y0,x1,y1"):
+    with file.open("r+b") as out, pytest.raises(SystemExit, match="2"):
         rows_so_far(out)
+    assert "line 1 is b'file,x0,y0,x1,y1" in capsys.readouterr().err
     assert file.read_bytes() == b"file,x0,y0,x1,y1\n\xff\n"
+
+
+def test_another_folder_and_other_options_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both folders have an image of the same name, as FreiHAND's two parts do; the file keeps all its rows."""
+    out = tmp_path / "boxes.csv"
+    for folder, name in (("a", "1.jpg"), ("a", "2.jpg"), ("b", "1.jpg")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_bytes(b"")
+
+    def found(root: Path, names: list[str], args: Any) -> Any:
+        return ([[name, "1.0", "2.0", "3.0", "4.0", "left", "0.900"]] for name in names)
+
+    def call(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["find_boxes.py", *arguments])
+        find_boxes.main()
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(find_boxes, "find_all", found)
+    monkeypatch.chdir(tmp_path)
+    assert "2 hands" in call("a", "boxes.csv")
+    before = out.read_bytes()
+    for arguments, words in (
+        (("b", "boxes.csv"), f"boxes.csv: was begun with IMAGES {tmp_path}/a, not {tmp_path}/b. "),
+        (("a", "boxes.csv", "--confidence", "0.4"), "was begun with --confidence 0.5, not 0.4. "),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            call(*arguments)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
+        assert "name another file" in line
+    assert out.read_bytes() == before
+    assert "2 hands" in call("a/../a", "boxes.csv")
+    assert out.read_bytes() == before
 
 
 def test_a_box_is_the_square_around_the_landmarks() -> None:
     landmarks_px = np.array([[10.0, 50], [30, 20], [20, 90]])
-    assert Hand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
+    assert FoundHand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
 
 
 LANDMARKS = """

@@ -25,8 +25,8 @@ from train.config.pretraining import Config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
 from train.pose.labels import PoseLabels, labels_to_learn, left_for_right
+from train.pose.pose_run import load_pose_run
 from train.pose.predict import predict
-from train.pose.run import load_pose_run
 from train.pretrain import pretrain
 from train.report.write import write_report
 

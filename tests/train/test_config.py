@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from errors import UserError
-from experiments.config import load_experiment
 from pipelines.samples.shares import micro_batch_share
 from tests.command_line import run_cli
 from train.config.finetuning import FinetuneConfig
@@ -56,10 +55,7 @@ def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
 def test_shipped_configurations_are_valid(file: Path) -> None:
-    if file.stem.startswith("experiment"):
-        load_experiment(file)
-    else:
-        load_config(FinetuneConfig if file.stem.startswith("finetune") else Config, [file], [])
+    load_config(FinetuneConfig if file.stem.startswith("finetune") else Config, [file], [])
 
 
 @pytest.mark.parametrize(

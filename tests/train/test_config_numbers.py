@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from bench.training.scaling import Cluster
 from cli import main
 from errors import UserError
-from experiments.config import ExperimentConfig
+from experiments.config import Study
 from tests.command_line import run_cli
 from tests.train import tiny_run
 from train.config.finetuning import FinetuneConfig
@@ -23,10 +23,10 @@ from train.config.pretraining import Config
 from train.config.tables import to_toml
 
 T = TypeVar("T")
-KINDS: tuple[type[object], ...] = (Config, FinetuneConfig, Cluster, ExperimentConfig)
+KINDS: tuple[type[object], ...] = (Config, FinetuneConfig, Cluster, Study)
 ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)), "0x" + "f" * 5000)
-NEEDED = 'compare = []\n[pretrain.arms.a]\n[finetune.arms.a]\nstart = "a"\n'
-"""What an experiment has no defaults for."""
+NEEDED = 'title = "a"\nsource = "b"\n[arms.a]\n[scales]\n[maps]\nbetter = "a"\nthan = "b"\n'
+"""What a study has no defaults for."""
 
 
 def leaves(schema: Mapping[str, Any], definitions: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
@@ -50,7 +50,7 @@ def numbers_of(kind: type[object]) -> dict[str, Any]:
     return dict(leaves(schema, schema.get("$defs", {})))
 
 
-NUMBERS = [(kind, key) for kind in KINDS for key in numbers_of(kind) if not key.startswith("data.*")]
+NUMBERS = [(kind, key) for kind in KINDS for key in numbers_of(kind) if not key.startswith(("data.*", "compare.*"))]
 
 
 def test_the_walk_finds_the_numbers() -> None:
@@ -63,7 +63,7 @@ def test_the_walk_finds_the_numbers() -> None:
         "geometry.fill",
         "data.weight",
     } <= found
-    assert {"validation.every_epochs", "seeds.*", "poses", "inside.latency_s"} <= found
+    assert {"validation.every_epochs", "seeds.*", "maps.rotations", "inside.latency_s"} <= found
     assert len(NUMBERS) > 80
 
 
@@ -91,8 +91,8 @@ def test_an_odd_number_gives_a_configuration_or_one_line(
     kind: type[object], key: str, value: str, tmp_path: Path
 ) -> None:
     files = []
-    if kind is ExperimentConfig:
-        files = [tmp_path / "experiment.toml"]
+    if kind is Study:
+        files = [tmp_path / "study.toml"]
         files[0].write_text(NEEDED)
     override = f"{key.removesuffix('.*')}={f'[{value}, {value}]' if key.endswith('.*') else value}"
     config, message = loaded(kind, files, override)

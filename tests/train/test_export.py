@@ -22,8 +22,8 @@ from synthetic import make_dataset
 from tests.full_disk import files_of_at_most
 from tests.train.tiny_hands import untrained_run
 from train.config.tables import to_dict
+from train.pose.pose_run import load_pose_run
 from train.pose.predict import predict
-from train.pose.run import load_pose_run
 from train.runs.checkpoint import Checkpoints
 from train.weights import export
 from train.weights.convert import convert

@@ -26,10 +26,10 @@ from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.distributed.world import World
 from train.finetune import finetune
-from train.pose.errors import errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
-from train.pose.run import load_pose_run
+from train.pose.pose_run import load_pose_run
+from train.pose.sample_errors import errors_of
 from train.pose.validation import Validation, best_of, validate
 from train.runs.checkpoint import Checkpoints, load_checkpoint, write_checkpoint
 from train.runs.folder import RunFolder

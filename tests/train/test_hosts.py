@@ -21,7 +21,7 @@ from tests.conftest import Record
 from tests.train import tiny_run
 from train.config.load import load_config
 from train.config.pretraining import Config
-from train.runs.json_lines import read_rows
+from train.runs.json_lines import read_undamaged_rows
 
 pytestmark = pytest.mark.slow  # a minute or two each: whole jobs start, are killed and start again
 
@@ -257,7 +257,7 @@ def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_readme(hosts: dict[
         host.start(tmp_path / f"{host.name}.log", (here if host.name == "a" else second(here)) + fewer)
     for host in hosts.values():
         wait_for(f"the end on {host.name}", finished(host), hosts)
-    assert [row["step"] for row in read_rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, steps + 1))
+    assert [row["step"] for row in read_undamaged_rows(tmp_path / "out" / "metrics.jsonl")] == list(range(1, steps + 1))
     assert "Traceback" not in hosts["a"].log.read_text() + hosts["b"].log.read_text()
 
 

@@ -266,3 +266,22 @@ def test_config_refuses_values_out_of_range() -> None:
     for key, value in {"lr": 0.0, "weight_decay": -1.0, "trust_coefficient": 0.0, "warmup_epochs": -1.0}.items():
         with pytest.raises(ValidationError, match="greater than"):
             OptimConfig(**{key: value})  # type: ignore[arg-type]
+
+
+def test_lars_on_weights_leaves_the_gradient_of_vectors_as_it_is() -> None:
+    """With the same start and gradients: the matrix as under LARS, the vector as under Adam alone."""
+    start = [torch.randn(3, 4), torch.randn(4)]
+    gradients = [torch.randn(3, 4), torch.randn(4)]
+    after = {}
+    for name, options in (("all", {}), ("weights", {"lars": "weights"}), ("off", {"trust_coefficient": 1e6})):
+        parameters = with_gradients(start, gradients)
+        config = OptimConfig(lr=0.1, weight_decay=0.0, **options)
+        optimizer = build_optimizer(config, [("linear.weight", parameters[0]), ("linear.bias", parameters[1])], batch=1)
+        optimizer.step()
+        parameters[0].grad, parameters[1].grad = -3 * gradients[0], 2 * gradients[1]  # Adam's first step has no scale
+        optimizer.step()
+        after[name] = parameters
+    assert torch.equal(after["weights"][0], after["all"][0])
+    assert torch.equal(after["weights"][1], after["off"][1])
+    assert not torch.allclose(after["all"][0], after["off"][0])
+    assert not torch.allclose(after["all"][1], after["off"][1])

@@ -25,7 +25,7 @@ from pipelines.config import DataConfig
 from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import GeometryConfig
 from tests.conftest import Record
-from tests.pipelines.test_pixels import packed_by
+from tests.pipelines.test_kept_pixels import packed_by
 from tests.train import ranks, tiny_run
 
 

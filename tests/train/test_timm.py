@@ -20,8 +20,8 @@ from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
 from train.finetune import finetune
+from train.pose.pose_run import load_pose_run
 from train.pose.predict import predict
-from train.pose.run import load_pose_run
 from train.pretrain import pretrain
 from train.weights.convert import convert
 from train.weights.export import export_encoder

@@ -113,10 +113,13 @@ def pack(
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
 
     With --pixels the loader neither reads files nor decodes. The shards serve the views of the configuration that they
-    were packed with, or narrower ones; they are several times as large as JPEGs, and how large is said first.
+    were packed with, or narrower ones; they are several times as large as JPEGs. Their size is printed before the first
+    is written.
     """
     if re.match(r"\w+:/", str(out)):
-        raise UserError(f"{out}: is an address, and shards are written to a folder. Copy the folder there afterwards.")
+        raise UserError(
+            f"{out}: is an address; shards are written to a folder. Name a folder, and copy it to the address later."
+        )
     config = pretraining_config(files, overrides)
     from machine.cores import available_cores
     from pipelines.config import each_source
@@ -135,7 +138,7 @@ def pack(
         from train.distributed.world import described_world
 
         backend = resolve_backend(config.pipelines.backend, described_world(config.train.device).device)
-        contents = PixelContents(index, config.geometry, source.box_margin, backend, tell=say, progress=progress_bar)
+        contents = PixelContents(index, config.geometry, source.box_margin, backend, say=say, progress=progress_bar)
     with progress_bar("packing") as progress:
         packed = run(
             index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress, contents=contents
@@ -167,9 +170,10 @@ def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     from pipelines.sources.shards.foreign.scan import index_shards
     from train.runs.log import progress_bar
 
+    files = find_shards(shards, say=lambda line: say(line, err=True))
     with progress_bar("indexing (MiB)") as progress:
         found = index_shards(
-            find_shards(shards),
+            files,
             out,
             workers=workers or available_cores(),
             progress=lambda done, total: progress(done >> 20, total >> 20),

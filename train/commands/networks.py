@@ -85,15 +85,15 @@ def evaluate(
     "--box",
     default=None,
     metavar="BOX",
-    help="X0,Y0,X1,Y1 around the hand or body, in pixels; or a file of boxes, as data.box, with the folder of its "
-    "pictures as IMAGE.  [default: the whole picture]",
+    help="Box X0,Y0,X1,Y1 around the hand or body, in pixels; or a file of boxes, as for data.box: IMAGE is then the "
+    "folder of its pictures.  [default: the whole picture]",
 )
 @click.option("--intrinsics", default=None, type=PATH, help="JSON file with one 3 x 3 camera matrix for all pictures.")
 @click.option(
     "--scale-m",
     default=None,
     type=FiniteRange(0, 1, min_open=True),
-    help="Length of the reference bone in metres, which puts the pose in metres. A hand's reference bone is the first "
+    help="Length of the reference bone in metres; the pose is then in metres. A hand's reference bone is the first "
     "phalanx of the middle finger.",
 )
 def predict(
@@ -173,7 +173,7 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
     type=click.Choice(["ours", "published", "lightning"]),
     default="ours",
     show_default=True,
-    help="Format of OUT: ours, that of the authors' published files, or of their pre-training's checkpoints.",
+    help="Format of OUT: this project's, or that of the authors' published files or pre-training checkpoints.",
 )
 def convert(source: Path, out: Path, to: Any) -> None:
     """Convert weights of PeCLR's authors in SOURCE to this project's format, or a run of this project to theirs.

@@ -81,7 +81,7 @@ def run_options(command: F) -> F:
 
 @contextmanager
 def same_on_this_host() -> Iterator[None]:
-    """Have only the first rank of a host report an error that all its ranks meet, such as a wrong configuration."""
+    """Let only the first rank of a host report an error that all its ranks meet, such as a wrong configuration."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Commands that train: pre-training and fine-tuning."""
+"""Commands that train: pre-training, fine-tuning and the read-out of a frozen encoder."""
 
 from __future__ import annotations
 
@@ -90,6 +90,31 @@ def finetune(start: str | None, out: str | None, resume: Resume, **options: Any)
             say(f"held out: {in_3d}2D {best['epe_px']:.1f} px at step {best['step']}, {folder.best.folder}")
             say(f"its predictions:   {folder.predictions_picture}")
         say(f"how the loss fell: {folder.loss_picture}")
+
+
+@click.command()
+@config_options
+@click.option("--from", "start", default=None, metavar="RUN", help="Read out this run, checkpoint or file of weights.")
+@run_options
+def probe(start: str | None, out: str | None, resume: Resume, **options: Any) -> None:
+    """Fit a linear head to a frozen encoder in closed form, to see how well poses can be read from its features.
+
+    \b
+      python cli.py probe -c configs/finetune_demo.toml --from runs/demo --out runs/probe_demo
+      python cli.py evaluate runs/probe_demo
+
+    The configuration is fine-tuning's; keys of training and augmentation have no effect. It takes one pass over the
+    images. The folder is one of a fine-tuning run, for evaluate and predict.
+    """
+    from train.config.finetuning import FinetuneConfig
+
+    config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
+    from train.probe.read_out import fit_read_out
+    from train.runs.log import configure_logging
+
+    configure_logging()
+    folder = fit_read_out(config, resume)
+    say(f"{folder.checkpoints.latest()}")
 
 
 def _resolve(

@@ -106,7 +106,7 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 def _check_values(layer: Mapping[str, Any], origin: str) -> None:
     """Refuse values that no key can have: numbers beyond 64 bits, NaN, strings that cannot be a path, deep nesting."""
-    for key, value in _leaves("", layer, origin, levels=6):
+    for key, value in _leaves("", layer, origin, levels=7):
         problem = None
         if isinstance(value, float) and not math.isfinite(value):
             problem = f" = {value!r}: expected finite numbers, so give others"

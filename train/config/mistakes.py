@@ -42,7 +42,8 @@ def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[s
     prefixes = (".".join(path[:end]) for end in range(len(path), 0, -1))
     key = next((prefix for prefix in prefixes if without_numbers(prefix) in known), None)
     unknown = first["type"] == "unexpected_keyword_argument"
-    shown = ".".join(path) if unknown or key is None else key
+    named = get_origin(get_type_hints(kind).get((path or [""])[0])) is dict  # its tables have names of the user's
+    shown = ".".join(path) if unknown or key is None or named else key
     where = _origin(shown, layers)
     if first["type"] == "missing":
         where = where or next((origin for origin, _ in layers), None)
@@ -72,7 +73,9 @@ def shortened(text: str) -> str:
 
 
 def _origin(key: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The last file or option that sets a key or a key of its table. For an item of an array: that sets the array."""
+    """The last file or option that sets a key or a key of its table. For an item of an array: the last one that sets
+    the array.
+    """
     given = [(origin, [name for name, _ in flatten(layer)]) for origin, layer in reversed(layers)]
     within = next((origin for origin, keys in given if any(f"{one}.".startswith(f"{key}.") for one in keys)), None)
     return within or next((origin for origin, keys in given if key.rpartition(".")[0] in keys), None)

@@ -63,7 +63,7 @@ class StepsConfig:
         micro_batch: images that pass batch norm together, 128 in the authors' code. It changes the result, so it is
             never adapted to memory or to the number of ranks. N ranks need at least N micro-batches in a batch.
         precision: "fp32"; "bf16" or "fp16" (with loss scaling) under autocast; "fp64" for exact comparisons; "auto" is
-            bf16 on GPUs that support it, fp16 on other GPUs, fp32 on CPUs.
+            bf16 on GPUs and CPUs with instructions for it, fp16 on other GPUs, fp32 on other CPUs.
         device: "auto" uses a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.
@@ -108,6 +108,7 @@ class OptimConfig:
         trust_coefficient: the factor c of LARS.
         clip: let LARS lower the learning rate of a tensor, but not raise it.
         eps: added to the denominator of LARS.
+        lars: tensors that LARS scales: "all", or "weights": no biases and no norm parameters.
         backend: the inner Adam: "torch" (fused), "apex" (NVIDIA apex's FusedAdam), or "auto": apex if it is
             installed and the parameters are on a GPU.
         decay_exempt: parameters without weight decay. "paper": all biases and norm parameters. "upstream": parameters
@@ -122,6 +123,7 @@ class OptimConfig:
     trust_coefficient: Positive = 0.02
     clip: bool = True
     eps: NotNegative = 1e-8
+    lars: Literal["all", "weights"] = "all"
     backend: Literal["auto", "torch", "apex"] = "auto"
     decay_exempt: Literal["paper", "upstream"] = "paper"
     warmup_epochs: Epochs = 10.0

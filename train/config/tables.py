@@ -42,7 +42,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Pattern of a name and its meaning in the "Attributes" of a docstring."""
 
 
-ADDED = {"pose.skeleton": "hand", "loss.name": "nt_xent"}
+ADDED = {"pose.skeleton": "hand", "loss.name": "nt_xent", "optim.lars": "all"}
 """Keys that runs of earlier versions lack, with the value that they used."""
 
 

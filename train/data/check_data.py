@@ -23,7 +23,7 @@ from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, Deco
 from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import Pixels
+from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.samples.store import in_order
 from pipelines.sources import load_index
 
@@ -53,8 +53,8 @@ def check_data(
     make_decoder: Callable[[GraphConfig], Decoder] = DaliDecoder,
     limit_s: float = LIMIT_S,
 ) -> list[Checked]:
-    """Decode every image of a configuration's sources, whole, with the decoder that a run uses. Of pixels that are kept
-    decoded, compare the checksums.
+    """Decode every image of a configuration's sources, whole, with the decoder that a run uses. Kept pixels are
+    compared by their checksums instead.
 
     The decoder runs in a separate process, see `DecoderProcess`: an image that kills it is listed like others.
 
@@ -101,7 +101,7 @@ def check_data(
     return checked
 
 
-def _changed_pixels(index: Index, pixels: Pixels, progress: Callable[[int], None]) -> dict[str, str]:
+def _changed_pixels(index: Index, pixels: KeptPixels, progress: Callable[[int], None]) -> dict[str, str]:
     """Path -> reason for each sample whose pixels are not those that were packed."""
     reasons = {}
     for row in range(len(index)):

@@ -25,8 +25,7 @@ from errors import RanksLost, UserError
 T = TypeVar("T")
 
 _FOREVER = timedelta(days=1)
-"""Time limit of a call inside `within`: so long that it does not end while the process exits, when torch would
-abort."""
+"""Time limit of torch's call inside `within`. It is long: torch aborts a process if the limit passes while it exits."""
 
 
 def connect(rank: int, world_size: int, timeout_s: float) -> Store:

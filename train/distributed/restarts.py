@@ -1,4 +1,4 @@
-"""Ends ranks at once that torchrun restarts after bad input, since a restart cannot help.
+"""Ends at once the ranks that torchrun restarts after bad input, since a restart cannot help.
 
 This file does not import torch, since every command imports it.
 """

@@ -20,7 +20,7 @@ from train.evaluation import network_errors, report
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from writing import write_text
 
 log = logging.getLogger(__name__)

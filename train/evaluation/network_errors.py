@@ -17,11 +17,11 @@ from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.tables import to_dict
-from train.pose.errors import Errors, errors_of
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
 from train.pose.metrics import Floats, Interval, confidence_intervals, mean_over_samples, paired_difference
-from train.pose.run import PoseRun
+from train.pose.pose_run import PoseRun
+from train.pose.sample_errors import Errors, errors_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Writes the results of an evaluation: a table, JSON, a row per sample, PCK curves, and pictures of the worst."""
+"""Writes the results of an evaluation: a table, JSON, a row per sample, PCK curves, and pictures of the worst
+samples.
+"""
 
 from __future__ import annotations
 

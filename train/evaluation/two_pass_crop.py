@@ -145,8 +145,8 @@ def save_submission(folder: Path, poses: Poses, labels: PoseLabels) -> tuple[Pat
     missing = np.flatnonzero(~np.isfinite(joints_m).all(axis=(1, 2)))
     if len(missing):
         raise UserError(
-            f"no hand for {len(missing)} of {len(joints_m)} images, image {missing[0]} the first: the "
-            "leaderboard wants every image, so mend the files"
+            f"no hand for {len(missing)} of {len(joints_m)} images, the first is image {missing[0]}: the "
+            "leaderboard needs every image, so mend the files"
         )
     vertices = [[0.0, 0.0, 0.0]] * 778  # vertices of MANO; only the mesh's metrics use them
     content = [joints_m.tolist(), [vertices] * len(joints_m)]

@@ -57,11 +57,16 @@ def upright(geometry: GeometryConfig) -> GeometryConfig:
 
 
 def canonical_loader(
-    index: Index, rows: npt.NDArray[np.int64], each: int, config: Config | FinetuneConfig, world: World
+    index: Index,
+    rows: npt.NDArray[np.int64],
+    each: int,
+    config: Config | FinetuneConfig,
+    world: World,
+    rotation_deg: float = 0.0,
 ) -> Loader:
-    """Loads this rank's share of the canonical views of `rows` (N,) of an index.
+    """Loads this rank's share of the canonical views of `rows` (N,) of an index, each rotated by `rotation_deg`.
 
-    Every step has `each` views for each rank; the last one's surplus is at positions from N on.
+    Every step has `each` views for each rank. Surplus views of the last step have positions from N on.
     """
     step_rows, first = each * world.world_size, each * world.rank
     prepare_process(config.pipelines, world.device)
@@ -73,7 +78,10 @@ def canonical_loader(
             last_step=-(-len(rows) // step_rows),
         ),
         config.pipelines,
-        Augmentation(upright(config.geometry), ColourConfig(jitter="none")),
+        Augmentation(
+            dataclasses.replace(upright(config.geometry), rotation_deg=(rotation_deg, rotation_deg)),
+            ColourConfig(jitter="none"),
+        ),
         device=world.device,
         views=1,
         processes_here=world.local_world_size,
@@ -88,6 +96,7 @@ def estimate_poses(
     world: World,
     *,
     keep_images: int = 0,
+    rotation_deg: float = 0.0,
     progress: Progress | None = None,
 ) -> Poses:
     """Estimate the poses of all images of an index, in its order. The ranks share the work; all get the result.
@@ -99,6 +108,7 @@ def estimate_poses(
         config: `validation.batch` is the number of images in a step over all ranks. The ranges of `geometry` are not
             used.
         keep_images: number of this rank's first views to return.
+        rotation_deg: angle by which every view is rotated, see `GeometryConfig`; the poses are the source's.
 
     Raises:
         UserError: too many files are bad to find substitutes.
@@ -115,13 +125,14 @@ def estimate_poses(
     keypoints_px, joints = (torch.zeros(rows, keypoints, columns, dtype=torch.float64) for columns in (2, 3))
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
-    with torch.inference_mode(), canonical_loader(index, np.arange(count), each, config, world) as loader:
+    with torch.inference_mode(), canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
         for step, made in enumerate(loader):
             activity.moved("estimates poses")
             view = made.to(world.device).views[0]
             source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
+            of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
             with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-                output = network(view.image, view_intrinsics(source, view.source_to_view_px))
+                output = network(view.image, of_view)
             affine = view.source_to_view_px.double().cpu()
             shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
             samples[made.positions] = made.samples

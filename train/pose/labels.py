@@ -172,8 +172,8 @@ def labels_to_learn(index: Index, pose: PoseConfig) -> PoseLabels:
     elif np.isnan(labels.scale_m).all():
         ends = " to ".join(index.skeleton.keypoints[end] for end in index.skeleton.reference_bone)
         raise UserError(
-            f"{index.root} ({index.name}): no {index.skeleton.name} has the length of its reference bone ({ends}), "
-            "which depths are divided by: add labels"
+            f"{index.root} ({index.name}): no {index.skeleton.name} has a label for the length of its reference "
+            f"bone ({ends}). Depths are divided by this length: add labels"
         )
     return labels
 

@@ -27,8 +27,8 @@ from pipelines.sources.folder import load_folder
 from train.distributed.world import World, described_world
 from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.pose.prediction_picture import Box, Prediction, save_prediction
-from train.pose.run import PoseRun, load_pose_run
 from writing import is_among, write_text
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
@@ -72,8 +72,8 @@ def predict(
         out: folder for the results.
         box_px: x0, y0, x1, y1 of a box around the hand or body, in pixels of the picture as displayed; None: the whole
             picture.
-        boxes: a file of boxes, as `data.box`; then `images` is the folder that its names count from. Each hand is a
-            prediction; left ones are mirrored for the network.
+        boxes: a file of boxes, as `data.box`; then `images` is the folder that its names are relative to. Each hand is
+            a prediction; left ones are mirrored for the network.
         intrinsics: JSON file with the camera matrix of the pictures; None: the focal length is the picture's longer
             side and the principal point its centre.
         scale_m: length of the skeleton's reference bone in metres; None: the pose is in units of that length.
@@ -271,7 +271,7 @@ def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
 
 
 def _pictures(images: Sequence[str], box_px: Box | None) -> Index:
-    """The pictures as they are named, seen whole, or one of them with a box."""
+    """The pictures in the order given: each whole, or a single one with a box."""
     found = find_images(images)
     if box_px is not None and len(found) > 1:
         raise UserError(
@@ -287,7 +287,10 @@ def _pictures(images: Sequence[str], box_px: Box | None) -> Index:
 def _pictures_with_boxes(images: Sequence[str], boxes: Path) -> Index:
     """The hands of a file of boxes, as pre-training takes them."""
     if len(images) != 1 or not Path(images[0]).is_dir():
-        raise UserError(f"--box {boxes}: expected the one folder that its names count from, found {' '.join(images)}")
+        raise UserError(
+            f"--box {boxes}: expected one folder, which the names in this file are relative to; found "
+            f"{' '.join(images)}"
+        )
     return load_folder(DataConfig("folder", images[0], box=str(boxes)))
 
 

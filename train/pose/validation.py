@@ -13,10 +13,10 @@ from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.pose.errors import errors_of
 from train.pose.inference import Poses, estimate_poses
 from train.pose.labels import PoseLabels, labels_to_learn
 from train.pose.metrics import metric_of
+from train.pose.sample_errors import errors_of
 
 SHOWN = 12
 """Number of poses in predictions.png."""

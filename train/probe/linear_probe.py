@@ -139,7 +139,7 @@ class Probe:
 
 
 def build_probe(index: Index, config: Config, world: World) -> Probe | None:
-    """The probe of a run; None, which is logged, for too few images. Errors as `Probe`."""
+    """The probe of a run. If there are too few images: None, and a line in the log. Errors as `Probe`."""
     rows, fitted = probed_rows(index, config)
     probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
     if probe is None or not probe.usable:

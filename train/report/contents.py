@@ -166,7 +166,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(regular(file).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read ({error}); expected JSON. Make it again") from error
+        raise UserError(
+            f"{file} cannot be read ({error}); expected a file of evaluate or predict. Run that command again"
+        ) from error
     if not isinstance(content, dict):
-        raise UserError(f"{file} holds no object; expected what evaluate or predict writes. Make it again")
+        raise UserError(f"{file} holds no JSON object; expected a file of evaluate or predict. Run that command again")
     return content

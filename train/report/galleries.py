@@ -109,7 +109,7 @@ def _sheet(path: Path, height: int, width: int) -> list[Image]:
     try:
         return read_sheet(path, height=height, width=width)
     except OSError as error:
-        raise UserError(f"{error}; expected the pictures that a run or evaluate wrote. Make it again") from error
+        raise UserError(f"{error}; expected a picture of a run or of evaluate. Run that command again") from error
 
 
 def _tile(picture: Image, alt: str, caption: str = "") -> Tile:

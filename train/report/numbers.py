@@ -64,7 +64,7 @@ def table(found: Measured) -> list[Row]:
     return rows
 
 
-def verdict(found: Measured) -> str:
+def comparison_in_words(found: Measured) -> str:
     """The result of the comparison in words."""
     if found.difference is None:
         return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."

@@ -13,7 +13,7 @@ import numpy as np
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, each_source
-from pipelines.feed import Quarantine
+from pipelines.request_maker import Quarantine
 from pipelines.samples.index import Index
 from train.distributed.world import World
 from train.steps.training_state import TrainingState

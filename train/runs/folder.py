@@ -18,7 +18,7 @@ from errors import UserError
 from parsing import regular
 from train.config.tables import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints
-from train.runs.json_lines import cut_rows, read_rows
+from train.runs.json_lines import cut_rows, read_undamaged_rows
 from train.runs.lock import LOCK, locked
 from writing import write_text
 
@@ -106,7 +106,7 @@ class RunFolder:
             saved = tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.config_file} cannot be read ({error}): expected the configuration of the run to go on with. "
+                f"{self.config_file} cannot be read ({error}): expected the configuration of the run to continue. "
                 f"Restore it, or name another folder with --set run.out=..."
             ) from error
         now = to_dict(config)
@@ -124,15 +124,15 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The undamaged rows of metrics.jsonl."""
-        return read_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
+        return read_undamaged_rows(self.metrics_file, numbers=("epoch", "loss", "images_per_s", "wait_share"))
 
     def read_validations(self) -> list[dict[str, Any]]:
         """The undamaged rows of validation.jsonl that fine-tuning wrote."""
-        return read_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
+        return read_undamaged_rows(self.validation_file, numbers=("epe_cm", "pa_epe_cm", "epe_px"))
 
     def read_probes(self) -> list[dict[str, Any]]:
         """The undamaged rows of validation.jsonl that the probe of pre-training wrote."""
-        return read_rows(self.validation_file, numbers=("pa_epe_cm", "epe_px_of_224"))
+        return read_undamaged_rows(self.validation_file, numbers=("pa_epe_cm", "epe_px_of_224"))
 
     def _is_used(self) -> bool:
         return self.root.exists() and any(path.name != LOCK for path in self.root.iterdir())

@@ -14,7 +14,7 @@ from writing import write_bytes
 log = logging.getLogger(__name__)
 
 
-def read_rows(file: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
+def read_undamaged_rows(file: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The undamaged rows of a file; a warning counts the damaged ones. Empty if there is no file.
 
     A row must have a step and the keys `numbers`.
@@ -29,7 +29,7 @@ def cut_rows(file: Path, step: int) -> None:
 
 
 def _whole(file: Path, numbers: Sequence[str]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line with its row. An incomplete last line is skipped without a warning: it may just be written."""
+    """Each line with its row. An incomplete last line is skipped without a warning: it may be half written."""
     if not file.exists():
         return
     damaged = []

@@ -23,7 +23,7 @@ LOCK: Final = "lock"
 
 
 def require_free(folder: Path) -> None:
-    """Check, before torch is imported, that no process holds a folder. `locked` decides it later.
+    """Check, before torch is imported, that no process holds a folder. `locked` takes the lock later.
 
     Raises:
         UserError: another process holds the folder; the message names it.

@@ -60,7 +60,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
-        """Leave it out: the run's folder has it."""
+        """Do nothing: it is in the run's folder."""
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
         """Add a point to the curve of each name."""
@@ -68,7 +68,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def picture(self, path: Path, step: int) -> None:
-        """Leave it out: the run's folder has it."""
+        """Do nothing: it is in the run's folder."""
 
     def close(self) -> None:
         """Write the remaining events."""
@@ -106,13 +106,13 @@ class MLflow:
 
 
 def _is_no_retry(record: logging.LogRecord) -> bool:
-    """Whether a record is not one of the warnings of each attempt to reach a server that is down."""
+    """Filter of log records: False for the warnings that repeat at each attempt to reach a server that is down."""
     return record.threadName != "mlflow"
 
 
 @contextmanager
 def _soon_given_up() -> Iterator[None]:
-    """Give up a server within seconds, unless the environment says when. MLflow tries a later outage for minutes."""
+    """Let MLflow give up a server within seconds, unless the environment sets a limit. Later outages get minutes."""
     few = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
     added = {name: value for name, value in few.items() if name not in os.environ}
     os.environ.update(added)

@@ -34,7 +34,7 @@ def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: in
         raise UserError(
             f"train.sync_batch_norm = true needs equal shares, and the {batch // micro_batch} micro-batches of "
             f"train.batch = {batch} cannot be divided evenly among {world.world_size} ranks: start a number of "
-            f"processes that divides them, or set it to false"
+            f"processes that divides this number, or set the key to false"
         )
     convert = nn.SyncBatchNorm.convert_sync_batchnorm
     if "timm" in sys.modules:  # whose batch norms may hold an activation, which torch's function would drop
@@ -51,8 +51,8 @@ def one_momentum_step(network: nn.Module, world: World, micro_batches: int) -> I
     `num_batches_tracked` grows by one. After an exception the buffers have their old values. Modules in eval mode are
     not changed.
 
-    During the block the momentum is 1, so that after a pass the buffers hold the statistics of this pass. So no hook
-    into the forward pass is needed, which may be compiled, and nothing waits for the GPU.
+    During the block the momentum is 1, so that after a pass the buffers hold the statistics of this pass. So the
+    forward pass needs no hook and may be compiled, and nothing waits for the GPU.
 
     `micro_batches` is the number of counted passes over all ranks.
 

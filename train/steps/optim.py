@@ -37,13 +37,21 @@ class Lars(torch.optim.Optimizer):
     Args:
         inner: the optimiser that makes the step, such as torch.optim.SGD. Groups without a weight decay have none.
         trust_coefficient: c.
+        least_dims: tensors with fewer dimensions keep their gradient as it is; 2 leaves out biases and norms.
     """
 
     def __init__(
-        self, inner: torch.optim.Optimizer, trust_coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8
+        self,
+        inner: torch.optim.Optimizer,
+        trust_coefficient: float = 0.02,
+        clip: bool = True,
+        eps: float = 1e-8,
+        *,
+        least_dims: int = 0,
     ) -> None:
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
+        self.least_dims = least_dims
         self._share_with_inner()
 
     def _share_with_inner(self) -> None:
@@ -73,7 +81,7 @@ class Lars(torch.optim.Optimizer):
         lr, decay = group["lr"], group.get("weight_decay", 0.0)
         alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for weight in group["params"]:
-            if weight.grad is not None:
+            if weight.grad is not None and weight.ndim >= self.least_dims:
                 weights, gradients = alike[weight.device, weight.dtype]
                 weights.append(weight)
                 gradients.append(weight.grad)
@@ -138,7 +146,8 @@ def build_optimizer(
     on_gpu = all(parameter.is_cuda for parameter in decayed + exempt)
     adam = _build_adam(config.backend, groups, lr, on_gpu)
     adam.register_load_state_dict_pre_hook(_adapt_state)
-    return Lars(adam, config.trust_coefficient, config.clip, config.eps)
+    least_dims = 2 if config.lars == "weights" else 0
+    return Lars(adam, config.trust_coefficient, config.clip, config.eps, least_dims=least_dims)
 
 
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:
@@ -193,13 +202,13 @@ def _adapt_state(adam: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str
     for group in saved["param_groups"]:
         for option, common in {"bias_correction": True, "amsgrad": False, "maximize": False}.items():
             if group.get(option, common) != common:
-                raise UserError(f"{describe(adam)} cannot go on with {option} = {group[option]}")
+                raise UserError(f"{describe(adam)} cannot continue with {option} = {group[option]}")
         kept = {key: group[key] for key in ("params", "initial_lr", *adam.defaults) if key in group}
         entries = [state[index] for index in group["params"] if index in state]
         if to_apex:
             steps = sorted({int(entry.pop("step")) for entry in entries})
             if len(steps) > 1:
-                raise UserError(f"{describe(adam)} cannot go on with tensors of different steps: {steps}")
+                raise UserError(f"{describe(adam)} cannot continue with tensors of different steps: {steps}")
             if steps:
                 kept["step"] = steps[0]
         else:

@@ -160,5 +160,6 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     if precision != "auto":
         return precision
     if device.type != "cuda":
-        return "fp32"
+        # Without these instructions bf16 is emulated, and slower than fp32. Torch has no public name for them.
+        return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

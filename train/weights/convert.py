@@ -127,8 +127,8 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     for key, value in wanted.items():
         if pose[key] != value:
             raise UserError(
-                f"{path}: pose.{key} = {pose[key]!r}; the authors' pose network has {value!r} only, so it cannot be "
-                "written as one"
+                f"{path}: pose.{key} = {pose[key]!r}; the authors' pose network has {value!r} only, so this one "
+                "cannot be written in their format"
             )
     save_tensors({"state_dict": pose_to_published(state, side_px=side_px)}, out, {})
     notes = []

@@ -23,7 +23,7 @@ from models.encoders import make_encoder
 from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from models.weights import encoder_state
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
 

@@ -30,7 +30,7 @@ def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | 
 
 
 def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
-    """The encoder of a run of this project in its library's names; None if `encoder.weights` is something else."""
+    """The encoder's tensors in a run of this project, by its library's names; None if `encoder.weights` is no run."""
     if encoder.weights in ("random", "imagenet"):
         return None
     require_weights(encoder.weights)

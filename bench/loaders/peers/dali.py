@@ -13,19 +13,19 @@ from nvidia.dali import fn, math
 from nvidia.dali.pipeline import Pipeline
 from nvidia.dali.types import DALIDataType, DALIImageType
 
-from bench.loaders.peers import draws as ranges
-from bench.loaders.peers.draws import Boxes, endless_batches
+from bench.loaders.peers import paper_draws as ranges
+from bench.loaders.peers.paper_draws import BoxArray, endless_batches
 
 _IMAGENET_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _IMAGENET_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
-def sources(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
+def sources(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
     """Endless batches of decoded sources, uint8 RGB; no views, so the boxes are not used."""
     return iter(decode_only(paths, threads, batch).run, None)
 
 
-def views(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
+def views(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
     """Endless batches of two views, all made by DALI's own operators."""
     return iter(plain(paths, boxes_px, threads, batch).run, None)
 
@@ -40,7 +40,7 @@ def decode_only(paths: Sequence[Path], threads: int, batch: int) -> Pipeline:
     return pipeline
 
 
-def plain(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Pipeline:
+def plain(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Pipeline:
     """A pipeline of warp_affine, hsv and crop_mirror_normalize; outputs two (3, 128, 128) float32 views."""
     names = _names(paths)
     source = (

@@ -28,8 +28,8 @@ from ffcv.transforms import ToTensor
 from ffcv.writer import DatasetWriter
 from numba import njit
 
-from bench.loaders.peers import draws as ranges
-from bench.loaders.peers.draws import Boxes
+from bench.loaders.peers import paper_draws as ranges
+from bench.loaders.peers.paper_draws import BoxArray
 
 _FOLDER: Final = Path(".data/bench-ffcv")
 _LAPS: Final = 200
@@ -73,7 +73,7 @@ class RawField(JpegField):
 class TwoViews(Operation):  # type: ignore[misc]
     """(N, H, W, 3) decoded images to (N, 2, 128, 128, 3) views."""
 
-    def __init__(self, boxes_px: Boxes) -> None:
+    def __init__(self, boxes_px: BoxArray) -> None:
         super().__init__()
         self._boxes_px = boxes_px
 
@@ -106,7 +106,7 @@ def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
     Args:
         image: (H, W, 3) uint8.
         box_px: (3,) centre x, centre y, side; side 0 is the square around the whole image.
-        draw: (8,) in the order of `draws.Draw`.
+        draw: (8,) in the order of `PeerDraw`.
         out: (side, side, 3) uint8, written to.
         side: side of the view.
     """
@@ -161,12 +161,12 @@ def make_view(image: Any, box_px: Any, draw: Any, out: Any, side: int) -> None:
                 out[v, u, channel] = int(value - chroma * max(0.0, min(k, 4.0 - k, 1.0)) + 0.5)
 
 
-def batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
+def batches(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
     """Endless batches of two views, made by FFCV in `threads` threads."""
     return _batches(_loader(tuple(paths), boxes_px.tobytes(), threads, batch, JpegField))
 
 
-def raw_batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Any]:
+def raw_batches(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
     """The same from a file of decoded pixels."""
     return _batches(_loader(tuple(paths), boxes_px.tobytes(), threads, batch, RawField))
 

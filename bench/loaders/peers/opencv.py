@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from bench.loaders.peers.draws import VIEW_PX, Draw, draw, source_to_view_px, whole_image_px
+from bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, source_to_view_px, whole_image_px
 from bench.loaders.peers.workers import Files, ViewsOfFiles
 
 _NORMALISED: Final = Compose([ToTensor(), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
@@ -38,14 +38,14 @@ class OpencvSamples(Files[tuple[Tensor, Tensor, Tensor, Tensor]]):
         first, second = draw(2, self._rng)
         return *self._view(source, box_px, first), *self._view(source, box_px, second)
 
-    def _view(self, source: Any, box_px: Sequence[float], one: Draw) -> tuple[Tensor, Tensor]:
+    def _view(self, source: Any, box_px: Sequence[float], one: PeerDraw) -> tuple[Tensor, Tensor]:
         matrix_px = source_to_view_px(box_px, one)
         warped = cv2.warpAffine(source, matrix_px, (VIEW_PX, VIEW_PX))
         view = torch.from_numpy(jitter_hsv(warped, one)).permute(2, 0, 1)
         return view, torch.from_numpy(matrix_px.astype(np.float32))
 
 
-def jitter_hsv(view: Any, one: Draw) -> npt.NDArray[np.uint8]:
+def jitter_hsv(view: Any, one: PeerDraw) -> npt.NDArray[np.uint8]:
     """Scale hue and saturation and map the value of (H, W, 3) RGB, in OpenCV's 8-bit HSV."""
     hue, saturation, value = cv2.split(cv2.cvtColor(view, cv2.COLOR_RGB2HSV))
     jittered = [hue * one.hue, saturation * one.saturation, value * one.value + 255 * one.value_shift]
@@ -60,7 +60,7 @@ class AuthorsSamples(OpencvSamples):
     and Normalize: float32. Their work on keypoints is left out.
     """
 
-    def _view(self, source: Any, box_px: Sequence[float], one: Draw) -> tuple[Tensor, Tensor]:
+    def _view(self, source: Any, box_px: Sequence[float], one: PeerDraw) -> tuple[Tensor, Tensor]:
         height, width = source.shape[:2]
         x_px, y_px, side_px = box_px
         turn_px = cv2.getRotationMatrix2D((x_px, y_px), -one.rotation_deg, 1.0)
@@ -78,7 +78,7 @@ class AuthorsSamples(OpencvSamples):
 class OpencvViews(ViewsOfFiles):
     """OpenCV made faster: whole batches in shared memory, look-up tables in HSV, no float."""
 
-    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
+    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[PeerDraw, PeerDraw], out: Tensor) -> None:
         """imread, then for each view one warp from source to view and one look-up in HSV."""
         source = cv2.imread(path, cv2.IMREAD_COLOR)
         if source is None:
@@ -90,7 +90,7 @@ class OpencvViews(ViewsOfFiles):
             cv2.cvtColor(cv2.LUT(hsv, hsv_table(one), dst=hsv), cv2.COLOR_HSV2RGB, dst=view)
 
 
-def hsv_table(one: Draw) -> npt.NDArray[np.uint8]:
+def hsv_table(one: PeerDraw) -> npt.NDArray[np.uint8]:
     """(1, 256, 3) look-up table of one draw for OpenCV's 8-bit HSV."""
     table = np.empty((1, 256, 3), np.uint8)
     table[0, :, 0] = np.rint(_LEVELS * one.hue)

@@ -12,8 +12,8 @@ import torch
 from spdl.pipeline import PipelineBuilder
 from torch import Tensor
 
-from bench.loaders.peers.draws import Boxes, endless_batches
 from bench.loaders.peers.opencv import OpencvViews
+from bench.loaders.peers.paper_draws import BoxArray, endless_batches
 
 _BATCHES_AHEAD: Final = 2
 
@@ -26,7 +26,7 @@ class ViewsInThreads(OpencvViews):
         return torch.from_numpy(np.empty(shape, np.uint8))
 
 
-def batches(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Tensor]:
+def batches(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Tensor]:
     """Endless batches of views, (2, N, 3, 128, 128) uint8, made by OpenCV in `threads` threads of SPDL."""
     cv2.setNumThreads(0)
     views = ViewsInThreads(paths, boxes_px)

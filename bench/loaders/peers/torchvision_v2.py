@@ -19,7 +19,7 @@ from torchvision.io import ImageReadMode, decode_image, decode_jpeg
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from bench.loaders.peers.draws import VIEW_PX, Boxes, Draw, draw, endless_batches, whole_image_px
+from bench.loaders.peers.paper_draws import VIEW_PX, BoxArray, PeerDraw, draw, endless_batches, whole_image_px
 from bench.loaders.peers.workers import ViewsOfFiles
 
 _BATCHES_AHEAD: Final = 3
@@ -28,14 +28,14 @@ _BATCHES_AHEAD: Final = 3
 class TorchvisionViews(ViewsOfFiles):
     """Views by torchvision's decoder and the functional transforms of v2, on uint8."""
 
-    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
+    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[PeerDraw, PeerDraw], out: Tensor) -> None:
         """Decode, resize the box once, then apply affine map and colour for each view at its size."""
         source = decode_image(path, ImageReadMode.RGB, apply_exif_orientation=True)
         for view, made in zip(out, torchvision_views(source, box_px, draws), strict=True):
             view.copy_(made.permute(1, 2, 0))
 
 
-def torchvision_views(source: Tensor, box_px: Sequence[float], draws: Sequence[Draw]) -> Iterator[Tensor]:
+def torchvision_views(source: Tensor, box_px: Sequence[float], draws: Sequence[PeerDraw]) -> Iterator[Tensor]:
     """A view (3, 128, 128) uint8 for each draw of a source (3, H, W) uint8, on the source's device."""
     hand = torchvision_crop(source, box_px)
     for one in draws:
@@ -61,8 +61,10 @@ def torchvision_crop(source: Tensor, box_px: Sequence[float]) -> Tensor:
     return crop
 
 
-def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int) -> Iterator[Tensor]:
-    """Endless batches of views, (2, N, 3, 128, 128) uint8, made image by image: v2 draws once for a whole batch."""
+def batches_on_gpu(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Tensor]:
+    """Endless batches of views, (2, N, 3, 128, 128) uint8, made image by image, since v2 draws only once for a
+    batch.
+    """
     rng = np.random.default_rng()
     for sources, boxes in decoded(paths, boxes_px, threads, batch):
         draws = draw(2 * batch, rng)
@@ -72,7 +74,7 @@ def batches_on_gpu(paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: 
 
 
 def decoded(
-    paths: Sequence[Path], boxes_px: Boxes, threads: int, batch: int
+    paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int
 ) -> Iterator[tuple[list[Tensor], list[list[float]]]]:
     """Endless batches of sources, each (3, H, W) uint8 on the GPU if there is one, and their boxes."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_convert
 
-from bench.loaders.peers.draws import VIEW_PX, Boxes, Draw, draw, endless_batches
+from bench.loaders.peers.paper_draws import VIEW_PX, BoxArray, PeerDraw, draw, endless_batches
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Files(Dataset[T]):
         boxes_px: (N, 3) centre x, centre y and side of the square around the hand; side 0 is the whole image.
     """
 
-    def __init__(self, paths: Sequence[Path], boxes_px: Boxes) -> None:
+    def __init__(self, paths: Sequence[Path], boxes_px: BoxArray) -> None:
         self.paths = [str(path) for path in paths]
         self.boxes_px = boxes_px
 
@@ -36,7 +36,7 @@ class Files(Dataset[T]):
         return len(self.paths)
 
     @classmethod
-    def batches(cls, paths: Sequence[Path], boxes_px: Boxes, workers: int, batch: int) -> DataLoader[Any]:
+    def batches(cls, paths: Sequence[Path], boxes_px: BoxArray, workers: int, batch: int) -> DataLoader[Any]:
         """Endless batches from worker processes, with torch's default prefetching; prefetching 4 or 8 was not faster.
 
         Samples are collated by torch's default function. Batches of `ViewsOfFiles` are passed on as the workers filled
@@ -73,7 +73,7 @@ class ViewsOfFiles(Files[Tensor], ABC):
         return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
     @abstractmethod
-    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[Draw, Draw], out: Tensor) -> None:
+    def make_views(self, path: str, box_px: Sequence[float], draws: tuple[PeerDraw, PeerDraw], out: Tensor) -> None:
         """Write one image's views into `out`, (2, 128, 128, 3) uint8."""
 
 

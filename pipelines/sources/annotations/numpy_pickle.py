@@ -32,7 +32,9 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
     try:
         data = regular(file).read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; expected the sample's annotation there. Unpack it again.") from None
+        raise UserError(
+            f"{file}: no such file; expected the sample's annotation there. Unpack the dataset again."
+        ) from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}). Make it readable.") from error
     try:

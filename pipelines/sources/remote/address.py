@@ -1,4 +1,4 @@
-"""Reads parts of files at an address, such as s3://bucket/prefix, again and again until it works or patience ends.
+"""Reads parts of files at an address, such as s3://bucket/prefix, and repeats requests that fail.
 
 fsspec opens the address; it takes credentials and endpoints from the environment.
 """
@@ -40,20 +40,20 @@ _FINAL: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotImple
 
 
 class Address(PosixPath):
-    """An address as the root of an index: as text it keeps the two slashes that a path loses."""
+    """An address as the root of an index. Its text keeps both slashes, of which a path keeps one."""
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How often a request is repeated, and how long before: twice as long each time, times a random number.
+class Retries:
+    """How often a failed request is repeated. The wait before an attempt doubles each time, and is random.
 
     Attributes:
-        attempts: in a row; together about two minutes.
+        attempts: number of attempts in a row, about two minutes in all.
         first_s: longest wait before the second attempt.
-        longest_s: longest wait before any.
+        longest_s: longest wait before any attempt.
     """
 
     attempts: int = 11
@@ -73,10 +73,10 @@ class Remote:
     """The files of a folder at an address; any thread may read them.
 
     Raises:
-        UserError: the address is not one that an installed package reads, or it contains a password.
+        UserError: no installed package reads such an address, or it contains a password.
     """
 
-    def __init__(self, address: str, patience: Patience | None = None) -> None:
+    def __init__(self, address: str, retries: Retries | None = None) -> None:
         try:
             parts = urlsplit(address)
         except ValueError as error:
@@ -87,7 +87,7 @@ class Remote:
                 "configuration is stored with the run; credentials come from the environment."
             )
         self.address = address.rstrip("/")
-        self._patience = patience or Patience()
+        self._retries = retries or Retries()
         protocol = address.partition("://")[0]
         try:
             files, self._folder = url_to_fs(self.address, **_OPTIONS.get(protocol, {}))
@@ -101,11 +101,11 @@ class Remote:
 
     def size(self, name: str) -> int:
         """Size of a file in bytes. Errors as in `read`."""
-        return self._patiently(name, lambda path: int(self._files.info(path, **self._limits)["size"]), None)
+        return self._with_retries(name, lambda path: int(self._files.info(path, **self._limits)["size"]), None)
 
     def read_all(self, name: str) -> bytes:
         """A whole small file. Errors as in `read`."""
-        return self._patiently(name, lambda path: bytes(self._files.cat_file(path, **self._limits)), None)
+        return self._with_retries(name, lambda path: bytes(self._files.cat_file(path, **self._limits)), None)
 
     def read(
         self,
@@ -123,7 +123,7 @@ class Remote:
             stop: ends the wait before another attempt.
 
         Raises:
-            UserError: it does not exist, may not be read, or patience has ended.
+            UserError: it does not exist, may not be read, or all attempts failed.
             Stopped: `stop` was set.
         """
 
@@ -135,9 +135,9 @@ class Remote:
                 raise WrongBytes("wrong checksum")
             return data
 
-        return self._patiently(name, checked, stop)
+        return self._with_retries(name, checked, stop)
 
-    def _patiently(self, name: str, request: Callable[[str], T], stop: threading.Event | None) -> T:
+    def _with_retries(self, name: str, request: Callable[[str], T], stop: threading.Event | None) -> T:
         failed = 0
         while True:
             try:
@@ -157,14 +157,14 @@ class Remote:
                     raise UserError(
                         f"{what}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
                     ) from error
-                if failed == self._patience.attempts:
+                if failed == self._retries.attempts:
                     remedy = "Check the network and the server, then start again: what the cache holds stays."
                     if isinstance(error, WrongBytes):
                         remedy = "Copy the file there again, or pack again."
                     raise UserError(f"{what}; {failed} attempts failed. {remedy}") from error
                 if failed > 2:
-                    log.warning("%s; attempt %d of %d failed", what, failed, self._patience.attempts)
-                if (stop or _NEVER).wait(self._patience.wait_s(failed)):
+                    log.warning("%s; attempt %d of %d failed", what, failed, self._retries.attempts)
+                if (stop or _NEVER).wait(self._retries.wait_s(failed)):
                     raise Stopped from error
 
 

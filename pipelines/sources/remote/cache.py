@@ -1,16 +1,16 @@
 """A folder of whole files, of bounded size, that all processes of a machine share.
 
-What always holds, whichever process is killed and when:
+These rules always hold, even if a process is killed at any moment:
 
 1. Only whole files are read. A file is written as NAME.part; after its checksum was compared it is synced and renamed
    to NAME. Nobody reads a part.
 2. All files together, parts included, never take more than the bound. Before its first byte is written, a part has its
    full size, and room was made for it.
-3. A file in use stays. Who uses it has a shared lock on it; who removes it needs the exclusive lock.
+3. A file in use stays. Its users have a shared lock on it; removing it needs the exclusive lock.
 4. A part has one writer, who has the exclusive lock on it. A part without a lock was left by a process that was killed:
    it is removed, or written anew from its beginning.
-5. Names are made, renamed and removed only under the lock of the folder, which is never held while the network is
-   awaited.
+5. Names are made, renamed and removed only under the lock of the folder. No process holds this lock while it waits for
+   the network.
 
 The locks are the kernel's (flock). They end with the process that has them, so a kill leaves none behind.
 """
@@ -64,7 +64,7 @@ class NoRoom(Exception):  # noqa: N818  a state of the disk
 
 
 @dataclass(frozen=True)
-class Part:
+class UnfinishedFile:
     """A file of the cache that this process is writing."""
 
     name: str
@@ -78,7 +78,7 @@ class NodeCache:
         self.folder, self.limit = folder, limit
 
     def path(self, name: str) -> Path:
-        """Where a file is, if it is there."""
+        """The path of a file of this name."""
         return self.folder / name
 
     def open(self, name: str) -> Descriptor | None:
@@ -94,10 +94,10 @@ class NodeCache:
             os.utime(found.number)
         return found
 
-    def start(self, name: str, size: int, next_use: NextUse) -> Part | None:
+    def start(self, name: str, size: int, next_use: NextUse) -> UnfinishedFile | None:
         """Begin to write a file of `size` bytes; None if another process writes it now, or it is there.
 
-        Files that are used later than this one are removed as far as necessary, the last used first.
+        Files whose next use is later than that of this one are removed as far as necessary, the latest first.
 
         Raises:
             NoRoom: that is not enough.
@@ -118,9 +118,9 @@ class NodeCache:
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
-            return Part(name, descriptor)
+            return UnfinishedFile(name, descriptor)
 
-    def write(self, part: Part, data: bytes, offset: int) -> None:
+    def write(self, part: UnfinishedFile, data: bytes, offset: int) -> None:
         """Write a piece of a part. Errors as in `start`."""
         with self._one_line_of_disk_errors():
             left = memoryview(data)
@@ -128,8 +128,8 @@ class NodeCache:
                 written = os.pwrite(part.descriptor.number, left, offset)
                 left, offset = left[written:], offset + written
 
-    def finish(self, part: Part) -> Descriptor:
-        """Give a part that was compared its name; returns it as `open` does. Errors as in `start`."""
+    def finish(self, part: UnfinishedFile) -> Descriptor:
+        """Rename a part whose checksum was compared, and return it as `open` does. Errors as in `start`."""
         with self._one_line_of_disk_errors():
             os.fsync(part.descriptor.number)
         with self._locked():
@@ -137,14 +137,14 @@ class NodeCache:
             fcntl.flock(part.descriptor.number, fcntl.LOCK_SH)
         return part.descriptor
 
-    def abandon(self, part: Part) -> None:
+    def abandon(self, part: UnfinishedFile) -> None:
         """Remove a part."""
         with self._locked():
             self.path(part.name + PART).unlink(missing_ok=True)
             os.ftruncate(part.descriptor.number, 0)
 
     def trim(self) -> None:
-        """Remove files that nobody uses, the oldest first, as far as the bound was lowered below what is there."""
+        """Remove unused files, the oldest first, until the rest fits the bound, which may have been lowered."""
         with self._locked(), suppress(NoRoom):
             taken = sum(bytes_on_disk(status.st_size) for _, status in self._files())
             self._remove(taken - self.limit, "", lambda name: math.inf, "all files are in use")
@@ -163,10 +163,10 @@ class NodeCache:
             os.posix_fallocate(part.number, 0, size)
 
     def _remove(self, excess: int, name: str, next_use: NextUse, why: str) -> None:
-        """Remove files of at least `excess` bytes, or none at all, those that are used last first.
+        """Remove files of at least `excess` bytes in all, those with the latest next use first; or none if that fails.
 
         Raises:
-            NoRoom: `why`.
+            NoRoom: with the message `why`, if there are not as many.
         """
         if excess <= 0:
             return

@@ -30,11 +30,11 @@ _AGAIN_S: Final = 0.1
 _ROOM_S: Final = 1.0
 """Time until room is looked for again."""
 
-_LITTLE: Final = 1 / 16
+_SMALL_SHARE: Final = 1 / 16
 """Share of the rows below which single images are read in place of whole shards."""
 
-_SAY_S: Final = 10.0
-"""A reader that waits for a shard logs it this often."""
+_LOG_EVERY_S: Final = 10.0
+"""Seconds between two lines in the log about a reader that waits for a shard."""
 
 Fetch = Callable[[int, dict[int, int], threading.Event], Descriptor | None]
 """Gets a shard from the cache or downloads it; None while another process downloads it. Raises `NoRoom`.
@@ -43,7 +43,7 @@ The second argument has the steps until each shard's next use; the third one sto
 """
 
 
-class Plan:
+class ShardUses:
     """The coming uses of each shard.
 
     It looks ahead until it knows the next use of every shard, or over two epochs.
@@ -65,7 +65,7 @@ class Plan:
 
     def _look_ahead(self) -> None:
         while not self._ended and (
-            self._reads_little() or (len(self._uses) < self._shards and self._rows_ahead < 2 * self._rows)
+            self._reads_a_small_share() or (len(self._uses) < self._shards and self._rows_ahead < 2 * self._rows)
         ):
             shards = next(self._steps, None)
             if shards is None:
@@ -79,8 +79,8 @@ class Plan:
             self._rows_ahead += len(shards)
             self._rows_seen += len(shards)
 
-    def _reads_little(self) -> bool:
-        return self._rows_seen < _LITTLE * self._rows
+    def _reads_a_small_share(self) -> bool:
+        return self._rows_seen < _SMALL_SHARE * self._rows
 
     def done(self) -> None:
         """Go to the next step."""
@@ -102,9 +102,9 @@ class Plan:
     def near(self) -> list[int]:
         """The shards to have in the cache now, in the order of use: two windows, and those of the steps under way.
 
-        None where all steps together read little: then single images are read.
+        Empty if all steps together read a small share of the rows: then single images are read.
         """
-        if self._ended and self._reads_little():
+        if self._ended and self._reads_a_small_share():
             return []
         uses = enumerate(self.next_uses().items())
         return [shard for place, (shard, steps) in uses if place < 2 * self._window or steps < STEPS_UNDER_WAY]
@@ -114,16 +114,16 @@ class Prefetcher(Follower):
     """Fetches the shards that are near, in threads, and holds them until they are not near any more.
 
     Args:
-        make_plan: makes the plan; called in one of the threads.
+        make_uses: makes the `ShardUses`; called in one of the threads.
         fetch: see `Fetch`; called in several threads.
         name: the name of a shard, for the log.
     """
 
-    def __init__(self, make_plan: Callable[[], Plan], fetch: Fetch, name: Callable[[int], str]) -> None:
-        self._make_plan, self._fetch, self._name = make_plan, fetch, name
+    def __init__(self, make_uses: Callable[[], ShardUses], fetch: Fetch, name: Callable[[int], str]) -> None:
+        self._make_uses, self._fetch, self._name = make_uses, fetch, name
         self._changed = threading.Condition()
-        self._plan: Plan | None = None
-        self._steps_done = 0  # that the plan does not know of yet
+        self._uses: ShardUses | None = None
+        self._steps_done = 0  # since `_uses` was last brought up to date
         self._near: list[int] = []
         self._held: dict[int, Descriptor] = {}
         self._under_way: set[int] = set()
@@ -155,16 +155,16 @@ class Prefetcher(Follower):
                     raise self._error
                 if shard in self._held:
                     return self._held[shard], not waited
-                if self._plan is not None and shard not in self._near:
+                if self._uses is not None and shard not in self._near:
                     return None, False
                 if shard in self._refused:
                     self._warn_once(shard)
                     return None, False
                 self._changed.wait(1.0)
                 waited, now = True, time.monotonic()
-                if now - said > _SAY_S:
+                if now - said > _LOG_EVERY_S:
                     said = now
-                    log.warning("waiting for %s, since %.0f s", self._name(shard), now - began)
+                    log.warning("waiting for %s for %.0f s", self._name(shard), now - began)
 
     def _warn_once(self, shard: int) -> None:
         if not self._warned:
@@ -206,15 +206,15 @@ class Prefetcher(Follower):
         return None
 
     def _catch_up(self) -> None:
-        """Bring the plan up to the steps that are done, and drop the shards that are not near any more."""
-        if self._plan is None:
-            self._plan = self._make_plan()
+        """Bring `_uses` up to the steps that are done, and drop the shards that are not near any more."""
+        if self._uses is None:
+            self._uses = self._make_uses()
         elif not self._steps_done:
             return
         for _ in range(self._steps_done):
-            self._plan.done()
+            self._uses.done()
         self._steps_done = 0
-        self._near = self._plan.near()
+        self._near = self._uses.near()
         for shard in self._held.keys() - {*self._near}:
             del self._held[shard]
         self._changed.notify_all()
@@ -235,12 +235,12 @@ class Prefetcher(Follower):
 
     def _get(self, shard: int) -> None:
         with self._changed:
-            assert self._plan is not None
-            uses = self._plan.next_uses()
+            assert self._uses is not None
+            next_uses = self._uses.next_uses()
         try:
-            found = self._fetch(shard, uses, self.closed)
+            found = self._fetch(shard, next_uses, self.closed)
         except NoRoom as reason:
-            self._refuse(shard, uses, reason)
+            self._refuse(shard, next_uses, reason)
             return
         with self._changed:
             self._under_way.discard(shard)

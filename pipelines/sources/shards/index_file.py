@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import zlib
 from pathlib import Path
@@ -13,13 +14,18 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import KEPT
+from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.pixels import PIXELS
 from skeleton import SKELETONS
 from writing import whole_file
 
+log = logging.getLogger(__name__)
+
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
+PACK_FILE: Final = "pack.json"
+"""What `pack` writes first: the arguments of the call."""
+
 INDEX_FOLDER: Final = "index"
 INDEX_PARTS: Final = "index.parts"
 """Folder of what an unfinished call of `index` has read."""
@@ -31,7 +37,7 @@ TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
 FOLDER: Final = "folder"
-"""Key of an index file: the folder of shards that `pack` has not written, absolute or from the index file's folder."""
+"""Key of an index file: the folder of other programs' shards, absolute or relative to the index file."""
 
 _PLACES: Final = {
     "offset": np.dtype(np.uint64),
@@ -83,7 +89,7 @@ def read_index_file(root: Path) -> dict[str, Any]:
             raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
         _check_index_file(content)
     except FileNotFoundError:
-        begun = [name for name, trace in (("pack", "pack.json"), ("index", INDEX_PARTS)) if (root / trace).exists()]
+        begun = [name for name, trace in (("pack", PACK_FILE), ("index", INDEX_PARTS)) if (root / trace).exists()]
         hint = "give a folder that 'python cli.py pack' made"
         if begun:
             hint = f"run the same 'python cli.py {begun[0]}' again: it goes on where it stopped"
@@ -143,20 +149,33 @@ def table_checksum(file: Path) -> int:
 
 
 def check_shards(content: dict[str, Any], folder: Path) -> None:
-    """Refuse with a `UserError` shards that are missing or of another size than the index file says."""
+    """Refuse with a `UserError` shards that are missing or of another size than the index file says.
+
+    Shards of other programs have no checksum: a line is logged if they have another time of change. Copying may change
+    it too.
+    """
     shards, again = content["shards"], "index them again" if FOLDER in content else "pack again"
+    changed = []
     for shard in shards:
         path = folder / shard["file"]
         try:
-            found = path.stat().st_size
+            status = path.stat()
         except OSError as error:
             raise UserError(
                 f"{path}: {error.strerror}; the index names {len(shards)} shards. Copy this one again, or {again}."
             ) from error
-        if found != shard["bytes"]:
+        if status.st_size != shard["bytes"]:
             raise UserError(
-                f"{path}: {found} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or {again}."
+                f"{path}: {status.st_size} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or {again}."
             )
+        if shard.get("changed_ns", status.st_mtime_ns) != status.st_mtime_ns:
+            changed.append(path)
+    if changed:
+        log.warning(
+            "%s: has another time of change than when it was indexed, as have %d of %d shards. After copying that is "
+            "as it should be; if they were written anew, run 'python cli.py index' again",
+            changed[0], len(changed), len(shards),
+        )  # fmt: skip
 
 
 def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table:
@@ -184,7 +203,7 @@ def read_table(root: Path, name: str, count: int, checksum: int | None) -> Table
         shape = {"box_px": (3,)}.get(name, table.shape[1:] if name.startswith(TARGET) else ())
     if table.dtype != dtype or table.shape != (count, *shape):
         raise UserError(
-            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: of other shards. "
+            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: it belongs to other shards. "
             "Copy the whole folder again, or pack again."
         )
     if found != checksum:

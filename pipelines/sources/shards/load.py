@@ -12,7 +12,7 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
-from pipelines.samples.pixels import Pixels
+from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.sources.boxes import refuse_boxes, with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
-    """Read the index that `pack` wrote, in the order of the packed source, or that `index` wrote of others' shards.
+    """Read the index that `pack` or `index` wrote. The rows have the order of the packed source or of the shards.
 
     Args:
         config: names the folder and the split; `data.shuffle_shards` shuffles within so many shards at a time, the
@@ -57,7 +57,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     whole = np.array(WHOLE_IMAGE, np.float32)
     box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
-    pixels: Pixels | None = None
+    pixels: KeptPixels | None = None
     store: ShardStore | PixelNames = PixelNames(files.names, first)
     if PIXELS in tables:
         pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
@@ -85,7 +85,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     if index.group is None:
         raise UserError(
             f"data.split = {config.split!r}: the shards of {config.root} do not say which of their images belong "
-            'together, so they cannot be split. Use "all", or pack the splits apart.'
+            'together, so they cannot be split. Use "all", or pack each split separately.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
 

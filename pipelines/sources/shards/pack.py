@@ -23,7 +23,7 @@ from errors import UserError
 from parsing import parse_json
 from pipelines.config import DataConfig
 from pipelines.samples.index import Index
-from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, index_tables, write_tables
+from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, PACK_FILE, index_tables, write_tables
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.tar import HashingFile, TarContents, Written
 from pipelines.sources.shards.threads import in_threads
@@ -58,7 +58,7 @@ class Contents(Protocol):
 
     Attributes:
         ending: of the names of shards.
-        job: what besides the samples makes a call another job, so that it does not continue an earlier one.
+        job: settings besides the samples; a call with other settings does not continue an earlier one.
         notes: entries of index.json.
     """
 
@@ -141,7 +141,7 @@ class _Writer:
         return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
 
     def is_written(self, number: int) -> bool:
-        """Whether an earlier call finished a shard, whose part is written last, and the shard has not changed."""
+        """Whether an earlier call finished a shard (its part is written last), and the shard has not changed."""
         try:
             with np.load(self.part(number)) as part:
                 packed: str = json.loads(part["notes"].tobytes())["sha256"]
@@ -202,7 +202,7 @@ def _identity(index: Index) -> str:
 
 def _claim(out: Path, job: dict[str, Any]) -> bool:
     """Prepare the folder. Returns whether everything is packed already."""
-    file = out / "pack.json"
+    file = out / PACK_FILE
     try:
         found = parse_json(file.read_bytes()) if file.exists() else None
         if found is None:
@@ -211,14 +211,14 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
             out.mkdir(parents=True, exist_ok=True)
             write_text(file, json.dumps(job) + "\n")
     except ValueError as error:
-        raise UserError(f"{file}: torn ({error}). Remove the folder and pack again.") from error
+        raise UserError(f"{file}: damaged ({error}). Remove the folder and pack again.") from error
     except OSError as error:
         raise UserError(f"{out}: cannot be used ({error.strerror}). Name a folder that can be written to.") from error
     if found is not None and not isinstance(found, dict):
         raise UserError(f"{file}: not what 'pack' wrote there. Remove the folder and pack again.")
     if found is not None and found != job:
         key = next(key for key in job | found if found.get(key) != job.get(key))
-        what = f"{key} {found.get(key)!r}, not {job.get(key)!r}"
+        what = _differences({key: found.get(key)}, {key: job.get(key)})
         if key == "of":
             what = "other files, boxes or labels"
         elif key not in job:
@@ -227,6 +227,18 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
             what = f"files, and this call packs {key}"
         raise UserError(f"{out}: holds shards of {what}. Name another folder, or remove this one.")
     return (out / INDEX_FILE).exists()
+
+
+def _differences(found: dict[str, Any], job: dict[str, Any], table: str = "") -> str:
+    """The keys that differ, with both values."""
+    parts = []
+    for key in job | found:
+        one, other = found.get(key), job.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            parts.append(_differences(one, other, f"{key}."))
+        elif one != other:
+            parts.append(f"{table}{key} {one!r}, not {other!r}")
+    return "; ".join(part for part in parts if part)
 
 
 def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:

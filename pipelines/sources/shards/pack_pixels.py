@@ -1,4 +1,4 @@
-"""What a shard of pixels holds: of each image the region that views can reach, decoded and halved."""
+"""Writes shards of pixels: the region of each image that views can reach, decoded and halved."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from nvidia.dali import Pipeline
 
 from errors import UserError
 from errors.refused import as_size
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.render.dali_graph import GraphConfig, decode_pipeline
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline, halving_pipeline
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
-from pipelines.samples.pixels import KEPT
+from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.index_file import index_tables
 from pipelines.sources.shards.pixels import ENDING, PIXELS, packed_for
 from pipelines.sources.shards.tar import HashingFile, Written
@@ -42,9 +44,9 @@ class PixelContents:
 
     Args:
         index: of one source, its boxes without margin.
-        geometry, box_margin, backend: of the runs that will read the shards. The graph's mean of four pixels rounds
-            halves to even, the kernel's rounds them up.
-        tell: gets a line that says how large the shards will be, before the first is written.
+        geometry, box_margin, backend: of the runs that will read the shards. The graph and the kernel round the mean of
+            four pixels differently, so each halves for itself.
+        say: gets a line that says how large the shards will be, before the first is written.
         progress: makes a line of progress with this title.
     """
 
@@ -57,16 +59,16 @@ class PixelContents:
         box_margin: float,
         backend: Literal["dali", "opencv"],
         *,
-        tell: Callable[[str], None],
+        say: Callable[[str], None],
         progress: Callable[[str], AbstractContextManager[Progress]],
     ) -> None:
         if index.pixels is not None:
-            raise UserError(f"{index.root} holds pixels already: pack the data that they were packed from")
+            raise UserError(f"{index.root} holds pixels already: pack the data that they were made from")
         for_views = packed_for(geometry, box_margin, backend)
         self.job: dict[str, Any] = {PIXELS: for_views}
         self.notes: dict[str, Any] = {"kind": PIXELS, PIXELS: for_views}
-        self._index, self._geometry, self._tell, self._progress = index, geometry, tell, progress
-        self._even = backend == "dali"
+        self._index, self._geometry, self._say, self._progress = index, geometry, say, progress
+        self._by_graph = backend == "dali"
         self._box_px = index.box_px.copy()
         self._box_px[:, 2] *= box_margin
         self._table = np.zeros(len(index), KEPT)
@@ -93,7 +95,7 @@ class PixelContents:
         written = sum(file.stat().st_size for file in out.glob(f"*.{ENDING}"))
         tables = sum(table.nbytes for table in [self._table, *index_tables(self._index).values()])
         free = shutil.disk_usage(out).free
-        self._tell(f"{out}: the pixels of {good.sum()} images take {as_size(size)}; {as_size(free + written)} are free")
+        self._say(f"{out}: the pixels of {good.sum()} images take {as_size(size)}; {as_size(free + written)} are free")
         if size + 2 * tables > free + written:
             raise UserError(
                 f"{out}: the pixels take {as_size(size)}, and {as_size(free + written)} are free. Make room, name "
@@ -135,7 +137,7 @@ class PixelContents:
 
     def write(self, rows: range, shard: HashingFile, stop: Callable[[], bool]) -> Written:
         """Write the rows of a shard, see `pipelines.sources.shards.pack.Contents`."""
-        decode, kept, left_out = _Decoder(), [], []
+        decode, kept, left_out = _Decoder(self._geometry.fill), [], []
         for row in rows:
             if stop():
                 break
@@ -149,44 +151,53 @@ class PixelContents:
             shard.write(pixels.data.cast("B"))
         return Written(kept, {PIXELS: self._table[kept]}, left_out)
 
-    def _pixels(self, row: int, decode: Callable[[ImageFile], Image]) -> Image:
+    def _pixels(self, row: int, decode: _Decoder) -> Image:
         """What is kept of an image. One that cannot be used is an `OSError` or `BadImage`."""
         if row in self._reasons:
             raise BadImage(self._reasons[row])
         kept, image = self._table[row], check_image(self._index.read(row))
         if (*image.size_px, image.orientation) != (*kept["size_px"], kept["orientation"]):
             raise BadImage("it has changed since it was measured")
-        below, right = (kept["start_px"] + (kept["shape_px"] << kept["halvings"])).tolist()  # or beyond the image
-        top, left = kept["start_px"].tolist()
-        pixels = decode(image)[top:below, left:right]
-        for _ in range(kept["halvings"]):
-            pixels = _halved(pixels, self._geometry.fill, even=self._even)
+        by_graph = int(kept["halvings"]) if self._by_graph else 0
+        others = int(kept["halvings"]) - by_graph
+        start_px = kept["start_px"] >> by_graph
+        (top, left), (below, right) = start_px, start_px + (kept["shape_px"] << others)  # or beyond the image
+        pixels = decode(image, by_graph)[top:below, left:right]
+        for _ in range(others):
+            pixels = _halved(pixels, self._geometry.fill)
         return np.ascontiguousarray(pixels)
 
 
-def _halved(image: Image, fill: int | Literal["edge"], *, even: bool) -> Image:
-    """Halve an image (H, W, 3) as the kernel does, or as the graph does, which rounds halves to even.
-
-    An odd last row or column is halved together with the border.
-    """
+def _halved(image: Image, fill: int | Literal["edge"]) -> Image:
+    """Halve an image (H, W, 3) as the kernel does. An odd last row or column is halved together with the border."""
     height, width, _ = image.shape
     odd = ((0, height % 2), (0, width % 2), (0, 0))
     padded = np.pad(image, odd, "edge") if fill == "edge" else np.pad(image, odd, constant_values=fill)
     blocks = padded.reshape(-(-height // 2), 2, -(-width // 2), 2, 3)
     sums: npt.NDArray[np.uint16] = blocks.sum(axis=(1, 3), dtype=np.uint16)
-    rounded = sums + (1 + (sums >> 2 & 1) if even else 2)
-    return np.asarray(rounded >> 2, np.uint8)
+    return np.asarray((sums + 2) >> 2, np.uint8)
 
 
 class _Decoder:
-    """Decodes one image after the other, as the loader does on a CPU. For one thread."""
+    """Decodes one image after the other, as the loader does on a CPU. For one thread.
 
-    def __init__(self) -> None:
-        graph = GraphConfig("cpu", None, batch=1, threads=1, prefetch=1, views=1)
-        self._pipeline = decode_pipeline(graph, lambda: self._request)
+    Args:
+        fill: `geometry.fill`, for halving.
+    """
 
-    def __call__(self, image: ImageFile) -> Image:
-        """The image (H, W, 3) as stored.
+    def __init__(self, fill: int | Literal["edge"]) -> None:
+        self._fill = fill
+        self._pipelines: dict[int, Pipeline] = {}  # by their number of halvings
+
+    def _pipeline(self, halvings: int) -> Pipeline:
+        if halvings not in self._pipelines:
+            graph = GraphConfig("cpu", None, batch=1, threads=1, prefetch=1, views=1)
+            make = partial(halving_pipeline, halvings=halvings, fill=self._fill) if halvings else decode_pipeline
+            self._pipelines[halvings] = make(graph, lambda: self._request)
+        return self._pipelines[halvings]
+
+    def __call__(self, image: ImageFile, halvings: int) -> Image:
+        """The image (H, W, 3) as stored, halved by the graph.
 
         Raises:
             BadImage: it does not decode.
@@ -194,7 +205,7 @@ class _Decoder:
         whole = Plan(np.zeros((1, 2), np.int64), np.array([image.size_px]), ())
         self._request = Request([image.encoded], whole)
         try:
-            (images,) = self._pipeline.run()
+            (images,) = self._pipeline(halvings).run()
         except RuntimeError as error:
             raise BadImage("its compressed data does not decode") from error
         return np.asarray(images[0])

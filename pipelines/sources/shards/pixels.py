@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MIN_PIXELS
-from pipelines.samples.pixels import Bounds, Pixels
+from pipelines.samples.kept_pixels import KeptPixels, ViewLimits
 from pipelines.samples.store import Store
 from pipelines.views.augmentation import GeometryConfig
 
@@ -31,7 +31,7 @@ ENDING: Final = "rgb"
 
 
 def packed_for(geometry: GeometryConfig, box_margin: float, backend: str) -> dict[str, Any]:
-    """What index.json says of the views that the pixels serve, and of the backend by whose rule they were halved."""
+    """Entries of index.json: the views that the pixels were kept for, and the backend whose rounding halved them."""
     as_json = TypeAdapter(GeometryConfig).dump_python(geometry, mode="json")
     return {"geometry": as_json, "box_margin": box_margin, "backend": backend}
 
@@ -43,7 +43,7 @@ def map_pixels(
     table: npt.NDArray[np.void],
     box_px: npt.NDArray[np.float32],
     config: DataConfig,
-) -> Pixels:
+) -> KeptPixels:
     """Map shards of pixels into memory.
 
     Args:
@@ -57,7 +57,7 @@ def map_pixels(
     """
     try:
         geometry = TypeAdapter(GeometryConfig).validate_python(content[PIXELS]["geometry"])
-        box_margin = float(content[PIXELS]["box_margin"])
+        box_margin, backend = float(content[PIXELS]["box_margin"]), str(content[PIXELS]["backend"])
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise UserError(f"{root}: index.json does not say for which views its pixels are. Pack again.") from error
     table = np.array(table)
@@ -77,17 +77,18 @@ def map_pixels(
             address[rows] = memory[-1].ctypes.data + offset.astype(np.int64)
     whole = box_px[:, 2] == 0
     kept_px = stored_px << table["halvings"][:, None].astype(np.int64)
-    bounds = Bounds(
+    limits = ViewLimits(
         root,
         geometry,
         box_margin,
+        backend,
         config.box_margin,
         boxed=not whole.all(),
         whole=bool(whole.any()),
         cut=bool((kept_px < table["size_px"]).any()),
         halved=bool(table["halvings"].any()),
     )
-    return Pixels(table, address, (bounds,), tuple(memory))
+    return KeptPixels(table, address, (limits,), tuple(memory))
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:
@@ -99,7 +100,7 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
 
 
 class PixelNames(Store):
-    """What stands for a `ShardStore` where there are no files.
+    """Takes the place of a `ShardStore` for shards of pixels, which hold no files.
 
     Args:
         first: (len(shards) + 1,) first row of each shard, and the end of the last.
@@ -119,6 +120,6 @@ class PixelNames(Store):
             UserError: always.
         """
         raise UserError(
-            f"{self.name(row)} holds pixels, no image files: they serve training and its validation. For anything "
-            "else name the data that was packed"
+            f"{self.name(row)} holds pixels, not image files. Only training and its validation can use them: for "
+            "anything else, name the data that was packed"
         )

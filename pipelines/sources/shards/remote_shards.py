@@ -1,4 +1,4 @@
-"""Shards at an address: downloaded into the node's cache, or read image by image where that is less."""
+"""Shards at an address: downloaded into the node's cache, or read image by image if few of their images are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.store import Follower, Steps, Traffic
 from pipelines.sources.remote.address import READ_BYTES, Remote, Stopped
 from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
-from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Plan, Prefetcher
+from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Prefetcher, ShardUses
 from pipelines.sources.shards.index_file import INDEX_FILE, table_name
 from pipelines.sources.shards.store import Shards, read_at
 
@@ -71,8 +71,8 @@ class _File:
 class RemoteFolder:
     """The folder of shards at `data.root`, with a folder in the node's cache for its files.
 
-    The cache's folder is another one for each content of index.json, so the files of data that were packed anew are not
-    taken for older ones.
+    Each content of index.json has a folder of its own in the cache, so data that were packed again never meet older
+    files.
 
     Attributes:
         path: the cache's folder; it holds index.json, and the tables after `fetch_tables`.
@@ -108,7 +108,7 @@ class RemoteFolder:
             self._kept.append(held)
 
     def index_bytes(self) -> int:
-        """What index.json and the tables take of the cache."""
+        """Bytes of index.json and the tables in the cache."""
         return sum(bytes_on_disk(os.fstat(held.number).st_size) for held in self._kept)
 
     def _wait_for(self, file: _File) -> Descriptor:
@@ -191,7 +191,7 @@ class RemoteShards(Shards):
         self._require_open_files()
 
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
-        """See `Shards`. From the cache, after waiting for a shard that is on its way, or else directly.
+        """See `Shards`. Reads from the cache, waiting for a download that has begun, or else from the address.
 
         Raises:
             UserError: it cannot be downloaded.
@@ -222,15 +222,15 @@ class RemoteShards(Shards):
     def follow(self, steps: Steps) -> Follower:
         """See `Shards`."""
 
-        def make_plan() -> Plan:
-            return Plan(steps(), shards=len(self._files), rows=self._rows, window=self._window)
+        def make_uses() -> ShardUses:
+            return ShardUses(steps(), shards=len(self._files), rows=self._rows, window=self._window)
 
         def fetch(shard: int, uses: dict[int, int], stop: threading.Event) -> Descriptor | None:
             by_name = {self.names[one]: steps for one, steps in uses.items()}
             return self._folder.fetch(self._files[shard], by_name, stop)
 
         address = self._folder.remote.address
-        started = Prefetcher(make_plan, fetch, lambda shard: f"{address}/{self.names[shard]}")
+        started = Prefetcher(make_uses, fetch, lambda shard: f"{address}/{self.names[shard]}")
         self._prefetchers = (*self._at_work(), started)
         return started
 
@@ -274,7 +274,7 @@ class RemoteShards(Shards):
 
 
 def _sound(descriptor: Descriptor, offset: int, size: int, crc32: int | None) -> bytes | None:
-    """What a file of the cache has at a place; None if the disk does not give what was written."""
+    """Bytes of a file of the cache; None if the disk returns other bytes than were written."""
     try:
         data = read_at(descriptor, size, offset)
     except (OSError, EOFError):

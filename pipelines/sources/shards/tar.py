@@ -1,4 +1,4 @@
-"""What a tar shard holds: of each sample the file as it was, and its path, box and labels as JSON."""
+"""Writes tar shards: the unchanged file of each sample, and its path, box and labels as JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Written(NamedTuple):
     """What was written of a shard's rows."""
 
     rows: list[int]
-    """Of the index, those that are in the shard."""
+    """Rows of the index that are in the shard."""
 
     tables: dict[str, npt.NDArray[Any]]
-    """Of the shards' index, a row for each of `rows`."""
+    """Tables of the shards' index, with a row for each of `rows`."""
 
     left_out: list[dict[str, str]]
     """"path" and "reason" of the others."""

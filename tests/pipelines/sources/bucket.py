@@ -16,8 +16,12 @@ from typing import Any, Literal
 
 from moto.server import ThreadedMotoServer
 
-Fault = Literal["500", "cut", "slow", "changed"]
-"""An error of the server, half an answer, none until the end of the test, one with a wrong byte."""
+Fault = Literal["500", "cut", "slow", "half", "changed"]
+"""What goes wrong with a request.
+
+An error of the server; half an answer; no answer until the end of the test; half an answer, and no more until then; an
+answer with a wrong byte.
+"""
 
 NAME = "images"
 ADDRESS = f"s3://{NAME}/packed"
@@ -32,6 +36,7 @@ class Bucket:
         requests: of each file.
         whole: requests of a file's whole bytes.
         sent: bytes of all files.
+        restarts: of the server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,10 +47,12 @@ class Bucket:
         self.lock = threading.Lock()
         self.over = threading.Event()
         self.reset()
+        self._send("POST", "/moto-api/reset")  # all servers of this process share their files
         self._send("PUT", f"/{NAME}")
         for file in sorted(folder.rglob("*")):
             if file.is_file():
-                self._send("PUT", f"/{NAME}/packed/{file.relative_to(folder)}", file.read_bytes())
+                sent = self._send("PUT", f"/{NAME}/packed/{file.relative_to(folder)}", file.read_bytes())
+                assert sent[0] == 200
         bucket = self
 
         class Handler(_Handler):
@@ -71,6 +78,7 @@ class Bucket:
             self.whole: Counter[str] = Counter()
             self.faults: Counter[str] = Counter()
             self.sent = 0
+            self.restarts = 0
 
     def _send(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Any:
         connection = HTTPConnection(*self._upstream, timeout=30)
@@ -88,6 +96,8 @@ class Bucket:
         host, port = self._upstream
         self._moto = ThreadedMotoServer(host, port, verbose=False)
         self._moto.start()
+        with self.lock:
+            self.restarts += 1
 
     def close(self) -> None:
         self.over.set()
@@ -133,6 +143,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if fault == "changed":
             body = body[:-1] + bytes([body[-1] ^ 1])
+        if fault == "half":
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            bucket.over.wait(3600)
+            self.close_connection = True
+            return
         if fault == "cut":
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
@@ -169,7 +185,13 @@ def watched(folder: Path) -> Iterator[Callable[[], int]]:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Blocks of all files; a file that is removed or renamed meanwhile counts once or not at all."""
+    """Bytes of all files at one moment: of those that were there before it and after it."""
+    before, after = _sizes(folder), _sizes(folder)
+    return sum(min(before[inode], after[inode]) for inode in before.keys() & after.keys())
+
+
+def _sizes(folder: Path) -> dict[int, int]:
+    """Bytes in blocks of each file by its inode."""
     found = {}
     for file in folder.rglob("*"):
         try:
@@ -178,4 +200,4 @@ def size_on_disk(folder: Path) -> int:
             continue
         if file.name != "lock" and not file.is_dir():
             found[status.st_ino] = max(512 * status.st_blocks, status.st_size)
-    return sum(found.values())
+    return found

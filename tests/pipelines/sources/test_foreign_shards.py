@@ -521,6 +521,63 @@ def test_patterns_without_files_are_one_line(tmp_path: Path, pattern: str, messa
         find_shards([f"{tmp_path}/{pattern}"])
 
 
+def test_hidden_files_of_a_folder_are_no_shards(tmp_path: Path, shards: list[Path]) -> None:
+    """As macOS writes them beside each file on a disk of another system."""
+    folder = shards[0].parent
+    (folder / "._0.tar").write_bytes(b"\0\5\26\7 no tar")
+    (folder / ".trash").mkdir()
+    (folder / ".trash" / "4.tar").write_bytes(GOOD)
+    assert find_shards([str(folder)]) == shards
+    assert find_shards([f"{folder}/.trash"]) == [folder / ".trash" / "4.tar"]  # named by the user
+
+
+def test_a_shard_that_a_link_leads_to_counts_once(tmp_path: Path, shards: list[Path]) -> None:
+    """The first name stays, also where it is the link. A link to a file that is named once is no second name."""
+    folder, lines = shards[0].parent, list[str]()
+    (folder / "4.tar").symlink_to(shards[1])
+    (folder / "again").symlink_to(tmp_path / "in")
+    assert find_shards([str(folder)], say=lines.append) == shards
+    assert lines == [f"{folder}/4.tar: the same file as {shards[1]}, so it is left out; such names in all: 1"]
+    lines.clear()
+    assert find_shards([f"{folder}/4.tar", f"{folder}/again/[01].tar"], say=lines.append) == [
+        folder / "4.tar", folder / "again" / "0.tar",
+    ]  # fmt: skip
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_shard_of_another_time_is_told_of(
+    tmp_path: Path, shards: list[Path], caplog: pytest.LogCaptureFixture, again: bool
+) -> None:
+    """Another one of the same size: what the index says of it may be wrong."""
+    indexed(tmp_path / "out", *shards)
+    loaded(tmp_path / "out")
+    assert "time of change" not in caplog.text
+    for shard in shards[1:3]:
+        os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
+    if again:
+        indexed(tmp_path / "out", *shards)
+    loaded(tmp_path / "out")
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == (0 if again else 1)
+    if not again:
+        assert f"{shards[1]}: has another time of change" in lines[0]
+        assert "2 of 4 shards" in lines[0]
+
+
+def test_shards_of_pack_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their own index has boxes and labels. Copies elsewhere are files like any other."""
+    pack(load_shards_of_folder(tmp_path), tmp_path / "packed", per_shard=2, workers=1)
+    assert run_cli("index", str(tmp_path / "packed"), str(tmp_path / "out")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"Use it as it is: data.source=shards, data.root={tmp_path / 'packed'}" in line
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "copy").mkdir()
+    for shard in (tmp_path / "packed").glob("*.tar"):
+        shard.rename(tmp_path / "copy" / shard.name)
+    assert indexed(tmp_path / "out", *sorted((tmp_path / "copy").iterdir())).samples == 3
+
+
 @pytest.mark.parametrize("address", ["s3://bucket/{000..009}.tar", "https://host/0.tar", "pipe:cat 0.tar"])
 def test_addresses_are_one_line(address: str) -> None:
     with pytest.raises(UserError, match="an address; only files are indexed"):

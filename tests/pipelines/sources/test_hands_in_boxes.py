@@ -82,6 +82,28 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
     np.testing.assert_array_equal(margin.box_px[:, 2], [40, 60, 20])
 
 
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_hand_that_is_listed_twice_counts_once(root: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As in two files that were joined. Another box of the same side is another hand."""
+    file = root.parent / f"boxes.{kind}"
+    rows = ["b.jpg,50,10,60,30,left", "b.jpg,50,10,60,30,right", "b.jpg,50,10,61,30,left", "a.jpg,,,,,none"]
+    again = [rows[0].replace("50", "50.0"), rows[2]]
+    if kind == "csv":
+        file.write_text("\n".join([HEADER, *rows, *again, "a.jpg,,,,,none"]))
+    else:
+        cells = (row.split(",") for row in [*rows[:3], *again])
+        keys = HEADER.split(",")
+        numbers = ([name, *map(float, edges), hand] for name, *edges, hand in cells)
+        file.write_text(json.dumps([dict(zip(keys, one, strict=True)) for one in numbers]))
+    index = load_folder(DataConfig("folder", str(root), box=str(file)))
+    assert index.mirror is not None
+    assert index.mirror.tolist() == [True, False, True]
+    assert index.box_px[:, 0].tolist() == [55, 55, 55.5]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    where = "line 6" if kind == "csv" else "entry 4"
+    assert line == f"{file}, {where}: the same hand as in a row before; 2 such rows are left out"
+
+
 def test_a_source_with_one_hand_in_an_image_keeps_its_images(tmp_path: Path) -> None:
     write_part(tmp_path, "training", 2, 8)
     names = [f"training/rgb/{number:08d}.jpg" for number in range(8)]
@@ -92,7 +114,7 @@ def test_a_source_with_one_hand_in_an_image_keeps_its_images(tmp_path: Path) -> 
     index = load_index(config)
     assert (len(index), index.mirror) == (8, None)
     np.testing.assert_array_equal(index.box_px[:2], [(6, 7, 10), (0, 0, 0)])
-    boxes.write_text("\n".join([f"{HEADER},confidence", *rows, f"{names[0]},1,2,11,12,left,0.9"]))
+    boxes.write_text("\n".join([f"{HEADER},confidence", *rows, f"{names[0]},1,2,11,13,left,0.9"]))
     with pytest.raises(UserError, match=f"several boxes for '{names[0]}'; this source has one hand in an image"):
         load_index(config)
 

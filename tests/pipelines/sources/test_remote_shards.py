@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
-from pipelines.sources.remote.address import Patience
+from pipelines.sources.remote.address import Retries
 from pipelines.sources.shards.pack import pack
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.conftest import Record
@@ -78,8 +79,8 @@ def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 @pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.sources.remote.address.Patience", partial(Patience, attempts=3, first_s=0.01))
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.sources.remote.address.Retries", partial(Retries, attempts=3, first_s=0.01))
 
 
 def shard_bytes(packed: Path) -> int:
@@ -233,7 +234,7 @@ def test_more_shards_than_open_files(
         assert not limits
 
 
-def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, short_patience: None) -> None:
+def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_attempts: None) -> None:
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
     with pytest.raises(UserError, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
@@ -243,7 +244,7 @@ def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, short
 def test_a_loader_that_waits_for_the_network_can_be_closed(
     bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.sources.remote.prefetch._SAY_S", 0.1)
+    monkeypatch.setattr("pipelines.sources.remote.prefetch._LOG_EVERY_S", 0.1)
     index = load_index(remote(tmp_path))
     schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
     config = PipelinesConfig(backend="opencv", batch=10, threads=2)
@@ -278,7 +279,7 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
     ],
 )
 def test_mistakes_are_one_line(
-    bucket: Bucket, tmp_path: Path, changed: dict[str, Any], words: list[str], short_patience: None
+    bucket: Bucket, tmp_path: Path, changed: dict[str, Any], words: list[str], few_attempts: None
 ) -> None:
     with pytest.raises(UserError) as told:
         load_index(replace(remote(tmp_path), **changed))
@@ -301,6 +302,44 @@ def test_missing_packages_and_credentials_are_one_line(
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UserError, match=r"data.root = s3://images/packed: .* pip install s3fs"):
         load_index(remote(tmp_path))
+
+
+KILLED = """
+import sys
+import numpy as np
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
+from pipelines.sources.shards import remote_shards
+remote_shards.READ_BYTES = 50_000
+index = load_index(DataConfig("shards", sys.argv[1], cache=sys.argv[2]))
+follower = index.follow(lambda: iter([np.arange(len(index))]))
+index.read(70)
+"""
+
+
+def test_a_process_killed_within_a_download_leaves_nothing_that_is_read(
+    bucket: Bucket, packed: Path, tmp_path: Path
+) -> None:
+    """By SIGKILL, when half of a shard's second piece has come. The next process downloads this shard anew."""
+    name = "shard-000007.tar"
+    bucket.fault = lambda file, number: "half" if (file, number) == (name, 2) else None
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, ADDRESS, str(tmp_path / "node")], cwd=Path(__file__).parents[3]
+    ) as process:
+        while not bucket.faults["half"]:
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.kill()
+    (part,) = tmp_path.rglob(f"{name}.part")
+    whole = (packed / name).read_bytes()
+    left = part.read_bytes()
+    assert left[:50_000] == whole[:50_000]
+    assert left != whole
+    bucket.reset()
+    found = batches(load_index(remote(tmp_path)), steps=6)
+    assert_same(found, batches(load_index(DataConfig("shards", str(packed))), steps=6))
+    assert bucket.whole[name] == 1
+    assert [file.read_bytes() for file in tmp_path.rglob(f"{name}*")] == [whole]
 
 
 def load_rank(config: DataConfig, steps: int, out: str, environment: dict[str, str]) -> None:
@@ -333,16 +372,21 @@ def test_two_ranks_over_a_failing_network(bucket: Bucket, packed: Path, tmp_path
     seconds = time.monotonic() - began
     local = DataConfig("shards", str(packed), shuffle_shards=3)
     finish(start_ranks(2, load_rank, local, steps, str(tmp_path / "local"), {}, log=log), log)
+    images = differing = 0
     for rank in range(2):
         found, expected = (torch.load(f"{tmp_path}/{name}.{rank}", weights_only=False) for name in ("found", "local"))
-        for one, other in zip(found, expected, strict=True):
-            for ours, theirs in zip(one, other, strict=True):
-                np.testing.assert_array_equal(ours, theirs)
+        for (samples, views, bad), (same_samples, same_views, _) in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(samples, same_samples)
+            assert not bad
+            images += len(views)
+            differing += int((views != same_views).any(axis=(1, 2, 3)).sum())
+    assert images == 4 * steps
+    assert not differing
     assert 4 * shard_bytes(packed) < largest() <= limit
     assert bucket.faults["cut"] == 1
     assert bucket.faults["500"] > 15
     record(
-        "remote_shards", ranks=2, images=4 * steps, shards=SHARDS, shard_bytes=shard_bytes(packed), bound_bytes=limit,
-        largest_bytes=largest(), requests=bucket.requests.total(), faults=dict(bucket.faults), restarts=1,
-        seconds=round(seconds, 1), differing_images=0,
+        "remote_shards", ranks=2, images=images, shards=SHARDS, shard_bytes=shard_bytes(packed), bound_bytes=limit,
+        largest_bytes=largest(), requests=bucket.requests.total(), faults=dict(bucket.faults),
+        restarts=bucket.restarts, seconds=round(seconds, 1), differing_images=differing,
     )  # fmt: skip

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from pipelines.arrays import IntArray
-from pipelines.sources.remote.cache import Descriptor, NodeCache, NoRoom, Part
-from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Plan
+from pipelines.sources.remote.cache import Descriptor, NodeCache, NoRoom, UnfinishedFile
+from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, ShardUses
 
 BLOCK = 4096
 ROOT = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def add(cache: NodeCache, name: str, blocks: int = 1, next_use: dict[str, int] |
     return cache.finish(part)
 
 
-def started(cache: NodeCache, name: str, blocks: int = 1, next_use: dict[str, int] | None = None) -> Part:
+def started(cache: NodeCache, name: str, blocks: int = 1, next_use: dict[str, int] | None = None) -> UnfinishedFile:
     part = cache.start(name, blocks * BLOCK, never if next_use is None else lambda one: next_use.get(one, never(one)))
     assert part is not None
     return part
@@ -236,7 +236,7 @@ def test_the_plan_knows_every_next_use(data: st.DataObject) -> None:
     step = st.lists(st.integers(0, shards - 1), min_size=1, max_size=5)
     steps = data.draw(st.lists(step, min_size=1, max_size=30))
     window = data.draw(st.integers(1, shards))
-    plan = Plan((np.array(one) for one in steps), shards=shards, rows=10**6, window=window)
+    plan = ShardUses((np.array(one) for one in steps), shards=shards, rows=10**6, window=window)
     for done in range(len(steps)):
         expected: dict[int, int] = {}
         for later, one in enumerate(steps[done:]):
@@ -249,11 +249,11 @@ def test_the_plan_knows_every_next_use(data: st.DataObject) -> None:
 
 def test_near_are_two_windows_and_the_steps_under_way() -> None:
     steps = [np.array([shard] * 10) for shard in range(40)]
-    plan = Plan(iter(steps), shards=40, rows=400, window=6)
+    plan = ShardUses(iter(steps), shards=40, rows=400, window=6)
     assert plan.near() == list(range(12))
     plan.done()
     assert plan.near() == list(range(1, 13))
-    plan = Plan(iter(steps), shards=40, rows=400, window=1)
+    plan = ShardUses(iter(steps), shards=40, rows=400, window=1)
     assert plan.near() == list(range(STEPS_UNDER_WAY))
 
 
@@ -261,8 +261,8 @@ def test_a_plan_of_few_rows_fetches_nothing() -> None:
     def steps(count: int) -> list[IntArray]:
         return [np.arange(10)] * count
 
-    assert Plan(iter(steps(1)), shards=10, rows=1000, window=2).near() == []
-    assert Plan(iter(steps(10)), shards=10, rows=1000, window=2).near() != []
+    assert ShardUses(iter(steps(1)), shards=10, rows=1000, window=2).near() == []
+    assert ShardUses(iter(steps(10)), shards=10, rows=1000, window=2).near() != []
 
 
 def test_a_plan_without_end_looks_ahead_over_two_epochs_at_most() -> None:
@@ -274,5 +274,5 @@ def test_a_plan_without_end_looks_ahead_over_two_epochs_at_most() -> None:
             looked += 1
             yield np.zeros(10, np.int64)
 
-    Plan(endless(), shards=2, rows=100, window=1)
+    ShardUses(endless(), shards=2, rows=100, window=1)
     assert looked == 20

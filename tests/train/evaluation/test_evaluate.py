@@ -35,7 +35,7 @@ from train.evaluation.network_errors import (
 from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
 from train.pose.inference import estimate_poses
 from train.pose.labels import PoseLabels
-from train.pose.run import PoseRun, load_pose_run
+from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
 
 POSES = 20
@@ -76,9 +76,10 @@ class Knowing(PoseNetwork):
         return PoseOutput(homogeneous[..., :2] / homogeneous[..., 2:], nothing, nothing[:, 0], nothing[:, 0], joints)
 
 
-def knowing_run(run: Path, error: float = 0.0) -> tuple[PoseRun, FinetuneConfig]:
+def knowing_run(run: Path, error: float = 0.0, precision: str = "fp32") -> tuple[PoseRun, FinetuneConfig]:
     loaded = load_pose_run(run)
-    config = evaluation_config(loaded, [], ["data.split=all", "data.versions=['gs']"])
+    overrides = ["data.split=all", "data.versions=['gs']", f"train.precision={precision}"]
+    config = evaluation_config(loaded, [], overrides)
     index = load_index(config.data)
     scale = index.targets["scale_m"][:, None, None]
     network = Knowing(loaded.network.encoder, loaded.config.pose)
@@ -87,9 +88,10 @@ def knowing_run(run: Path, error: float = 0.0) -> tuple[PoseRun, FinetuneConfig]
     return dataclasses.replace(loaded, network=network), config
 
 
-def test_a_perfect_network_has_no_error(run: Path) -> None:
-    """So frames, units and orders agree from the labels to the metrics."""
-    knowing, config = knowing_run(run)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_perfect_network_has_no_error(run: Path, precision: str) -> None:
+    """So frames, units and orders agree from the labels to the metrics, and geometry is not computed in 16 bits."""
+    knowing, config = knowing_run(run, precision=precision)
     index = load_index(config.data)
     truth = PoseLabels.of(index)
     found = measure(
@@ -277,7 +279,7 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
     (root / "away.json").rename(root / "evaluation_scale.json")
     (root / "evaluation" / "rgb" / "00000003.jpg").write_bytes(b"broken")
-    with pytest.raises(UserError, match="no hand for 1 of 5 images, image 3 the first"):
+    with pytest.raises(UserError, match="no hand for 1 of 5 images, the first is image 3"):
         call(run, tmp_path / "out", *settings, submission=True, crop="two-pass")
 
 

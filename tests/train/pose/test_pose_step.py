@@ -10,7 +10,7 @@ from models.pose import PoseOutput
 from pipelines.batch import Batch, View
 from train.config.finetuning import PoseLossConfig
 from train.pose.labels import PoseTargets
-from train.pose.step import PoseStep, pose_losses
+from train.pose.pose_step import PoseStep, pose_losses
 
 
 def output(keypoints_px: Tensor, depth: Tensor, root_depth: Tensor) -> PoseOutput:

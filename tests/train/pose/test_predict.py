@@ -161,7 +161,7 @@ def test_a_file_of_boxes_needs_the_folder_of_its_names(run: Path, tmp_path: Path
     boxes = tmp_path / "boxes.csv"
     boxes.write_text("file,x0,y0,x1,y1\nhand.png,1,1,40,40\n")
     for images in ([str(tmp_path / "hand.png")], [str(tmp_path), str(tmp_path)]):
-        with pytest.raises(UserError, match="expected the one folder that its names count from"):
+        with pytest.raises(UserError, match="expected one folder, which the names in this file are relative to"):
             predict(run, images, tmp_path / "out", boxes=boxes)
     assert not (tmp_path / "out").exists()
 

@@ -29,7 +29,7 @@ from train.pose.metrics import METRICS
 from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.contents import Measured, measured, read_runs
-from train.report.numbers import as_text, table, verdict
+from train.report.numbers import as_text, comparison_in_words, table
 from train.report.write import write_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -144,20 +144,24 @@ def differing(folder: Path, **differences: tuple[float, float | None, float | No
 
 def test_the_verdict_follows_the_numbers(folder: Path) -> None:
     better = differing(folder, pa_epe_cm=(-0.2, -0.3, -0.1), pa_auc=(0.1, 0.05, 0.2), epe_px=(1, 0.5, 2))
-    assert verdict(better).startswith(
+    assert comparison_in_words(better).startswith(
         "By PA-EPE, “pre-trained” is better than “from scratch”: \N{MINUS SIGN}0.20 cm, 95\N{NO-BREAK SPACE}% interval "
         "\N{MINUS SIGN}0.30 to \N{MINUS SIGN}0.10."
     )
-    assert verdict(better).endswith("The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC.")
-    assert "is worse than" in verdict(differing(folder, pa_epe_cm=(0.2, 0.1, 0.3)))
-    assert "cannot be told apart" in verdict(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
+    assert comparison_in_words(better).endswith(
+        "The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC."
+    )
+    assert "is worse than" in comparison_in_words(differing(folder, pa_epe_cm=(0.2, 0.1, 0.3)))
+    assert "cannot be told apart" in comparison_in_words(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
     marks = {row.metric.title: row.difference.mark for row in table(better) if row.difference is not None}
     assert (marks["PA-EPE"], marks["PA-AUC"], marks["2D EPE"]) == ("better", "better", "worse")
 
 
 def test_without_an_interval_the_verdict_is_open(folder: Path) -> None:
     one_pose = differing(folder, pa_epe_cm=(-0.2, None, None))
-    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in verdict(one_pose)
+    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in comparison_in_words(
+        one_pose
+    )
     cell = next(row.difference for row in table(one_pose) if row.metric.title == "PA-EPE")
     assert cell is not None
     assert (cell.interval, cell.mark) == (None, "open")

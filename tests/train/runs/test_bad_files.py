@@ -16,7 +16,7 @@ import torch
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig
-from pipelines.feed import SUBSTITUTE_ATTEMPTS, Quarantine
+from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import Index, join
 from pipelines.samples.order import EpochOrder
 from tests.train import ranks, tiny_run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train.runs.json_lines import cut_rows, read_rows
+from train.runs.json_lines import cut_rows, read_undamaged_rows
 
 DAMAGED = [
     b"null", b"7", b'"step"', b"[1]", b"{}", b'{"step": null}', b'{"step": "3"}', b'{"step": true}', b'{"step": 1.5}',
@@ -21,7 +21,7 @@ def test_a_damaged_row_is_left_out_and_counted(
 ) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1, "loss": 2}\n' + damaged + b'\n{"step": 2, "loss": 1.5}\n')
-    assert read_rows(file, numbers=("loss",)) == [{"step": 1, "loss": 2}, {"step": 2, "loss": 1.5}]
+    assert read_undamaged_rows(file, numbers=("loss",)) == [{"step": 1, "loss": 2}, {"step": 2, "loss": 1.5}]
     assert caplog.messages == [f"{file}: 1 row is damaged and left out, the first in line 2"]
     cut_rows(file, 1)
     assert file.read_bytes() == b'{"step": 1, "loss": 2}\n'
@@ -30,13 +30,13 @@ def test_a_damaged_row_is_left_out_and_counted(
 def test_an_incomplete_last_row_is_left_out_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1}\n{"step": 2}')
-    assert read_rows(file) == [{"step": 1}]
+    assert read_undamaged_rows(file) == [{"step": 1}]
     cut_rows(file, 9)
     assert file.read_bytes() == b'{"step": 1}\n'
     assert caplog.messages == []
 
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "no.jsonl") == []
+    assert read_undamaged_rows(tmp_path / "no.jsonl") == []
     cut_rows(tmp_path / "no.jsonl", 1)
     assert list(tmp_path.iterdir()) == []

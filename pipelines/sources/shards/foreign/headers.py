@@ -1,4 +1,4 @@
-"""Reads the headers of tar files in compiled code, without their contents: where the images are."""
+"""Finds the images of tar files by their headers, in compiled code. Contents are not read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HeaderScan:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """Number of members by kind that are no samples."""
+        """Number of members that are no samples, for each kind."""
         return {kind: count for kind, count in zip(SKIPPED, self._state[_COUNTS:].tolist(), strict=True) if count}
 
     def next_images(self) -> Places:
@@ -170,7 +170,7 @@ def _number(field: Any) -> int:
 
 @cached(numba.njit, nogil=True)
 def _sums(header: Any) -> tuple[Any, Any]:
-    """Both checksums of a header in use: of unsigned and of signed bytes, its own field taken as spaces."""
+    """The two checksums that programs write: sums of unsigned and of signed bytes, with spaces as the checksum."""
     unsigned = signed = np.int64(8 * _SPACE)
     for at in range(BLOCK_BYTES):
         if not 148 <= at < 156:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -17,27 +17,35 @@ _MOST_FILES: Final = 1_000_000
 """Most files that a pattern may name."""
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""Endings of the shards of a folder. Those of compressed ones are among them, so that they are refused by name."""
+"""Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
 
 
-def find_shards(patterns: Sequence[str]) -> list[Path]:
+def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Path]:
     """The files that patterns name, each once, as absolute paths.
 
     Args:
         patterns: each a file; a folder, which stands for the tar files in it and below it; or a pattern of files with
             braces ("{000..099}.tar", "{a,b}.tar") or with *, ? and []. Braces keep their order; what is found in a
-            folder or by a glob is sorted.
+            folder or by a glob is sorted. Hidden files of a folder are left out.
+        say: gets a line if files are left out because links lead to them a second time.
 
     Raises:
         UserError: a pattern is wrong or names no file.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}  # the file behind all links -> the first name of it
+    again: dict[str, str] = {}
     for pattern in patterns:
         for file in _files(pattern):
-            found[os.path.abspath(file)] = None  # noqa: PTH100  links stay as they are
+            name = os.path.abspath(file)  # noqa: PTH100  links stay as they are
+            first = found.setdefault(os.path.realpath(file), name)
+            if first != name:
+                again[name] = first
         if len(found) > _MOST_FILES:
-            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index parts of them apart.")
-    return [Path(file) for file in found]
+            raise UserError(f"{pattern}: more than {_MOST_FILES} files. Index them in several parts.")
+    if again:
+        name, first = next(iter(again.items()))
+        say(f"{name}: the same file as {first}, so it is left out; such names in all: {len(again)}")
+    return [Path(file) for file in found.values()]
 
 
 def _files(pattern: str) -> Iterator[str]:
@@ -60,7 +68,12 @@ def _without_braces(pattern: str) -> list[str]:
 
 
 def _in_folder(folder: str) -> list[str]:
-    found = sorted(str(file) for file in Path(folder).rglob("*") if file.name.lower().endswith(_ENDINGS))
+    found = sorted(
+        str(file)
+        for file in Path(folder).rglob("*")
+        if file.name.lower().endswith(_ENDINGS)
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
     if not found:
         raise UserError(f"{folder}: no .tar files in this folder or below it. Check the path.")
     return found

@@ -26,6 +26,7 @@ from pipelines.sources.shards.index_file import (
     INDEX_FILE,
     INDEX_FOLDER,
     INDEX_PARTS,
+    PACK_FILE,
     read_index_file,
     read_table,
     write_tables,
@@ -96,9 +97,9 @@ def index_shards(
 ) -> Indexed:
     """Write an index of the images in tar files, in their order, for `load_shards`.
 
-    Members whose names end as an image's do, hidden ones excepted, are samples. Only headers are read. The shards stay
-    where they are; the index names their folder. What a call has read of a shard is kept, so the same call continues
-    after an interruption, and a later one reads only new and changed shards.
+    Members with the ending of an image are samples, except hidden ones. Only headers are read. The shards stay where
+    they are; the index names their folder. What a call has read of a shard is kept, so the same call continues after an
+    interruption, and a later one reads only new and changed shards.
 
     Args:
         shards: absolute paths.
@@ -107,9 +108,10 @@ def index_shards(
         progress: called with (bytes passed, bytes of all shards).
 
     Raises:
-        UserError: `out` holds something else or cannot be written to, a shard cannot be read, is compressed or no tar
-            file, or there is no image.
+        UserError: `out` holds something else or cannot be written to, a shard cannot be read, is compressed, no tar
+            file or written by `pack`, or there is no image.
     """
+    _refuse_packed(shards)
     with paths_in_one_line(out):
         scans = _Scans(shards, out, _claim(out))
     scans.run(workers, progress)
@@ -178,12 +180,22 @@ def _refuse_compressed(shard: Path, start: bytes) -> None:
             )
 
 
+def _refuse_packed(shards: Sequence[Path]) -> None:
+    """Refuse shards that have an index already. Another one would be without their boxes and labels."""
+    for folder in dict.fromkeys(shard.parent for shard in shards):
+        if (folder / PACK_FILE).exists():
+            raise UserError(
+                f"{folder}: holds shards that 'python cli.py pack' wrote; its index has their boxes and labels, which "
+                f"this one would not have. Use it as it is: data.source=shards, data.root={folder}"
+            )
+
+
 def _part(out: Path, shard: Path) -> Path:
     return out / INDEX_PARTS / f"{hashlib.sha256(os.fsencode(shard)).hexdigest()[:32]}.npz"
 
 
 def _read_part(file: Path) -> _Shard | None:
-    """What an interrupted call found in a shard, if it did."""
+    """What an interrupted call found in a shard; None if it left nothing for this shard."""
     try:
         with np.load(file) as part:
             return _Shard.of_notes(json.loads(part["notes"].tobytes()), part["places"])

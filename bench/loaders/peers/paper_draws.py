@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-Boxes = npt.NDArray[np.float32]
+BoxArray = npt.NDArray[np.float32]
 
 VIEW_PX: Final = 128
 ROTATION_DEG: Final = (-45.0, 45.0)
@@ -25,7 +25,7 @@ RANGES: Final = np.array([ROTATION_DEG, SHIFT_FRAC, SHIFT_FRAC, SCALE, HUE, SATU
 
 
 @dataclass(frozen=True)
-class Draw:
+class PeerDraw:
     """One view's augmentation; hue, saturation and value are factors, value_shift is added, in fractions of 1."""
 
     rotation_deg: float
@@ -38,10 +38,10 @@ class Draw:
     value_shift: float
 
 
-def draw(count: int, rng: np.random.Generator) -> list[Draw]:
+def draw(count: int, rng: np.random.Generator) -> list[PeerDraw]:
     """`count` independent draws, from one call of the generator."""
     rows = RANGES[:, 0] + rng.random((count, len(RANGES))) * (RANGES[:, 1] - RANGES[:, 0])
-    return [Draw(*row) for row in rows.tolist()]
+    return [PeerDraw(*row) for row in rows.tolist()]
 
 
 def endless_batches(samples: int, batch: int) -> Iterator[list[int]]:
@@ -60,7 +60,7 @@ def whole_image_px(width_px: int, height_px: int) -> tuple[float, float, float]:
     return width_px / 2, height_px / 2, float(max(width_px, height_px))
 
 
-def source_to_view_px(box_px: Sequence[float], one: Draw) -> npt.NDArray[np.float64]:
+def source_to_view_px(box_px: Sequence[float], one: PeerDraw) -> npt.NDArray[np.float64]:
     """(2, 3) from source to view for cv2.warpAffine, whose frame has its origin in the first pixel's centre."""
     x_px, y_px, side_px = box_px
     magnification = one.scale * VIEW_PX / side_px

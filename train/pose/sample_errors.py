@@ -34,7 +34,7 @@ class Errors:
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
 
     def tables(self) -> dict[str, Floats]:
-        """Tables (N, K) of those `METRICS` that the labels allow, before the means."""
+        """The errors as tables (N, K), one for each of the `METRICS` that the labels allow."""
         tables = score_tables(self.in_3d) if self.in_metres else {"pa_epe_px": self.in_3d.pa_error_m}
         return {**tables, "epe_px": self.in_px}
 

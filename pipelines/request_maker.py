@@ -1,4 +1,4 @@
-"""From positions to requests: reads files, replaces bad ones, and plans the views."""
+"""Makes requests from positions: reads files, replaces bad ones, and plans the views."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.files.reading import read_sound_jpegs
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
+from pipelines.samples.kept_pixels import kept_regions
 from pipelines.samples.order import Order
-from pipelines.samples.pixels import kept_of
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import draw_view
-from pipelines.views.plan import Kept, Plan, plan_views
+from pipelines.views.plan import KeptRegions, Plan, plan_views
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Chunk:
     bad: IntArray
 
 
-class Feed:
+class RequestMaker:
     """Reads and checks the samples at given positions, and replaces bad ones; a pure function of positions and files.
 
     Args:
@@ -76,7 +76,7 @@ class Feed:
         regions: decode only the part of a large JPEG that its views show.
 
     Raises:
-        UserError: the index keeps pixels, and fewer than the views need.
+        UserError: the views need pixels that the index has not kept.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Feed:
         return self._pool.submit(self.chunk, positions)
 
     def chunk(self, positions: IntArray) -> Chunk:
-        """Read the samples at consecutive global `positions` (N,), or look up where their pixels are.
+        """Read the samples at consecutive global `positions` (N,), or look up the addresses of their kept pixels.
 
         Raises:
             UserError: all substitutes of a position are bad too.
@@ -122,7 +122,7 @@ class Feed:
         if self.index.pixels is not None:
             table, address = self.index.pixels.table[samples], self.index.pixels.address[samples]
             size_px, orientation = table["size_px"].astype(np.int64), table["orientation"]
-            plan = self._plan(samples, size_px, orientation, tables, kept=kept_of(table))
+            plan = self._plan(samples, size_px, orientation, tables, kept=kept_regions(table))
             return Chunk(Request([], plan, address), positions, samples, np.array([], np.int64))
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
@@ -149,7 +149,7 @@ class Feed:
         tables: list[FloatArray],
         *,
         croppable: BoolArray | None = None,
-        kept: Kept | None = None,
+        kept: KeptRegions | None = None,
     ) -> Plan:
         """Plan the views of N samples from their tables of draws; other arguments as in `plan_views`."""
         return plan_views(

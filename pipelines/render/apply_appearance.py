@@ -26,7 +26,7 @@ _compiled = cached(numba.njit, nogil=True, fastmath={"contract"}, error_model="n
 _LOOPS = {column: _compiled(change.loop) for column, change in CHANGES.items()}
 
 
-def change_appearance(
+def apply_appearance(
     views: Tensor, draws: FloatArray, appearance: AppearanceConfig, share: slice = slice(None)
 ) -> None:
     """Apply to N views, in place, the augmentations that the draws switch on.

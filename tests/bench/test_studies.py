@@ -1,0 +1,130 @@
+"""The sections of docs/results.md: from rows that are made up, beside the published figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.documentation import fill_tables, write_docs
+from bench.studies import FILES, study_names
+from errors import UserError
+
+MACHINE = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
+ROOT = Path(__file__).parents[2]
+
+
+def section(results: Path, name: str) -> str:
+    return fill_tables(f"<!-- rows: {name} -->\n<!-- end rows -->\n", results)
+
+
+def write_rows(results: Path, *rows: dict[str, Any]) -> None:
+    of = {"study": "compositions", "scale": "small", "machine": MACHINE}
+    (results / "experiments.jsonl").write_text("".join(json.dumps(of | row) + "\n" for row in rows))
+
+
+def arm(name: str, seed: int, **figures: float) -> dict[str, Any]:
+    return {"kind": "arm", "arm": name, "seed": seed, **figures}
+
+
+def compared(better: str, than: str, metric: str, differences: list[float], low: float, high: float) -> dict[str, Any]:
+    mean = float(np.mean(differences))
+    return {"kind": "comparison", "better": better, "than": than, "metric": metric, "differences": differences,
+            "mean": mean, "low": low, "high": high, "holds": high < 0, "seeds": [0, 1]}  # fmt: skip
+
+
+def test_a_study_without_rows_says_so_and_has_the_published_figures(tmp_path: Path) -> None:
+    made = section(tmp_path, "study compositions")
+    assert "Scale small: **not run yet**." in made
+    assert "Scale paper: **not run yet**." in made
+    assert "| simclr | 16.62 | 0.72 | 12.05 |" in made
+    page = section(tmp_path, "studies")
+    assert page.index("**Not run yet.** At scale small: everything. At scale paper: everything.") < page.index(
+        "| study |"
+    )
+    assert "have the paper's sign" not in page
+
+
+def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
+    rows = [
+        arm("simclr", 0, epe_px=99.0), arm("simclr", 0, epe_px=30.0), arm("simclr", 1, epe_px=34.0),  # the last counts
+        arm("peclr", 0, epe_px=29.0), arm("peclr", 1, epe_px=31.0),
+        compared("peclr", "simclr", "epe_px", [-1, -3], -4.0, 0.5),
+        compared("peclr", "simclr", "epe_cm", [1, 2], 0.5, 2.5),
+        {**arm("peclr", 0, epe_px=7.0), "scale": "paper"},
+        {**arm("peclr", 0, epe_px=8.0), "study": "geometric"},
+    ]  # fmt: skip
+    rows += [arm("simclr", seed, epe_px=[30, 34][seed], epe_cm=50.0) for seed in (0, 1)]
+    write_rows(tmp_path, *rows)
+    made = section(tmp_path, "study compositions")
+    assert "Scale small: 2 seeds" in made
+    assert "| simclr | 50.000 (50.000 to 50.000) | - | 16.62 |" in made
+    assert "| 30.000 (29.000 to 31.000) | 7.000 | 10.51 |" in made
+    # 2 of 32 px; in EPE the sign is the other, and the interval is clear of zero
+    assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | no |" in made
+    assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | **no** | yes |" in made
+    page = section(tmp_path, "studies")
+    assert "1 of the 2 claims of the paper that were measured have the paper's sign." in page
+    assert "| Table 1 | seeds 0, 1 | seeds 0 |" in page
+    assert "**Not run yet.** At scale small: Figure 6a; Figure 7;" in page  # Figure 6b was run
+    assert "| Table 1 | small | peclr minus simclr | 2D EPE, px |" in page
+
+
+def test_an_auc_is_better_if_it_is_larger(tmp_path: Path) -> None:
+    rows = [arm(name, seed, auc=auc) for name, auc in (("peclr", 0.5), ("simclr", 0.4)) for seed in (0, 1)]
+    write_rows(tmp_path, *rows, compared("peclr", "simclr", "auc", [0.1, 0.1], 0.05, 0.15))
+    assert "| +20.0 % | - | yes | yes |" in section(tmp_path, "study compositions")
+
+
+def test_switches_have_no_sign_of_the_paper(tmp_path: Path) -> None:
+    rows = [arm(name, seed, epe_px=px) for name, px in (("peclr", 20.0), ("lars_off", 25.0)) for seed in (0, 1)]
+    rows = [{"study": "fidelity", **row} for row in [*rows, compared("peclr", "lars_off", "epe_px", [-5, -5], -6, -4)]]
+    write_rows(tmp_path, *rows)
+    assert "| +20.0 % | - | - | yes |" in section(tmp_path, "study fidelity")
+    assert "claims of the paper" not in section(tmp_path, "studies")
+
+
+def test_the_order_of_the_arms_is_said_beside_the_paper_s(tmp_path: Path) -> None:
+    order = {"rn50_224": 0.7, "rn50_224_peclr": 0.8, "rn152_224": 0.9, "rn152_224_peclr": 0.6}
+    write_rows(
+        tmp_path,
+        *({"study": "high_resolution", "scale": "paper", **arm(name, 0, pa_epe_cm=cm)} for name, cm in order.items()),
+    )
+    made = section(tmp_path, "study high_resolution")
+    assert "Best first in PA-EPE, cm: rn152_224_peclr, rn50_224, rn50_224_peclr, rn152_224." in made
+    assert "In the paper in PA-EPE, cm: rn152_224_peclr, rn50_224_peclr, rn152_224, rn50_224." in made
+
+
+def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
+    def maps(name: str, factor: float) -> dict[str, Any]:
+        errors = {"rotation_error_px": [4 * factor, 0.0, 2.0], "shift_error_px": [[factor, 1], [1, 0]]}
+        places = {"rotation_deg": [-80, 0, 80], "shift_px": [-25, 25]}
+        return {"study": "equivariance", "kind": "map", "arm": name, "seed": 0, **places, **errors}
+
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    results.mkdir()
+    docs.mkdir()
+    write_rows(results, maps("peclr", 0.5), maps("simclr", 1.0))
+    made = section(results, "study equivariance")
+    rotations = "rotations | - | - | +0.0 to +50.0 % over the places | +25.0 % | - | **no**, at 1 of 2 places |"
+    shifts = "shifts | - | - | +0.0 to +50.0 % over the places | +16.7 % | - | **no**, at 1 of 3 places |"
+    assert rotations in made
+    assert shifts in made
+    assert "0 of the 2 claims" in section(results, "studies")
+    write_docs(results, docs)
+    assert (docs / "images" / "study_equivariance_small.png").stat().st_size > 5000
+
+
+def test_the_page_has_every_study_once() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert [f"<!-- rows: study {name} -->" in page for name in study_names()] == [True] * len(
+        list(FILES.glob("*.toml"))
+    )
+    headings = {line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")}
+    linked = {line.split("](")[0].removeprefix("| [") for line in page.splitlines() if line.startswith("| [")}
+    assert linked <= headings
+    with pytest.raises(UserError, match="study nothing -->: expected the name of a file"):
+        section(ROOT / "bench" / "results", "study nothing")

@@ -1,0 +1,225 @@
+"""The files of configs/studies: their commands, their runs at toy size, and the published figures in them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from cli import main
+from experiments.config import Plan, ScaleName, load_study
+from experiments.jobs import commands_of
+from experiments.run import run_study
+from pipelines.samples.shares import micro_batch_share
+from tests.train import tiny_hands
+from tests.train.narrow import narrow_resnet18
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs" / "studies").glob("*.toml"))
+SCALES: list[tuple[Path, ScaleName]] = [(file, scale) for file in FILES for scale in load_study(file).scales]
+
+TOY = (
+    "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
+    "train.epochs=1", "train.threads=1", "pipelines.threads=1", "train.device=cpu", "run.trackers=[]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "scale"), SCALES, ids=[f"{file.stem}-{scale}" for file, scale in SCALES])
+def test_the_commands_are_accepted(file: Path, scale: ScaleName) -> None:
+    """By the real commands and by the configuration, in an order in which each finds its run."""
+    plan = Plan(file, load_study(file, ["seeds=[0]"]), scale)
+    made, measured = set[str](), 0
+    for line in commands_of(plan, ["seeds=[0]"]):
+        if line.startswith("#"):
+            continue
+        launcher, *words = shlex.split(line)
+        processes = int(words.pop(0).removeprefix("--nproc-per-node=")) if launcher == "torchrun" else 1
+        assert words.pop(0) == "cli.py"
+        command, arguments = main.commands[words[0]], words[1:]
+        given = command.make_context(words[0], list(arguments)).params
+        if words[0] in ("pretrain", "finetune", "probe"):
+            kind: Any = Config if words[0] == "pretrain" else FinetuneConfig
+            config = load_config(kind, given["files"], given["overrides"])
+            assert given["resume"] == "auto"
+            for rank in range(processes):
+                micro_batch_share(config.train.batch, config.train.micro_batch, rank, processes)
+            assert config.run.out not in made
+            assert config.encoder.weights in {"random", "imagenet", *made}
+            made.add(config.run.out)
+        elif words[0] == "evaluate":
+            assert str(given["run"]) in made
+            load_config(FinetuneConfig, given["files"], given["overrides"])
+            measured += 1
+        else:
+            assert words[0] in ("make-data", "experiment")
+    assert measured == len(plan.arms)
+    assert all(scale == "small" or "small" not in path for path in made)
+
+
+def test_the_list_does_not_wait_for_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from cli import main\n"
+        "try: main.main(['experiment', 'configs/studies/compositions.toml', '--scale', 'paper', '--list'])\n"
+        "except SystemExit as leaving: sys.exit(leaving.code or 'torch' in sys.modules)"
+    )
+    listed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml" in listed.stdout
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("hands")
+    tiny_hands.write_hands(root, poses=8)
+    with narrow_resnet18(), patch("train.trainer.save_views"):
+        yield root
+
+
+def toy(file: Path, hands: Path, out: Path) -> Plan:
+    """A study at toy size: the first two measured arms that are compared, with what they start from."""
+    study = load_study(file)
+    settings = [f"scales.small.data.{name}.root={hands}" for name in study.scales["small"].data]
+    settings += [f"scales.small.data.{name}.held_out=['data.split=val']" for name in study.scales["small"].data]
+    for kind in ("pretrain", "measured"):
+        settings += [f"scales.small.{kind}.config=[]", f"scales.small.{kind}.set={list(TOY)}"]
+    for table, arms in (("pretrain", study.pretrain), ("arms", study.arms)):
+        settings += [f"{table}.{name}.set_at.small=[]" for name in arms]  # epochs, among others
+        for name, arm in arms.items():
+            kept = [key for key in arm.set if not key.startswith(("train.batch", "train.micro", "train.epochs"))]
+            settings.append(f"{table}.{name}.set={kept}")
+    if study.maps is not None:
+        settings += ["maps.rotations=2", "maps.translations=2"]
+    plan = Plan(
+        file,
+        load_study(file, [*settings, "seeds=[0, 1]" if file.stem == "compositions" else "seeds=[0]", f"out={out}"]),
+        "small",
+    )
+    claim = plan.compare[0] if plan.compare else plan.study.maps
+    assert claim is not None
+    wanted = {claim.better, claim.than}
+    wanted |= {arm.network for name, arm in plan.arms.items() if name in wanted and arm.network is not None}
+    plan.arms = {name: arm for name, arm in plan.arms.items() if name in wanted}
+    plan.pretrain = {
+        name: arm for name, arm in plan.pretrain.items() if name in {one.start for one in plan.arms.values()}
+    }
+    plan.compare = tuple(one for one in plan.compare if {one.better, one.than} <= wanted)
+    return plan
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_study_runs_at_toy_size(file: Path, hands: Path, tmp_path: Path) -> None:
+    plan, record = toy(file, hands, tmp_path), tmp_path / "rows.jsonl"
+    outcomes = run_study(plan, record)
+    assert len(outcomes) == len(plan.compare)
+    assert all(np.isfinite(outcome["differences"]).all() for outcome in outcomes)
+    rows = record.read_text()
+    assert run_study(plan, record) == outcomes
+    assert record.read_text() == rows
+
+
+PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
+    "compositions": {
+        # SimCLR      &  16.62       & 0.72     & 12.05    \\
+        "simclr": {"epe_cm": 16.62, "auc": 0.72, "epe_px": 12.05},
+        # PeCLR  (\textbf{ours})           &  \bf 16.05    & \bf 0.74  & \bf 10.51 \\
+        "peclr": {"epe_cm": 16.05, "auc": 0.74, "epe_px": 10.51},
+    },
+    "high_resolution": {
+        # RN50                                        & 0.83          & 0.84      \\
+        "rn50_224": {"pa_epe_cm": 0.83, "pa_auc": 0.84},
+        # ~~~ + PeCLR (\bf ours)                      & 0.71          & 0.86      \\
+        "rn50_224_peclr": {"pa_epe_cm": 0.71, "pa_auc": 0.86},
+        # RN152                                       & 0.74          & 0.85      \\
+        "rn152_224": {"pa_epe_cm": 0.74, "pa_auc": 0.85},
+        # ~~~ + PeCLR (\bf ours)                    & \bf 0.66      & \bf 0.87  \\
+        "rn152_224_peclr": {"pa_epe_cm": 0.66, "pa_auc": 0.87},
+    },
+    "cross_domain": {
+        # RN152                           &   5.05        &   0.34                            \\
+        "rn152_224": {"epe_cm": 5.05, "auc": 0.34},
+        # ~~~ + \methodname (\textbf{ours})    &   \bf 4.56    &   \bf 0.36          \\
+        "rn152_224_peclr": {"epe_cm": 4.56, "auc": 0.36},
+        # RN152                           &   3.05        &   22.1                           \\
+        "rn152_on_second": {"pa_epe_cm": 3.05, "epe_px": 22.1},
+        # ~~~ + \methodname (\textbf{ours})    &   \bf 2.88    &   \bf 16.9        \\
+        "rn152_peclr_on_second": {"pa_epe_cm": 2.88, "epe_px": 16.9},
+    },
+    "other_datasets": {
+        # Supervised                  &   1.33                &   0.74            & 2.85              & 0.50
+        "ho3d": {"pa_epe_cm": 1.33, "pa_auc": 0.74, "epe_cm": 2.85, "auc": 0.50},
+        # \methodname (\textbf{ours})          &   \bf 1.09 & \bf 0.78 & \bf 2.26 & \bf 0.58
+        "ho3d_peclr": {"pa_epe_cm": 1.09, "pa_auc": 0.78, "epe_cm": 2.26, "auc": 0.58},
+        # Supervised                                                          & 0.77      \\
+        "dexter": {"pa_auc": 0.77},
+        # PeCLR (Ours)                                                        & 0.81      \\
+        "dexter_peclr": {"pa_auc": 0.81},
+    },
+}
+"""The paper's figures, with the lines of its source."""
+
+PERCENT: dict[tuple[str, str, str], float] = {
+    # \methodname yields significant improvements of $34\%$ and $57\%$ relative to SimCLR, respectively.
+    ("geometric", "translation_peclr", "epe_px"): 34,
+    ("geometric", "rotation_peclr", "epe_px"): 57,
+    # gaining the improvements of $3.4\%$ in terms of 3D EPE and $12.8\%$ in terms of 2D EPE.
+    ("compositions", "peclr", "epe_cm"): 3.4,
+    ("compositions", "peclr", "epe_px"): 12.8,
+    # yielding improvements of up to $43\%$ in 3D EPE in the lowest labeled setting
+    ("label_fractions", "two_010", "epe_cm"): 43,
+    # in the $20\%$ labeled setting, by using FH and YT3D for pre-training the RN152 model can gain an improvement of
+    # $20\%$ in 3D EPE with respect $M_{FH}$
+    ("label_fractions", "two_020", "epe_cm"): 20,
+    # we yield a performance increase of $14.5\%$ / $10.8\%$ for RN50 and RN152 respectively
+    ("high_resolution", "rn50_224_peclr", "pa_epe_cm"): 14.5,
+    ("high_resolution", "rn152_224_peclr", "pa_epe_cm"): 10.8,
+    # Improvement                     &   9.7 \%        &   5.6 \%                            \\
+    ("cross_domain", "rn152_224_peclr", "epe_cm"): 9.7,
+    ("cross_domain", "rn152_224_peclr", "auc"): 5.6,
+    # Improvement             &   5.6 \%       &   23.5 \%                           \\
+    ("cross_domain", "rn152_peclr_on_second", "pa_epe_cm"): 5.6,
+    ("cross_domain", "rn152_peclr_on_second", "epe_px"): 23.5,
+    # and note an improvement of $18\%$ in 3D PA-EPE.
+    ("other_datasets", "ho3d_peclr", "pa_epe_cm"): 18,
+    # However, PeCLR yields improvements of $4.9\%$, almost reaching parity with state-of-the-art ($0.81$ AUC).
+    ("other_datasets", "dexter_peclr", "pa_auc"): 4.9,
+}
+"""By how many percent the paper's arm is better."""
+
+
+def test_the_published_figures_are_the_paper_s() -> None:
+    studies = {file.stem: load_study(file) for file in FILES}
+    figures = {
+        name: {arm: dict(one.published) for arm, one in study.arms.items() if one.published}
+        for name, study in studies.items()
+    }
+    assert {name: arms for name, arms in figures.items() if arms} == PUBLISHED
+    percent = {
+        (name, claim.better, claim.metric): claim.percent
+        for name, study in studies.items()
+        for claim in study.compare
+        if claim.percent is not None
+    }
+    assert percent == PERCENT
+
+
+@pytest.mark.parametrize("study", PUBLISHED)
+def test_the_published_percentages_follow_from_the_figures(study: str) -> None:
+    """The paper relates a smaller error to the larger one, and a larger AUC to itself."""
+    compared = 0
+    for claim in load_study(ROOT / "configs" / "studies" / f"{study}.toml").compare:
+        figures = [PUBLISHED[study].get(arm, {}).get(claim.metric) for arm in (claim.better, claim.than)]
+        if claim.percent is not None and None not in figures:
+            better, than = (float(figure or 0) for figure in figures)
+            assert 100 * abs(better - than) / max(better, than) == pytest.approx(claim.percent, abs=0.1)
+            compared += 1
+    assert compared > 0

@@ -1,0 +1,81 @@
+"""The read-out: the head of its network is scikit-learn's ridge regression on the encoder's features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge  # type: ignore[import-untyped]
+from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
+from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+
+from errors import UserError
+from pipelines.sources import load_index
+from tests.train import tiny_hands
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.distributed.world import World
+from train.evaluation.network_errors import evaluation_config
+from train.pose.inference import canonical_loader, estimate_poses
+from train.pose.labels import labels_to_learn
+from train.pose.pose_run import load_pose_run
+from train.probe.read_out import ALPHA, fit_read_out
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
+@pytest.fixture(scope="module")
+def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "hands"
+    tiny_hands.write_hands(root, 12)
+    return root
+
+
+def config_of(hands: Path, out: Path, *overrides: str) -> FinetuneConfig:
+    return load_config(FinetuneConfig, [], tiny_hands.settings(hands, out, *overrides))
+
+
+def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> None:
+    """Features are computed anew, targets from the labels and boxes without the read-out."""
+    folder = fit_read_out(config_of(hands, tmp_path / "run"))
+    run = load_pose_run(folder.root)
+    assert run.network.refinement is None
+    features, views, boxes = {}, {}, {}
+    for split in ("train", "val"):
+        config = evaluation_config(run, (), [f"data.split={split}"])
+        index = load_index(config.data)
+        with canonical_loader(index, np.arange(len(index)), 1, config, World()) as loader, torch.inference_mode():
+            images = [run.network.normalize(batch.views[0].image) for batch in loader]
+            features[split] = torch.cat([run.network.encoder(image) for image in images]).double().numpy()
+        box = index.box_px.astype(np.float64)[:, None]
+        assert index.keypoints_px is not None
+        xyz = index.targets["xyz_m"].astype(np.float64)
+        depth = (xyz[..., 2] - xyz[:, :1, 2]) / index.targets["scale_m"].astype(np.float64)[:, None]
+        views[split] = np.concatenate([((index.keypoints_px - box[..., :2]) / box[..., 2:]), depth[..., None]], axis=2)
+        boxes[split] = box
+    model = make_pipeline(StandardScaler(), Ridge(ALPHA)).fit(features["train"], views["train"].reshape(-1, 63))
+    expected = (
+        model.predict(features["val"]).reshape(-1, 21, 3)[..., :2] * boxes["val"][..., 2:] + boxes["val"][..., :2]
+    )
+    labels = labels_to_learn(index, config.pose)  # of the validation split
+    poses = estimate_poses(run.network, index, labels.intrinsics, config, World())
+    np.testing.assert_allclose(poses.keypoints_px, expected, rtol=0, atol=0.02)
+    assert np.abs(poses.keypoints_px - labels.keypoints_px).max() > 0.5  # nothing is read off the labels
+
+
+def test_it_is_fitted_once_and_the_encoder_stays(hands: Path, tmp_path: Path) -> None:
+    start = fit_read_out(config_of(hands, tmp_path / "start", "run.seed=3")).checkpoints.latest()
+    config = config_of(hands, tmp_path / "run", f"encoder.weights={start}", "data.label_fraction=0.5")
+    path = fit_read_out(config).checkpoints.latest()
+    assert path is not None
+    assert start is not None
+    before, after = (torch.load(one, weights_only=True)["network"] for one in (start, path))
+    assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("encoder"))
+    assert not torch.equal(before["head.weight"], after["head.weight"])
+    written = path.stat().st_mtime_ns
+    fit_read_out(config, "auto")
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(UserError, match=r"label_fraction: was 0\.5, is now 1\.0"):
+        fit_read_out(config_of(hands, tmp_path / "run", f"encoder.weights={start}"), "auto")

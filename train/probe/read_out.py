@@ -1,0 +1,107 @@
+"""Read-out of a frozen encoder: a pose network whose linear head is fitted in closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from errors import UserError
+from models.pose import PoseNetwork
+from pipelines.samples.index import Index
+from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
+from train.config.tables import to_dict
+from train.distributed.world import World, described_world
+from train.pose.inference import canonical_loader
+from train.pose.labels import PoseLabels, labels_to_learn
+from train.probe.ridge import Ridge, fit_ridge
+from train.runs.folder import Resume, RunFolder
+from train.runs.log import progress_bar
+from train.trainer import set_threads
+from train.weights.starting_weights import start_pose_network
+
+log = logging.getLogger(__name__)
+
+ALPHA = 100.0
+"""Weight of the squared coefficients of standardised features, as in `ProbeConfig.ridge`."""
+_CHUNK = 64
+
+
+def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
+    """Fit a linear head to the features of a frozen encoder, by ridge regression on canonical views.
+
+    The result is a run's folder like fine-tuning's. The head is linear and the root's depth is not refined, whatever
+    `config.pose` says; the precision is fp32. Nothing is augmented.
+
+    Args:
+        config: data, size of the views, encoder with its weights, folder of the run. Keys of training are not used.
+        resume: "auto": a fit that is there already is kept.
+
+    Raises:
+        UserError: the input cannot be used, or no image has all its labels.
+    """
+    config = dataclasses.replace(
+        config,
+        pose=dataclasses.replace(config.pose, head="linear", refine=False),
+        train=dataclasses.replace(config.train, precision="fp32", frozen=True),
+    )
+    world, folder = described_world(config.train.device), RunFolder(Path(config.run.out), keep=1)
+    with folder.lock(config, resume):
+        if folder.check(config, resume) is not None:
+            log.info("%s holds the fitted head already", folder.root)
+            return folder
+        set_threads(config.train.threads, world)
+        torch.manual_seed(config.run.seed)
+        index = load_index(config.data)
+        labels = labels_to_learn(index, config.pose)
+        network = start_pose_network(config.encoder, config.pose, config.geometry.side_px).to(world.device).eval()
+        folder.claim(config, 0)
+        features, targets = _features_and_targets(network, index, labels, config, world)
+        known = targets.isfinite().all(dim=1)
+        if not known.any():
+            raise UserError(f"{index.root} ({index.name}): no image has all its labels: use another source")
+        _set_head(network, fit_ridge(features[known], targets[known], ALPHA))
+        saved = {"config": to_dict(config), "network": network.state_dict(), **labels.note}
+        folder.checkpoints.save(1, saved)
+        log.info("%s: head fitted to %d of %d images", folder.root, int(known.sum()), len(index))
+    return folder
+
+
+def _features_and_targets(
+    network: PoseNetwork, index: Index, labels: PoseLabels, config: FinetuneConfig, world: World
+) -> tuple[Tensor, Tensor]:
+    """Features (N, D) of the canonical views of all images, and what the head should give, (N, 3 K); float64."""
+    features, targets = [], []
+    rows = np.arange(len(index))
+    with (
+        torch.inference_mode(),
+        progress_bar("reading features") as progress,
+        canonical_loader(index, rows, _CHUNK, config, world) as loader,
+    ):
+        for batch in loader:
+            kept = batch.positions < len(index)  # the last step has surplus rows
+            view = batch.to(world.device).views[0]
+            true = labels.of_view(view, batch.samples, config.pose, torch.float64)
+            depth = true.relative_depth
+            if not labels.in_metres:
+                depth = torch.zeros_like(depth)
+            wanted = torch.cat([true.keypoints_px / config.geometry.side_px - 0.5, depth[..., None]], dim=2)
+            targets.append(wanted.flatten(1).cpu()[kept])
+            features.append(network.encoder(network.normalize(view.image)).double().cpu()[kept])
+            progress(min(len(features) * _CHUNK, len(index)), len(index))
+    return torch.cat(features), torch.cat(targets)
+
+
+def _set_head(network: PoseNetwork, ridge: Ridge) -> None:
+    """Make the linear head compute what the ridge regression does."""
+    head = cast(nn.Linear, network.head)
+    weight = (ridge.coefficients / ridge.deviation[:, None]).mT  # (3 K, D)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.copy_(ridge.intercept - weight @ ridge.mean)
