@@ -18,7 +18,15 @@ from nvidia.dali import Pipeline
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
-from pipelines.render.dali_graph import GraphConfig, view_pipeline
+from pipelines.render.backends import (
+    DaliViews,
+    FastViews,
+    FusedViews,
+    configure_graph,
+    make_renderer,
+    resolve_backend,
+)
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.request import Request
 from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import Index
@@ -49,22 +57,56 @@ def as_jpeg(image: Image) -> Image:
     return np.asarray(cv2.imencode(".jpg", image[..., ::-1], sampling)[1])
 
 
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The output nodes of the pipelines that a test defines; building one would look for a GPU."""
+    nodes: list[Any] = []
+    monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *given: nodes.extend(given))
+    monkeypatch.setattr(Pipeline, "build", lambda self: None)
+    return nodes
+
+
+def no_request() -> Request:
+    raise StopIteration
+
+
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+    jitter: Jitter, antialias: bool, kept: bool, outputs: list[Any]
 ) -> None:
-    outputs: list[Any] = []
-    monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *nodes: outputs.extend(nodes))
-    monkeypatch.setattr(Pipeline, "build", lambda self: None)  # which would look for a GPU
-
-    def no_request() -> Request:
-        raise StopIteration
-
     graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept)
     view_pipeline(graph, Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter)), no_request)
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_decoded_and_kept_pixels_are_on_the_gpu_for_its_kernel(kept: bool, outputs: list[Any]) -> None:
+    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept, fused=True)
+    decode_pipeline(graph, no_request)
+    assert [node.device for node in outputs] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpu_views", "made_by"),
+    [
+        ("cuda", "auto", "fused", FusedViews),
+        ("cuda", "dali", "fused", FusedViews),
+        ("cuda", "auto", "graph", DaliViews),
+        ("cuda", "opencv", "fused", FastViews),
+        ("cpu", "dali", "fused", DaliViews),
+        ("cpu", "auto", "fused", FastViews),
+    ],
+)
+def test_the_kernel_is_chosen_on_a_gpu_only(
+    device: str, backend: Literal["auto", "dali", "opencv"], gpu_views: GpuViews, made_by: type, folder: Index
+) -> None:
+    config, on = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1), torch.device(device)
+    graph = configure_graph(folder, config, on, rows=4)
+    made = make_renderer(resolve_backend(backend, on), graph, Augmentation(SMALL))
+    assert type(made) is made_by
+    made.close()
 
 
 @pytest.mark.gpu
