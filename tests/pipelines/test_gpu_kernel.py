@@ -5,14 +5,17 @@ What only a GPU can show is in test_gpu_views.py.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -20,12 +23,13 @@ import torch
 
 from pipelines import loader
 from pipelines.arrays import BoolArray, FloatArray
-from pipelines.batch import Batch
+from pipelines.batch import Batch, View
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import ImageFile
 from pipelines.loader import Loader
-from pipelines.render.backends import configure_graph
+from pipelines.render.backends import FusedViews, configure_graph
+from pipelines.render.dali_graph import GraphConfig
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
@@ -244,6 +248,43 @@ def test_an_image_of_another_size_than_its_header_says_is_refused(
             "dali", [np.zeros((9, 9, 3), np.uint8)], np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]],
             GeometryConfig(side_px=8), NO_COLOUR, fused=True,
         )  # fmt: skip
+
+
+class Decoded(list[torch.Tensor]):
+    """Stands for DALI's list of images on a GPU."""
+
+    def shape(self) -> list[tuple[int, ...]]:
+        return [tuple(image.shape) for image in self]
+
+
+def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: what is asked of the event, in which order."""
+    monkeypatch.setitem(sys.modules, KERNEL, kernel)
+    event = Mock()
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    geometry = GeometryConfig(side_px=8)
+    plan = plan_views(
+        np.array([[9, 9]]), np.ones(1, np.int64), np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]], geometry
+    )
+    view = View(
+        torch.zeros(1, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2), torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
+    )
+    graph = GraphConfig(device="gpu", device_id=0, batch=1, threads=1, prefetch=1, views=1, fused=True)
+    images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
+    held = weakref.ref(images)
+
+    finish = FusedViews(graph, Augmentation(geometry, NO_COLOUR)).write((images,), plan, [view])
+    del images
+    gc.collect()
+    assert event.mock_calls == [call.record("stream")]
+    assert held() is not None
+    finish()
+    assert event.mock_calls == [call.record("stream"), call.synchronize()]
+    del finish
+    gc.collect()
+    assert held() is None
+    assert (view.image == 50).all()
 
 
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90])
