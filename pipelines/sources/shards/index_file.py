@@ -135,8 +135,8 @@ def _check_index_file(content: dict[str, Any]) -> None:
 
 
 def how_again(content: dict[str, Any]) -> str:
-    """How to make the shards of an index file again, for messages."""
-    return "index again" if FOLDER in content else "pack again"
+    """What to do where shards or their index are damaged, for messages."""
+    return "index the shards again" if FOLDER in content else "pack again"
 
 
 def shards_in_words(count: int) -> str:

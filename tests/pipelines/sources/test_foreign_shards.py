@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +383,9 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path: Path, shards: list
     assert indexed(out, *shards[:3]).scanned == 0
     assert indexed(out, *shards).scanned == 1
     shards[1].write_bytes(GOOD)  # another size
-    with pytest.raises(UserError, match=r"1\.tar: 3072 bytes, expected 4096: cut or changed.* or index them again"):
+    with pytest.raises(
+        UserError, match=r"1\.tar: 3072 bytes, expected 4096: cut or changed.* or index the shards again"
+    ):
         loaded(out)
     content = bytearray(shards[2].read_bytes())
     content[512:513] = b"9"
@@ -397,7 +400,7 @@ def test_only_new_and_changed_shards_are_read_again(tmp_path: Path, shards: list
     (out / "index/size.npy").write_bytes(b"damaged")
     assert indexed(out, *shards).scanned == 4
     shards[0].unlink()
-    with pytest.raises(UserError, match=r"0\.tar: No such file.*or index them again"):
+    with pytest.raises(UserError, match=r"0\.tar: No such file.*or index the shards again"):
         loaded(out)
 
 
@@ -459,7 +462,7 @@ def test_a_damaged_table_is_to_be_indexed_again(tmp_path: Path, shards: list[Pat
     np.save(table, np.load(table)[:rows])
     if not rows:
         table.write_bytes(table.read_bytes()[:60])
-    with pytest.raises(UserError, match=r"size\.npy: .* again, or index again\.$"):
+    with pytest.raises(UserError, match=r"size\.npy: .* again, or index the shards again\.$"):
         load_index(DataConfig("shards", str(tmp_path / "out")))
 
 
@@ -561,13 +564,17 @@ def test_patterns_of_too_many_files_are_not_expanded(tmp_path: Path, pattern: st
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["{", "}", ",", "..", "0", "12", "-3", "a", "F", "\\", "x"]), max_size=14).map("".join))
+@example(r"{\\a..F}")
 @example("{a..f..2}{03..9..4}{x,{1..3}}{}")
 def test_the_names_of_a_pattern_are_counted(pattern: str) -> None:
     try:
         names = list(braceexpand(pattern))
     except ValueError:
         assume(False)
-    assert _count(pattern) == len(names)
+    assert _count(pattern) >= len(names)
+    depths = accumulate((one == "{") - (one == "}") for one in re.sub(r"\\.", "_", pattern))
+    if min(depths, default=0) >= 0:  # else the library takes some braces as they are
+        assert _count(pattern) == len(names)
 
 
 def test_hidden_files_of_a_folder_are_no_shards(tmp_path: Path, shards: list[Path]) -> None:

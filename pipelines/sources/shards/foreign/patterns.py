@@ -77,7 +77,10 @@ def _without_braces(pattern: str) -> list[str]:
 
 
 def _count(pattern: str) -> int:
-    """Number of names that a pattern with braces gives, up to one more than are allowed."""
+    """Number of names that a pattern with braces gives, up to one more than are allowed.
+
+    It may be too large where a brace closes before one opens.
+    """
 
     def product(part: str) -> int:
         return min(math.prod(int(count) for count in _COUNTED.findall(part)), _MOST_FILES + 1)
@@ -92,7 +95,7 @@ def _count(pattern: str) -> int:
             count = sum(product(part) for part in braces[1].split(","))
         return f"\0{min(count, _MOST_FILES + 1)}\0"
 
-    left, found = re.sub(r"\\.", "", pattern), 1
+    left, found = re.sub(r"\\.", "_", pattern), 1
     while found:
         left, found = _INNERMOST.subn(counted, left)
     return product(left)
