@@ -31,7 +31,7 @@ class Normalize(nn.Module):
         """
         device = image.device.type
         if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
-            return image.to(self.scale.dtype) * self.scale + self.shift  # a compiler makes one pass of it
+            return image.to(self.scale.dtype) * self.scale + self.shift  # compiled, it is one pass too
         rounded = torch.empty_like(image, dtype=torch.get_autocast_dtype(device))
         return torch.addcmul(self.shift, image, self.scale, out=rounded)  # in float32; one pass on a GPU
 

@@ -15,6 +15,7 @@ from models.config import EncoderConfig, PoseConfig
 from models.encoders import build_encoder
 from models.losses.nt_xent import NTXent
 from models.pose import PoseNetwork
+from pipelines.batch import Batch
 from tests.train.tiny_run import TINY
 from tests.train.tiny_step import images
 from train.config.load import load_config
@@ -43,11 +44,19 @@ def traced(function: Callable[..., Any]) -> Traced:
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
+def as_loaded(samples: int) -> Batch:
+    """Batches of the loader are channels-last, which matters to the tracer."""
+    batch = images(samples)
+    for view in batch.views:
+        view.image = view.image.contiguous(memory_format=torch.channels_last)
+    return batch
+
+
 def test_the_pose_network_is_one_graph() -> None:
     """In training under autocast, and in evaluation; the second micro-batch of the same size needs no other."""
     network = PoseNetwork(build_encoder(EncoderConfig("resnet18", "random"), 32), PoseConfig())
     forward, counter = traced(network)
-    pixels, cameras = images(4).views[0].image.repeat(1, 1, 4, 4), torch.eye(3).expand(4, 3, 3)
+    pixels, cameras = as_loaded(4).views[0].image, torch.eye(3).expand(4, 3, 3)
     for graphs, training in enumerate((True, False), start=1):
         network.train(training)
         for micro_batch in (pixels, 255 - pixels):
@@ -64,9 +73,9 @@ def test_a_step_of_pretraining_has_one_graph(precision: str, recompute: str, mon
     settings = [*TINY, f"train.precision={precision}", f"train.recompute={recompute}", "train.compile=true"]
     state = Pretraining(load_config(Config, [], [*settings, "geometry.side_px=8"]), World(), 10, fresh=True)
     for _ in range(2):
-        state.step(images(12))  # three micro-batches
+        state.step(as_loaded(12))  # three micro-batches
     assert counter.frame_count == 1
-    torch.compile(state.network.eval())(images(4).views[0].image)
+    torch.compile(state.network.eval())(as_loaded(4).views[0].image)
     assert counter.frame_count == 2
 
 
