@@ -269,16 +269,53 @@ def bench_train(
 @click.option("--data", default=".data/hands", show_default=True, type=PATH, help="Folder that make-data wrote.")
 @click.option("--out", default="runs/gpu", show_default=True, type=FOLDER)
 @click.option("--dry-run", is_flag=True, help="Run every stage at toy size, on any device; its figures mean nothing.")
-def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> None:
+@click.option(
+    "--estimate",
+    "only_estimate",
+    is_flag=True,
+    help="Instead: compute what the GPU path should cost, without a GPU; -c, --set, --card and --source belong to it.",
+)
+@click.option(
+    "--card", "cards", multiple=True, help="A card's name, or NAME,GB/s,TFLOP/s; repeatable.  [default: all known]"
+)
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="WxH[:BOX]",
+    help="Pixels of an image, and of its box's side with the margin; repeatable.  [default: 224x224, 1280x720:375]",
+)
+@config_options
+def bench_gpu(
+    stages: Sequence[str],
+    data: Path,
+    out: Path,
+    dry_run: bool,
+    only_estimate: bool,
+    cards: Sequence[str],
+    sources: Sequence[str],
+    files: Sequence[Path],
+    overrides: Sequence[str],
+) -> None:
     """Check the project's claims about GPUs on this machine. Prints a table; --out gets rows for bench/results/.
 
     
       python cli.py make-data .data/hands
       python cli.py bench-gpu
       python cli.py bench-gpu --stage loader --stage memory-11gb
+      python cli.py bench-gpu --estimate -c configs/peclr_rn50.toml --card "RTX 3090" --source 640x480
 
     Each stage can run alone. Exit code 1 if a claim does not hold.
     """
+    if only_estimate:
+        if stages or dry_run:
+            raise UserError("--estimate measures nothing: leave out --stage and --dry-run")
+        _show_estimate(cards, sources, files, overrides)
+        return
+    given = {"--card": cards, "--source": sources, "-c": files, "--set": overrides}
+    for name, values in given.items():
+        if values:
+            raise UserError(f"{name}: it belongs to --estimate; the stages have their own configurations")
     import torch
 
     from bench.gpu.claims import Job
@@ -299,6 +336,19 @@ def bench_gpu(stages: Sequence[str], data: Path, out: Path, dry_run: bool) -> No
     elif not data.is_dir():
         raise UserError(f"--data {data} is not a folder: make it with 'python cli.py make-data {data}'")
     sys.exit(0 if prove(stages or list(STAGES), Job(out.absolute(), data.absolute(), dry_run)) else 1)
+
+
+def _show_estimate(
+    cards: Sequence[str], sources: Sequence[str], files: Sequence[Path], overrides: Sequence[str]
+) -> None:
+    config = pretraining_config(files, overrides)
+    from bench.gpu.cards import CARDS, find_card
+    from bench.gpu.estimate import SOURCES, find_source
+    from bench.gpu.estimate_tables import estimate, show
+
+    chosen = [find_card(card) for card in cards] or CARDS
+    click.echo("Computed, not measured.\n")
+    show(estimate(config, [find_source(source) for source in sources] or SOURCES, chosen))
 
 
 @click.command("bench-scale")

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import studies
+from bench.gpu.cards import CARDS
+from bench.gpu.estimate import SOURCES
+from bench.gpu.estimate_tables import estimate
 from bench.loaders import first_batch
 from bench.rows import yes_or_no
 from bench.tables import NoRowError, Row, machine_of, markdown, measured_on, rows_of
 from bench.training.report import FIGURES
 from errors import UserError
+from train.config.pretraining import Config
 from writing import write_text
 
 _BLOCK: Final = re.compile(r"(<!-- rows: ([a-z-]+(?: \w+)?) -->\n).*?(<!-- end rows -->)", re.DOTALL)
@@ -145,6 +149,12 @@ def _gpu(results: Path) -> str:
     return f"{machines}\n\n{markdown(('stage', 'what', 'found', 'wanted', 'holds', 'row'), lines)}"
 
 
+def _gpu_estimate(results: Path) -> str:
+    """Tables that are computed and need no rows: the costs of the GPU path with the paper's values."""
+    shown = estimate(Config(), SOURCES, CARDS)
+    return "\n".join(f"{part.said}\n\n{markdown(part.heads, part.lines)}" for part in shown)
+
+
 def _scaling_error(results: Path) -> str:
     rows = {row["measured"]["ranks"]: row for row in rows_of(results / "scaling.jsonl")}  # the last of each number
     if not rows:
@@ -201,6 +211,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "train": _train,
     "soak": _soak,
     "gpu": _gpu,
+    "gpu-estimate": _gpu_estimate,
     "studies": studies.overview,
     "scaling-error": _scaling_error,
     "loaders-in-short": _loader("small", "loaders", short=True),

@@ -87,8 +87,9 @@ class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
     Attributes:
-        backend: "dali" makes every pixel in the DALI graph. "opencv" is the fast path for CPUs: DALI decodes, and a
-            Numba kernel warps and jitters as OpenCV would. "auto" is "dali" on a GPU, else "opencv".
+        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "opencv" is the fast path for
+            CPUs: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is "dali" on a GPU, else
+            "opencv".
         batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer if the images are
             large.
         threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
@@ -99,6 +100,10 @@ class PipelinesConfig:
         decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
             pixels are the same; a view of a region may differ by two levels before the colour jitter. "auto" decodes
             regions on a CPU if a sample of the images contains a large one, else whole images.
+        gpu_views: how backend "dali" makes views on a GPU: "graph" with the nodes of the DALI graph; "fused" with one
+            Triton kernel, which reads the decoded images and writes all views of a DALI batch. "fused" is not the
+            default, since no GPU has run it yet: its pixels were checked on a CPU, with Triton's interpreter. Triton
+            needs a C compiler, as `train.compile` does.
         decoder_memory: "auto" makes a decoder on the CPU faster: malloc keeps freed memory, and the JPEG decoder's rows
             are stored through the caches. "off" changes nothing. If the decoder is on a GPU, "auto" changes nothing
             either.
@@ -111,6 +116,7 @@ class PipelinesConfig:
     ahead: Queue = 2
     hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
+    gpu_views: Literal["fused", "graph"] = "graph"
     decoder_memory: Literal["auto", "off"] = "auto"
 
 

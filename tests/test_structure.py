@@ -182,7 +182,10 @@ DATA = {"bench/results"}
 
 
 def large_folders(root: Path) -> dict[str, int]:
-    """Folders of the product with more than a dozen files of any kind. Caches and hidden folders do not count."""
+    """Folders of the product with more than a dozen files of any kind.
+
+    Caches and hidden folders do not count, nor does the top, where users' files may lie.
+    """
     tops = (path for path in root.iterdir() if path.is_dir() and path.name not in {"tests", "runs", "demo"})
     folders = (folder for top in tops for folder in (top, *top.rglob("*")) if folder.is_dir())
     shown = (path for path in folders if not re.search(r"(^|/)(\.|__pycache__)", path.relative_to(root).as_posix()))

@@ -262,7 +262,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "checkpoint of another model": (
         pretrain("projector.hidden=24", out="{root}/other_model", resume="auto"),
-        ["{root}/other_model/" + STEP + " holds another model", "projector.0.weight"],
+        ["{root}/other_model/" + STEP + " does not fit this configuration", "projector.0.weight"],
     ),
     # Fine-tuning.
     "unknown key of fine-tuning": (

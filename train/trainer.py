@@ -161,7 +161,7 @@ class Trainer:
             raise
         except Exception as error:  # torch checks little, and raises many kinds of errors
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise UserError(f"{path} holds another model, or a state that does not fit it: {reason}") from error
+            raise UserError(f"{path} does not fit this configuration's network and optimiser: {reason}") from error
         log.info("resuming after step %d from %s", task.steps_done, path)
         backend = describe(task.optimizer)
         if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say

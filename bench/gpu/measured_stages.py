@@ -1,4 +1,4 @@
-"""Stages that measure the loader (against a step and other loaders), the step, and the memory on small cards."""
+"""Stages that measure the loader (against a step and other loaders), its views, the step, and memory on small cards."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
 
 from bench.gpu.claims import Claim, Findings, Job, at_least, at_most, looked_at
 from bench.loaders.compare import compare_loaders
 from bench.loaders.frames import large_frames
-from bench.loaders.ours import LoaderSettings
-from bench.measure import Rate, memory_mib
+from bench.loaders.ours import LoaderSettings, our_batches
+from bench.loaders.parts import parts_of_loader
+from bench.measure import Rate, Rounds, Start, measure_in_rounds, memory_mib
 from bench.rows import append
 from bench.training import report
 from bench.training.step import Row, StepBench, cached_rate, wait_for, with_train
@@ -66,6 +68,35 @@ def loader_claims(row: dict[str, Any]) -> list[Claim]:
         what = f"loader over {peer['name']}, {row['sources']} sources, {row['settings']['cores']} cores"
         made.append(at_least(what, peer["ours_is"][0], 3 if peer["name"].startswith("OpenCV") else 1))
     return made
+
+
+def views(job: Job, *, repeats: int) -> Findings:
+    """Measure both ways to make views on a GPU (`pipelines.gpu_views`): in the loader, and without reading files."""
+    config = job.config("peclr_rn50.toml", "a100.toml", overrides=["pipelines.backend=dali"])
+    device, batch = described_world(config.train.device).device, 8 if job.tiny else 256
+    index = load_index(config.data)
+    starts: dict[str, Start] = {}
+    ways: tuple[Literal["fused", "graph"], ...] = ("fused", "graph")
+    for way in ways:
+        changed = dataclasses.replace(config, pipelines=dataclasses.replace(config.pipelines, gpu_views=way))
+        starts[f"loader, {way}"] = partial(our_batches, index, changed, batch, device)
+        for part in parts_of_loader(index, changed, batch, device):
+            if part.name in ("decode + views", "views only"):
+                starts[f"{part.name}, {way}"] = part.start
+    rounds = Rounds(repeats=repeats, repeat_s=job.seconds(1), warmup_s=job.seconds(0.5))
+    with progress_bar("views") as progress:
+        measured = measure_in_rounds(list(starts.values()), rounds, progress)
+    rates = dict(zip(starts, measured, strict=True))
+    return {"claims": views_claims(rates), "images_per_s": {name: rate.images_per_s for name, rate in rates.items()}}
+
+
+def views_claims(rates: dict[str, Rate]) -> list[Claim]:
+    """Claims: one kernel is not slower than the nodes of the DALI graph."""
+    made = [
+        at_least(f"{what}: fused over graph", rates[f"{what}, fused"].over(rates[f"{what}, graph"]).mean, 1)
+        for what in ("loader", "decode + views")
+    ]
+    return [*made, *(looked_at(name, f"{rate.mean:.0f} images/s") for name, rate in rates.items())]
 
 
 def step(job: Job, *, file: str, repeats: int) -> Findings:

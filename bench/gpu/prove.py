@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.gpu import program_stages
 from bench.gpu.claims import Claim, Findings, Job
-from bench.gpu.measured_stages import loader, memory, step
+from bench.gpu.measured_stages import loader, memory, step, views
 from bench.rows import append, describe_machine, read_rows, yes_or_no
 from synthetic import make_dataset
 from train.runs.log import configure_logging
@@ -31,6 +31,7 @@ STAGES: Final[dict[str, tuple[Callable[[Job], Findings], float]]] = {
     "tests": (program_stages.run_tests, 300),
     "loader": (partial(loader, sources="small", repeats=3), 300),
     "loader-large": (partial(loader, sources="large", repeats=2), 300),
+    "views": (partial(views, repeats=3), 180),
     "step-resnet50": (partial(step, file="peclr_rn50.toml", repeats=3), 300),
     "step-resnet152": (partial(step, file="peclr_rn152.toml", repeats=2), 400),  # long steps and compilations
     "memory-11gb": (partial(memory, encoder="peclr_rn50.toml", overlay="rtx_11gb.toml", card_bytes=11e9), 120),

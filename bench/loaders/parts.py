@@ -75,15 +75,15 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
         loaded = replace(config, pipelines=replace(config.pipelines, hw_decoder_load=load))
         one = part(f"decode only, {load:.0%} on engines", f"hw_decoder_load = {load}", _decode, loaded)
         found.append(replace(one, as_configured=False))
-    if backend == "opencv":
+    if backend == "opencv" or graph.fused:
         found += [
             part("geometry only", "decoded images to both views, without colour jitter", _views, plain),
             part("views only", "decoded images to both views, with colour jitter", _views),
         ]
-    else:
+    if backend == "dali":
         found += [
-            part("decode + geometry", "the graph without colour jitter, from bytes in memory", _graph, plain),
-            part("decode + views", "the graph, from bytes in memory", _graph),
+            part("decode + geometry", "bytes in memory to both views, without colour jitter", _graph, plain),
+            part("decode + views", "bytes in memory to both views, with colour jitter", _graph),
         ]
     what = "finished views copied into a batch and moved to the device"
     return [*found, part("hand-over only", what, partial(_hand_over, device=device))]
@@ -119,14 +119,14 @@ def _decode(loader: Loader) -> Generator[int]:
 
 
 def _graph(loader: Loader) -> Generator[int]:
-    """Run the whole graph on bytes in memory."""
+    """Decode and make the views, from bytes in memory."""
     chunks = encoded_chunks(loader)
     runner = Runner(loader.renderer.build, cycle([chunk.request for chunk in chunks]).__next__)
     return _write(loader, zip(runner, cycle(chunks), strict=True))
 
 
 def _views(loader: Loader) -> Generator[int]:
-    """Run the CPU kernel on decoded images in memory."""
+    """Run a kernel on decoded images in memory."""
     chunks = [loader.request_maker.chunk(positions) for positions in islice(loader.pieces(), _CHUNKS_KEPT)]
     requests = iter([chunk.request for chunk in chunks])
     runner = Runner(loader.renderer.build, requests.__next__)

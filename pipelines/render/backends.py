@@ -1,9 +1,10 @@
-"""The two backends, which make pixels from requests, behind one interface."""
+"""The backends, which make pixels from requests, behind one interface."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -86,12 +87,15 @@ def configure_graph(
         regions=not kept
         and (config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS)),
         pixels=kept,
+        fused=on_gpu and config.gpu_views == "fused",
     )
 
 
 def make_renderer(backend: Literal["dali", "opencv"], graph: GraphConfig, augmentation: Augmentation) -> Renderer:
     """Make the renderer of a backend."""
-    return (DaliViews if backend == "dali" else FastViews)(graph, augmentation)
+    if backend == "opencv":
+        return FastViews(graph, augmentation)
+    return (FusedViews if graph.fused else DaliViews)(graph, augmentation)
 
 
 class DaliViews:
@@ -107,8 +111,8 @@ class DaliViews:
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """Copy one DALI batch into its rows of the training batch.
 
-        `FastViews` compares the decoded sizes with the headers, since its kernel reads memory by them. DALI's nodes
-        know their images' sizes and read nothing beyond them, so the graph does not give the sizes: on a GPU that
+        The other backends compare the decoded sizes with the headers, since their kernels read memory by them. DALI's
+        nodes know their images' sizes and read nothing beyond them, so the graph does not give the sizes: on a GPU that
         would be one more output for the CPU in every batch. tests/pipelines/test_exif.py compares the sizes for every
         kind of file.
         """
@@ -128,6 +132,41 @@ class DaliViews:
         """Nothing to free."""
 
 
+class FusedViews:
+    """Backend "dali" on a GPU, fused: DALI decodes (kept pixels are not decoded), and one kernel writes the views."""
+
+    def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
+        from pipelines.render.gpu_kernel import make_views  # imports Triton, which only this backend needs
+
+        self._graph, self._augmentation, self._make_views = graph, augmentation, make_views
+
+    def build(self, source: Callable[[], Request]) -> Pipeline:
+        """The pipeline whose outputs `write` takes."""
+        return decode_pipeline(self._graph, source)
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """Start to make the views of one DALI batch in their rows of the training batch, on the current stream."""
+        (images,) = outputs
+        _copy_matrices(plan, views)
+        pixels = [view.image.permute(0, 2, 3, 1) for view in views]
+        self._make_views(_addresses(images, plan), plan, self._augmentation, pixels)
+        for of_view, planned in zip(pixels, plan.views, strict=True):
+            apply_appearance(of_view, planned.draws, self._augmentation.appearance)
+        if self._graph.device == "cpu":  # in tests
+            return lambda: None
+        finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        finished.record(torch.cuda.current_stream(pixels[0].device))  # type: ignore[no-untyped-call]
+        return partial(_wait, finished, images)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _wait(finished: torch.cuda.Event, images: Any) -> None:
+    """Wait until a GPU has made the views. `images` are held until then, since its kernel reads their memory."""
+    finished.synchronize()
+
+
 class FastViews:
     """Backend "opencv": DALI decodes, unless the pixels are kept, and a pool of threads writes the views."""
 
@@ -143,9 +182,7 @@ class FastViews:
         """Start to make the views of one DALI batch in their rows of the training batch."""
         (images,) = outputs
         address = images if self._graph.pixels else _addresses(images, plan)
-        for view, planned in zip(views, plan.views, strict=True):
-            view.matrix.copy_(torch.from_numpy(planned.matrix))
-            view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
+        _copy_matrices(plan, views)
         pixels = [view.image.permute(0, 2, 3, 1) for view in views]
         started = start_views(self._pool, self._graph.threads, address, images, plan, self._augmentation, pixels)
 
@@ -174,8 +211,14 @@ class NothingToDecode:
         return (self._source().address,)
 
 
+def _copy_matrices(plan: Plan, views: list[View]) -> None:
+    for view, planned in zip(views, plan.views, strict=True):
+        view.matrix.copy_(torch.from_numpy(planned.matrix))
+        view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
+
+
 def _addresses(images: Any, plan: Plan) -> IntArray:
-    """Addresses (N,) of the images in DALI's TensorListCPU; they must have the planned sizes."""
+    """Addresses (N,) of the images in DALI's TensorListCPU or TensorListGPU; they must have the planned sizes."""
     decoded_px = np.array([shape[:2] for shape in images.shape()], np.int64)
     if not np.array_equal(decoded_px, plan.shape_px):  # otherwise the kernel would read beyond an image
         raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")

@@ -1,7 +1,7 @@
 """The DALI graphs: from encoded bytes and the plan of their views to pixels.
 
-`view_pipeline` runs every node, on a CPU or on a GPU; `decode_pipeline` stops at the decoded image and leaves the
-pixels to `pipelines.render.fast_cpu`. Neither graph draws random numbers or computes matrices: the plan is an input.
+`view_pipeline` runs every node, on a CPU or on a GPU. `decode_pipeline` stops at the decoded image; `fast_cpu.py` or
+`gpu_kernel.py` makes the views. Neither graph draws random numbers or computes matrices: the plan is an input.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class GraphConfig:
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
         pixels: the requests have kept pixels, so nothing is decoded.
+        fused: on a GPU: the graph only decodes, and one kernel makes the views.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
@@ -48,6 +49,7 @@ class GraphConfig:
     hw_decoder_load: float = 0.65
     regions: bool = False
     pixels: bool = False
+    fused: bool = False
     decoder_memory: Literal["auto", "off"] = "off"
 
 
@@ -89,7 +91,7 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
         given, *fed = _external(source, kinds)
         of_views, of_image = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
         if config.pixels:
-            image = fn.reshape(given.gpu() if config.device == "gpu" else given, layout="HWC")
+            image = fn.reshape(_on_device(given, config), layout="HWC")
         else:
             image = decode(given, config, of_image[pads:])
         if pads:
@@ -122,17 +124,18 @@ def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
 
 
 def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
-    """Decode only. Output: image, or its region, (H, W, 3) uint8 on the CPU."""
+    """Decode only (kept pixels are not decoded). Output: image or its region (H, W, 3) uint8 on `config.device`."""
 
     def source() -> tuple[Any, ...]:
         request = next_request()
         region = (request.plan.start_px, request.plan.shape_px) if config.regions else ()
-        return (request.encoded, *(array.astype(np.int32) for array in region))
+        return (_images(request), *(array.astype(np.int32) for array in region))
 
+    kinds = [(types.UINT8, 3 if config.pixels else 1)] + [(types.INT32, 1)] * (2 if config.regions else 0)
     pipeline = _empty_pipeline(config)
     with pipeline:
-        encoded, *region = _external(source, [(types.UINT8, 1)] + [(types.INT32, 1)] * (2 if config.regions else 0))
-        pipeline.set_outputs(decode(encoded, config, region))
+        given, *region = _external(source, kinds)
+        pipeline.set_outputs(_on_device(given, config) if config.pixels else decode(given, config, region))
     pipeline.build()
     return pipeline
 
@@ -201,6 +204,10 @@ def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> N
         return fn.decoders.image(encoded, **options)
     start, shape = region
     return fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **options)
+
+
+def _on_device(pixels: Node, config: GraphConfig) -> Node:
+    return pixels.gpu() if config.device == "gpu" else pixels
 
 
 def _empty_pipeline(config: GraphConfig) -> Pipeline:

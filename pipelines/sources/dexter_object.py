@@ -76,7 +76,7 @@ def load_dexter_object(config: DataConfig) -> Index:
         raise UserError(f"{data}: no such folder; expected {', '.join(SEQUENCES)} in it. Check data.root.")
     present = [sequence for sequence in SEQUENCES if (data / sequence).is_dir()]
     if not present:
-        raise UserError(f"{data}: none of {', '.join(SEQUENCES)} is in it. Unpack the dataset again.")
+        raise UserError(f"{data}: no folder {' or '.join(SEQUENCES)}; expected at least one. Unpack the dataset again.")
     paths: list[str] = []
     tips = []
     for sequence in present:

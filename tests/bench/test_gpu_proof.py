@@ -61,6 +61,15 @@ def test_the_loader_is_held_against_the_step_and_its_peers() -> None:
     assert "2 threads" in measured_stages.loader_claims(few)[0].what
 
 
+def test_the_kernel_is_held_against_the_graph() -> None:
+    rates = {"loader, fused": rate(90), "loader, graph": rate(90), "decode + views, fused": rate(99)}
+    claims = measured_stages.views_claims(
+        {**rates, "decode + views, graph": rate(100), "views only, fused": rate(7000)}
+    )
+    assert held(claims) == [True, False, None, None, None, None, None]
+    assert claims[-1].found == "7000 images/s"
+
+
 def step_figures(**changed: Any) -> Row:
     rates = {"cached": 1000.0, "loaded": 995.0, "gradient": 1020.0}
     rates |= {name: changed.pop(name) for name in rates.keys() & changed.keys()}

@@ -74,12 +74,13 @@ def make_views(
     encode: Callable[[Image], Image] = encode,
     appearance: AppearanceConfig = NO_APPEARANCE,
     regions: bool = False,
+    fused: bool = False,
 ) -> list[View]:
     """The views of some images, as one batch through a backend, one view per table of draws."""
     device_id = 0 if device == "gpu" else None
     graph = GraphConfig(
         device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws),
-        regions=regions,
+        regions=regions, fused=fused,
     )  # fmt: skip
     made = make_renderer(backend, graph, Augmentation(geometry, colour, appearance))
     request = plan_request([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)

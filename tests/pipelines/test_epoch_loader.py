@@ -319,6 +319,7 @@ assert torch.get_num_threads() == threads
 assert [signal.getsignal(number) for number in (2, 15)] == handlers
 changed = {name for name in environment | os.environ if environment.get(name) != os.environ.get(name)}
 assert not changed, changed
+assert "triton" not in sys.modules, "only a GPU needs it"
 print("leaves without closing it")
 """
 

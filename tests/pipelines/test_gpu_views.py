@@ -18,21 +18,35 @@ from nvidia.dali import Pipeline
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
-from pipelines.render.dali_graph import GraphConfig, view_pipeline
+from pipelines.render.backends import (
+    DaliViews,
+    FastViews,
+    FusedViews,
+    configure_graph,
+    make_renderer,
+    resolve_backend,
+)
+from pipelines.render.dali_graph import GraphConfig, decode_pipeline, view_pipeline
 from pipelines.render.request import Request
 from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import draw_view
 from tests.conftest import Record
+from tests.pipelines import reference
 from tests.pipelines.harness import NO_APPEARANCE, Image, encode, make_views, smooth_image
 from tests.pipelines.test_appearance import ALL, ALWAYS
+from tests.pipelines.test_kept_pixels import packed_by
 from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
 
 Jitter = Literal["none", "hsv", "linear"]
+GpuViews = Literal["fused", "graph"]
+WAYS: tuple[GpuViews, GpuViews] = ("fused", "graph")
+BOTH = pytest.mark.parametrize("gpu_views", WAYS)
 SMALL = GeometryConfig(side_px=32)
 EPOCH = 60
 
@@ -43,22 +57,56 @@ def as_jpeg(image: Image) -> Image:
     return np.asarray(cv2.imencode(".jpg", image[..., ::-1], sampling)[1])
 
 
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The output nodes of the pipelines that a test defines; building one would look for a GPU."""
+    nodes: list[Any] = []
+    monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *given: nodes.extend(given))
+    monkeypatch.setattr(Pipeline, "build", lambda self: None)
+    return nodes
+
+
+def no_request() -> Request:
+    raise StopIteration
+
+
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+    jitter: Jitter, antialias: bool, kept: bool, outputs: list[Any]
 ) -> None:
-    outputs: list[Any] = []
-    monkeypatch.setattr(Pipeline, "set_outputs", lambda self, *nodes: outputs.extend(nodes))
-    monkeypatch.setattr(Pipeline, "build", lambda self: None)  # which would look for a GPU
-
-    def no_request() -> Request:
-        raise StopIteration
-
     graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept)
     view_pipeline(graph, Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter)), no_request)
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_decoded_and_kept_pixels_are_on_the_gpu_for_its_kernel(kept: bool, outputs: list[Any]) -> None:
+    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept, fused=True)
+    decode_pipeline(graph, no_request)
+    assert [node.device for node in outputs] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpu_views", "made_by"),
+    [
+        ("cuda", "auto", "fused", FusedViews),
+        ("cuda", "dali", "fused", FusedViews),
+        ("cuda", "auto", "graph", DaliViews),
+        ("cuda", "opencv", "fused", FastViews),
+        ("cpu", "dali", "fused", DaliViews),
+        ("cpu", "auto", "fused", FastViews),
+    ],
+)
+def test_the_kernel_is_chosen_on_a_gpu_only(
+    device: str, backend: Literal["auto", "dali", "opencv"], gpu_views: GpuViews, made_by: type, folder: Index
+) -> None:
+    config, on = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1), torch.device(device)
+    graph = configure_graph(folder, config, on, rows=4)
+    made = make_renderer(resolve_backend(backend, on), graph, Augmentation(SMALL))
+    assert type(made) is made_by
+    made.close()
 
 
 @pytest.mark.gpu
@@ -104,6 +152,44 @@ def test_views_on_a_gpu_equal_those_on_a_cpu(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
+@pytest.mark.parametrize("fill", [0, "edge"])
+def test_the_kernel_gives_the_views_of_the_graph(jitter: Jitter, fill: int | Literal["edge"], record: Record) -> None:
+    """Within a level but for few pixels, since the graph rounds after every halving; the kernel's are the oracle's."""
+    rng = np.random.default_rng(0)
+    geometry, colour = GeometryConfig(fill=fill), ColourConfig(jitter=jitter)
+    sizes = [(224, 224)] * 6 + [(180, 320), (61, 45), (301, 203)]
+    images = [smooth_image(rng, *size) for size in sizes]
+    boxes = np.array([[112, 112, 100]] * 6 + [[160, 90, 70], [20, 30, 40], [0, 0, 0]], np.float32)
+    places = np.arange(len(images))
+    draws = [draw_view(Augmentation(geometry, colour), seed=1, epoch=0, view=view, places=places) for view in range(2)]
+
+    def views(fused: bool) -> list[Any]:
+        return make_views("dali", images, boxes, draws, geometry, colour, device="gpu", fused=fused)
+
+    found, from_oracle = [], []
+    for ours, theirs, table in zip(views(fused=True), views(fused=False), draws, strict=True):
+        assert torch.equal(ours.matrix, theirs.matrix)
+        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
+        for row, size in enumerate(sizes):
+            pixels = [made.image[row].permute(1, 2, 0).cpu().numpy().astype(int) for made in (ours, theirs)]
+            plain, expected = (
+                reference.make_view(images[row], boxes[row], table[row], geometry, how) for how in (NO_COLOUR, colour)
+            )
+            sound = ~near_hue_cut(plain) if jitter == "hsv" else np.ones(plain.shape[:2], bool)
+            from_oracle.append(np.abs(pixels[0] - expected)[sound].max())
+            sound &= far_from_fill(ours.source_to_view_px[row].numpy(), size, geometry.side_px)
+            found.append(np.abs(pixels[0] - pixels[1])[sound])
+    differences = np.concatenate(found)
+    share = float((differences > 1).mean())
+    record(
+        "gpu_pixels", kind="fused", jitter=jitter, fill=fill, mean=round(float(differences.mean()), 4), above_1=share
+    )
+    assert max(from_oracle) <= 1
+    assert share < 1e-3
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("option", [*ALWAYS, "all"])
 def test_a_gpu_changes_the_appearance_as_a_cpu_does(option: str) -> None:
     """Pixels that only the option changes; noise and holes to the bit, since they are chosen in whole numbers."""
@@ -139,12 +225,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return load_folder(DataConfig("folder", str(root)))
 
 
-def load(index: Index, device: str, *, dali_batch: int = 7, first: int = 0, last: int = 6) -> list[Batch]:
+def load(
+    index: Index, device: str, *, gpu_views: GpuViews = "graph", dali_batch: int = 7, first: int = 0, last: int = 6
+) -> list[Batch]:
     """Batches of 20, all kept until the last is there, so that memory that DALI takes back too early shows."""
     with Loader(
         index,
         Schedule(EpochOrder(len(index), EPOCH, seed=5), RankSlice(20, 0, 20), first_step=first, last_step=last),
-        PipelinesConfig(backend="dali", batch=dali_batch, threads=2),
+        PipelinesConfig(backend="dali", batch=dali_batch, threads=2, gpu_views=gpu_views),
         Augmentation(SMALL, ColourConfig(jitter="none")),
         device=torch.device(device),
     ) as loader:
@@ -164,8 +252,9 @@ def assert_alike(ours: Batch, theirs: Batch) -> None:
 
 
 @pytest.mark.gpu
-def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(folder: Index) -> None:
-    made = load(folder, "cuda:0")
+@BOTH
+def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(gpu_views: GpuViews, folder: Index) -> None:
+    made = load(folder, "cuda:0", gpu_views=gpu_views)
     assert all(view.image.is_cuda and view.matrix.is_pinned() for batch in made for view in batch.views)
     assert all(view.image.is_contiguous(memory_format=torch.channels_last) for view in made[0].views)
     for ours, theirs in zip(made, load(folder, "cpu"), strict=True):
@@ -173,21 +262,46 @@ def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(folder: Index) 
 
 
 @pytest.mark.gpu
-def test_a_consumer_on_a_side_stream_sees_whole_batches(folder: Index) -> None:
-    expected = [batch.views[0].image.cpu() for batch in load(folder, "cuda:0")]
+@BOTH
+def test_a_consumer_on_a_side_stream_sees_whole_batches(gpu_views: GpuViews, folder: Index) -> None:
+    expected = [batch.views[0].image.cpu() for batch in load(folder, "cuda:0", gpu_views=gpu_views)]
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        for ours, theirs in zip(load(folder, "cuda:0"), expected, strict=True):
+        for ours, theirs in zip(load(folder, "cuda:0", gpu_views=gpu_views), expected, strict=True):
             assert torch.equal((ours.views[0].image + 0).cpu(), theirs)
 
 
 @pytest.mark.gpu
-def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(folder: Index) -> None:
-    for ours, theirs in zip(load(folder, "cuda:0")[4:], load(folder, "cuda:0", first=4), strict=True):
+@BOTH
+def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(gpu_views: GpuViews, folder: Index) -> None:
+    whole, resumed = (load(folder, "cuda:0", gpu_views=gpu_views, first=first) for first in (0, 4))
+    for ours, theirs in zip(whole[4:], resumed, strict=True):
         assert_equal(ours, theirs)
 
 
 @pytest.mark.gpu
-def test_bad_files_are_replaced_and_no_other_sample_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_kernel_s_loader_gives_the_graph_s_batches(folder: Index) -> None:
+    """While other batches are decoded, and with DALI batches so small that memory which is freed early is reused."""
+    fused, graph = (load(folder, "cuda:0", gpu_views=gpu_views, dali_batch=2, last=30) for gpu_views in WAYS)
+    for ours, theirs in zip(fused, graph, strict=True):
+        assert_alike(ours, theirs)
+
+
+@pytest.mark.gpu
+@BOTH
+def test_kept_pixels_make_the_views_of_their_files(gpu_views: GpuViews, folder: Index, tmp_path: Path) -> None:
+    packed_by(folder, tmp_path, SMALL, workers=1)
+    kept = load_index(DataConfig("shards", str(tmp_path)))
+    assert kept.pixels is not None
+    ours, theirs = (load(index, device, gpu_views=gpu_views) for index, device in ((kept, "cuda:0"), (folder, "cpu")))
+    for one, other in zip(ours, theirs, strict=True):
+        assert_alike(one, other)
+
+
+@pytest.mark.gpu
+@BOTH
+def test_bad_files_are_replaced_and_no_other_sample_is_lost(
+    gpu_views: GpuViews, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = np.random.default_rng(0)
     plain = [jpeg(smooth_image(rng, 40, 48, 3)) for _ in range(20)]
     bad_names = set()
@@ -206,7 +320,7 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(tmp_path: Path, capl
         Loader(
             index,
             Schedule(order, RankSlice(56, 0, 56), last_step=6),
-            PipelinesConfig(batch=14),
+            PipelinesConfig(batch=14, gpu_views=gpu_views),
             Augmentation(SMALL, ColourConfig(jitter="none")),
             device=torch.device("cuda", 0),
             quarantine=quarantine,

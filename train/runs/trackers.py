@@ -148,7 +148,7 @@ class WeightsAndBiases:
         self._run.config.update(dict(tables), allow_val_change=True)
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """Log figures as a row of the history. W&B drops steps before its newest one."""
+        """Log figures as a row of the history. W&B drops a row whose step is lower than that of an earlier row."""
         self._run.log(dict(row), step=step)
 
     def picture(self, path: Path, step: int) -> None:

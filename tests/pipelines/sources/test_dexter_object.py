@@ -105,7 +105,7 @@ def only_bmp(root: Path) -> None:
     ("damage", "message"),
     [
         (lambda root: (root / "data").rename(root / "x"), "data: no such folder; expected Grasp1, Grasp2"),
-        (lambda root: [(root / "data" / name).rename(root / name) for name in SEQUENCES], "none of Grasp1, .* is"),
+        (lambda root: [(root / "data" / name).rename(root / name) for name in SEQUENCES], "no folder Grasp1 or .*;"),
         (lambda root: (root / "data/Rigid/color").rename(root / "c"), r"Rigid/color: cannot be listed \(No such file"),
         (only_bmp, r"Rigid/color: no \.png, .* such as 'image_00000_color\.bmp'; .*convert them to PNG"),
         (lambda root: (root / "data/Rigid/annotations/Rigid3D.txt").unlink(), r"Rigid3D\.txt: no such file"),

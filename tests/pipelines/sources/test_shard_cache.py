@@ -8,8 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,8 +21,9 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from pipelines.arrays import IntArray
+from pipelines.sources.remote import prefetch
 from pipelines.sources.remote.cache import Descriptor, NodeCache, NoRoom, UnfinishedFile
-from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, ShardUses
+from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Prefetcher, ShardUses
 
 BLOCK = 4096
 ROOT = Path(__file__).parents[3]
@@ -102,6 +106,7 @@ def test_a_killed_writer_leaves_a_part_that_is_never_read(tmp_path: Path) -> Non
     program = f"""
 import os, sys
 from pathlib import Path
+from typing import cast
 from pipelines.sources.remote.cache import NodeCache
 cache = NodeCache(Path({str(tmp_path)!r}), {4 * BLOCK})
 for name in "ab":
@@ -276,3 +281,26 @@ def test_a_plan_without_end_looks_ahead_over_two_epochs_at_most() -> None:
 
     ShardUses(endless(), shards=2, rows=100, window=1)
     assert looked == 20
+
+
+def test_shards_are_fetched_in_the_order_of_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that takes a step at a time gets each shard, and one downloader fetches them in this order."""
+    order = np.random.default_rng(0).permutation(40).tolist()
+    fetched: list[int] = []
+
+    def fetch(shard: int, next_uses: dict[int, int], closed: threading.Event) -> Descriptor:
+        fetched.append(shard)
+        return cast(Descriptor, shard)
+
+    monkeypatch.setattr(prefetch, "DOWNLOADS", 1)
+    steps = (np.array([shard] * 10) for shard in order)
+    prefetcher = Prefetcher(lambda: ShardUses(steps, shards=40, rows=400, window=6), fetch, str)
+    try:
+        for shard in order:
+            while (found := prefetcher.get(shard)[0]) is None:  # this reader may be far ahead of the downloader
+                time.sleep(0.001)
+            assert found == shard
+            prefetcher.done()
+    finally:
+        prefetcher.close()
+    assert fetched == order

@@ -1,0 +1,309 @@
+"""The GPU's kernel against the float64 oracle, with Triton's interpreter on the CPU; and that it compiles for GPUs.
+
+What only a GPU can show is in test_gpu_views.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import itertools
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+from unittest.mock import Mock, call
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines import loader
+from pipelines.arrays import BoolArray, FloatArray
+from pipelines.batch import Batch, View
+from pipelines.config import DataConfig, PipelinesConfig
+from pipelines.files.check import check_image
+from pipelines.files.image_file import ImageFile
+from pipelines.loader import Loader
+from pipelines.render.backends import FusedViews, configure_graph
+from pipelines.render.dali_graph import GraphConfig
+from pipelines.samples.index import Index
+from pipelines.samples.order import EpochOrder, RankSlice, Schedule
+from pipelines.sources.folder import load_folder
+from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import Draw, draw_view
+from pipelines.views.plan import plan_views
+from tests.pipelines import harness, reference
+from tests.pipelines.harness import Image, encode, smooth_image
+from tests.pipelines.test_kept_pixels import assert_equal, loaded, packed_by
+from tests.pipelines.test_views import NO_COLOUR, PLAIN_DRAW
+
+KERNEL = "pipelines.render.gpu_kernel"
+Fill = int | Literal["edge"]
+Jitter = Literal["none", "hsv", "linear"]
+
+SIZES = [(1, 1), (1, 9), (13, 1), (2, 3), (37, 53), (45, 58), (83, 71), (90, 54)]
+"""Heights and widths: a single pixel, rows, and odd numbers that stay odd or become odd when they are halved."""
+
+MAGNIFICATIONS = [[1, 1, 1, 1, 0.8, 1.9, 1.0, 0.3], [0.7, 2, 0.6, 1.5, 1.5, 0.7, 1.6, 1.1]]
+"""For each view, of each image; so it is halved 0 to 3 times."""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[ModuleType]:
+    """A second copy of the kernel's file, whose functions are interpreted. Other tests do not see it."""
+    from triton import knobs
+    from triton.runtime import interpreter
+
+    spec = importlib.util.find_spec(KERNEL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_too(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # for NumPy 2.4
+
+    with knobs.runtime.scope():
+        knobs.runtime.interpret = True
+        spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_too)
+        # Triton would patch its whole language again for every call of a function in the kernel.
+        patch.setattr(interpreter.InterpretedFunction, "__call__", lambda self, *given: self.rewrite()(*given))
+        patch.setattr(module, "_PIXELS_AT_ONCE", 1024)
+        yield module
+
+
+def views_of(
+    kernel: ModuleType,
+    images: Sequence[Image],
+    box_px: FloatArray,
+    draws: Sequence[FloatArray],
+    geometry: GeometryConfig,
+    colour: ColourConfig,
+    mirror: BoolArray | None = None,
+) -> tuple[list[Image], set[int]]:
+    """For each view (N, S, S, 3), in one launch; and how often images were halved."""
+    sizes = np.array([image.shape[:2] for image in images])
+    plan = plan_views(sizes, np.ones(len(images), np.int64), box_px, draws, geometry, mirror=mirror)
+    shape = (1 + len(images) + 1, geometry.side_px, geometry.side_px, 3)
+    whole = [torch.full(shape, 99, dtype=torch.uint8) for _ in draws]
+    outs = [one[1:-1] for one in whole]
+    address = np.array([image.ctypes.data for image in images], np.int64)
+    kernel.make_views(address, plan, Augmentation(geometry, colour), outs)
+    assert all((one[[0, -1]] == 99).all() for one in whole)  # nothing is written beyond the views
+    return [out.numpy() for out in outs], {int(number) for view in plan.views for number in view.halvings}
+
+
+def wrapped_hue(warped: np.ndarray, margin: float = 0.01) -> np.ndarray:
+    """Mask of pixels whose hue is as near to 0 or 360 degrees as float32 is to float64; see test_views.near_hue_cut."""
+    red, green, blue = np.moveaxis(warped, -1, 0)
+    return np.asarray((red >= np.maximum(green, blue) - margin) & (np.abs(green - blue) <= margin))
+
+
+def oracle(
+    image: Image, box_px: FloatArray, draws: FloatArray, geometry: GeometryConfig, colour: ColourConfig, mirror: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """A view (S, S, 3) before it is rounded, and before its colours are jittered."""
+    _, matrix_px = reference.view_matrices(box_px, image.shape[:2], draws, geometry.side_px, mirror=mirror)
+    source, shrink = image.astype(float), float(np.sqrt(abs(np.linalg.det(matrix_px[:, :2]))))
+    if geometry.antialias:
+        source, halvings = reference.halve(source, shrink, geometry.fill)
+        matrix_px = matrix_px @ np.diag([2**halvings, 2**halvings, 1])
+    warped = reference.warp(source, matrix_px, geometry.side_px, geometry.fill)
+    return np.clip(reference.jitter(warped, colour, draws), 0, 255), warped
+
+
+@pytest.mark.parametrize(
+    ("fill", "jitter", "antialias"),
+    [(0, "hsv", True), (77, "linear", True), ("edge", "none", True), (0, "none", False), ("edge", "hsv", False)],
+)
+def test_every_pixel_is_the_oracle_s(
+    kernel: ModuleType, fill: Fill, jitter: Jitter, antialias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the border, within one level: images of all sizes in one launch, both views, mirrored, cropped."""
+    if not antialias:  # then a view takes two programs, and the second has too much room
+        monkeypatch.setattr(kernel, "_PIXELS_AT_ONCE", 512)
+    rng = np.random.default_rng(0)
+    geometry = GeometryConfig(side_px=24, fill=fill, antialias=antialias, crop_probability=0.4)
+    colour = ColourConfig(jitter=jitter)
+    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in SIZES[:4]]
+    images += [smooth_image(rng, *size, sigma_px=1.5) for size in SIZES[4:]]
+    boxes = np.array([[0, 0, 0]] * 4 + [[26, 18, 33], [20, 30, 40], [0, 0, 0], [20, 60, 64]], np.float32)
+    augmentation, places = Augmentation(geometry, colour), np.arange(len(images))
+    draws = [draw_view(augmentation, seed=3, epoch=0, view=view, places=places) for view in range(2)]
+    for table, magnifications in zip(draws, MAGNIFICATIONS, strict=True):
+        table[:, Draw.MAGNIFICATION] = magnifications
+    mirror = places % 3 == 1
+    made, halvings = views_of(kernel, images, boxes, draws, geometry, colour, mirror)
+
+    assert {0, 1, 2, 3} <= halvings if antialias else halvings == {0}
+    assert {bool(crop) for table in draws for crop in table[:, Draw.CROP]} == {False, True}
+    for view, table in zip(made, draws, strict=True):
+        for row, image in enumerate(images):
+            expected, warped = oracle(image, boxes[row], table[row], geometry, colour, bool(mirror[row]))
+            difference = np.abs(expected - view[row])
+            if jitter == "hsv":
+                cut = wrapped_hue(warped) & (np.ptp(warped, axis=-1) > 0.5)
+                assert cut.mean() < 0.02
+                difference[cut] = 0
+            assert difference.max() <= 1
+            assert (difference > 0.52).mean() < 0.01  # nearly all are rounded alike
+
+
+@pytest.mark.parametrize("jitter", ["hsv", "linear"])
+def test_the_jitter_is_exact_over_its_whole_range(kernel: ModuleType, jitter: Jitter) -> None:
+    """Flat colours in every direction, without a warp."""
+    geometry, colour = GeometryConfig(side_px=32), ColourConfig(jitter=jitter)
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 16)] * 3), axis=-1).reshape(4, 32, 32, 3).astype(np.uint8)
+    values = [(0.5, 5), (1, 20), (0, 255), (3, 0)]
+    factors = np.array(list(itertools.product([0, 0.01, 0.6, 1], [0, 0.3, 1], values)), dtype=object)
+    draws = np.tile(PLAIN_DRAW, (len(factors), 1))
+    draws[:, [Draw.HUE, Draw.SATURATION]] = factors[:, :2]
+    draws[:, [Draw.VALUE_SCALE, Draw.VALUE_SHIFT]] = [value for _, _, value in factors]
+    images = [grid[number % 4] for number in range(len(draws))]
+    ((view,), _) = views_of(kernel, images, np.zeros((len(draws), 3), np.float32), [draws], geometry, colour)
+    for image, draw, made in zip(images, draws, view, strict=True):
+        expected = np.clip(reference.jitter(image.astype(float), colour, draw), 0, 255)
+        assert np.abs(expected - made).max() <= 0.51
+
+
+@pytest.mark.parametrize("fill", [200, "edge"])
+def test_views_from_very_near_and_very_far(kernel: ModuleType, fill: Fill) -> None:
+    """A pixel that fills the view, an image smaller than a pixel of it, and boxes that do not meet the image."""
+    rng = np.random.default_rng(0)
+    geometry = GeometryConfig(side_px=16, fill=fill)
+    image = smooth_image(rng, 21, 30, sigma_px=2)
+    boxes = np.array([[15, 11, 20]] * 5 + [[4000, -3000, 20], [-2000, 10, 1], [15, 11, 1e5]], np.float32)
+    draws = np.tile(PLAIN_DRAW, (len(boxes), 1))
+    draws[:, Draw.MAGNIFICATION] = [1e-3, 0.02, 30, 500, 4000, 1, 10, 1]
+    draws[:, Draw.ANGLE_DEG] = rng.uniform(-180, 180, len(boxes))
+    images = [image] * len(boxes)
+    ((view,), halvings) = views_of(kernel, images, boxes, [draws], geometry, NO_COLOUR)
+    assert halvings == {0, 3}
+    for row, made in enumerate(view):
+        expected, _ = oracle(image, boxes[row], draws[row], geometry, NO_COLOUR, mirror=False)
+        assert np.abs(expected - made).max() <= 1
+
+
+def fused_batches(index: Index, augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """What the loader makes with the kernel, on a CPU."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            loader, "configure_graph", lambda *given, **more: replace(configure_graph(*given, **more), fused=True)
+        )
+        return batches(index, augmentation, "dali")
+
+
+def batches(index: Index, augmentation: Augmentation, backend: Literal["dali", "opencv"]) -> list[Batch]:
+    with Loader(
+        index,
+        Schedule(EpochOrder(len(index), 6, seed=5), RankSlice(6, 0, 6), last_step=2),
+        PipelinesConfig(backend=backend, batch=4, threads=1),
+        augmentation,
+        device=torch.device("cpu"),
+    ) as made:
+        return list(made)
+
+
+def test_the_loader_runs_the_kernel_on_files_and_on_kept_pixels(
+    kernel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches of the CPU's own kernel, within a level; then the further augmentations follow."""
+    monkeypatch.setitem(sys.modules, KERNEL, kernel)
+    (tmp_path / "images").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        image = smooth_image(rng, 40 + 7 * number, 50, sigma_px=3)
+        (tmp_path / "images" / f"{number}.png").write_bytes(encode(image).tobytes())
+    files = load_folder(DataConfig("folder", str(tmp_path / "images")))
+    appearance = AppearanceConfig(cut_out_probability=0.5, colour_drop_probability=0.5)
+    augmentation = Augmentation(GeometryConfig(side_px=32), NO_COLOUR, appearance)
+    packed_by(files, tmp_path / "kept", augmentation.geometry, workers=1)
+    kept = loaded(tmp_path / "kept")
+    assert kept.pixels is not None
+    for index in (files, kept):
+        expected = batches(index, augmentation, "opencv")
+        assert_equal(fused_batches(index, augmentation, monkeypatch), expected, within=1, mean=0.2)
+
+
+def test_an_image_of_another_size_than_its_header_says_is_refused(
+    kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the kernel reads its memory."""
+    monkeypatch.setitem(sys.modules, KERNEL, kernel)
+
+    def check(data: Image) -> ImageFile:
+        file = check_image(data)
+        return file._replace(size_px=(file.size_px[0] + 1, file.size_px[1]))
+
+    monkeypatch.setattr(harness, "check_image", check)
+    with pytest.raises(RuntimeError, match="their headers say"):
+        harness.make_views(
+            "dali", [np.zeros((9, 9, 3), np.uint8)], np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]],
+            GeometryConfig(side_px=8), NO_COLOUR, fused=True,
+        )  # fmt: skip
+
+
+class Decoded(list[torch.Tensor]):
+    """Stands for DALI's list of images on a GPU."""
+
+    def shape(self) -> list[tuple[int, ...]]:
+        return [tuple(image.shape) for image in self]
+
+
+def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: what is asked of the event, in which order."""
+    monkeypatch.setitem(sys.modules, KERNEL, kernel)
+    event = Mock()
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    geometry = GeometryConfig(side_px=8)
+    plan = plan_views(
+        np.array([[9, 9]]), np.ones(1, np.int64), np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]], geometry
+    )
+    view = View(
+        torch.zeros(1, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2), torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
+    )
+    graph = GraphConfig(device="gpu", device_id=0, batch=1, threads=1, prefetch=1, views=1, fused=True)
+    images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
+    held = weakref.ref(images)
+
+    finish = FusedViews(graph, Augmentation(geometry, NO_COLOUR)).write((images,), plan, [view])
+    del images
+    gc.collect()
+    assert event.mock_calls == [call.record("stream")]
+    assert held() is not None
+    finish()
+    assert event.mock_calls == [call.record("stream"), call.synchronize()]
+    del finish
+    gc.collect()
+    assert held() is None
+    assert (view.image == 50).all()
+
+
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90])
+def test_the_kernel_compiles_for_gpus(capability: int, tmp_path: Path) -> None:
+    """To machine code for RTX 20, A100, RTX 30, RTX 40 and H100 cards, which needs no GPU; nothing spills to memory."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from pipelines.render.gpu_kernel import _make_pixels, constants
+
+    kinds: list[tuple[Fill, Jitter]] = [(0, "hsv"), ("edge", "linear"), (0, "none")]
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        for fill, jitter in kinds if capability == 75 else kinds[:1]:
+            given = constants(Augmentation(GeometryConfig(fill=fill), ColourConfig(jitter=jitter)))
+            signature = {"places": "*i64", "numbers": "*fp32", **dict.fromkeys(given, "constexpr")}
+            source = ASTSource(_make_pixels, signature, given)
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+            assert len(compiled.asm["cubin"]) > 1000
+            assert ".local" not in compiled.asm["ptx"]
