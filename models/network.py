@@ -25,8 +25,15 @@ class Normalize(nn.Module):
         self.register_buffer("shift", (-mean / std)[:, None, None], persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(N, 3, S, S) uint8 -> (N, 3, S, S) in the parameters' dtype; the memory format stays."""
-        return image.to(self.scale.dtype) * self.scale + self.shift
+        """(N, 3, S, S) uint8 -> (N, 3, S, S), the memory format stays.
+
+        In the parameters' dtype; under autocast in its 16-bit type, to which the first layer would round anyway.
+        """
+        device = image.device.type
+        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+            return image.to(self.scale.dtype) * self.scale + self.shift  # compiled, it is one pass too
+        rounded = torch.empty_like(image, dtype=torch.get_autocast_dtype(device))
+        return torch.addcmul(self.shift, image, self.scale, out=rounded)  # in float32; one pass on a GPU
 
 
 class ContrastiveNetwork(nn.Module):

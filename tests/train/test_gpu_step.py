@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
+from models.network import Normalize
 from pipelines.batch import Batch, View
 from train.config.load import load_config
 from train.config.pretraining import Config
@@ -109,6 +110,16 @@ def test_a_step_does_not_wait_for_the_gpu(precision: str, recompute: str) -> Non
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(float(result.loss))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_gets_the_pixels_of_the_cpu(dtype: torch.dtype) -> None:
+    pixels, normalize = batch().views[0].image, Normalize()
+    expected = normalize(pixels.cpu()).to(dtype)
+    with torch.autocast("cuda", dtype):
+        rounded = normalize.to(GPU)(pixels)
+    assert rounded.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(rounded.cpu(), expected)
 
 
 def test_pinned_batches_are_copied_without_waiting() -> None:

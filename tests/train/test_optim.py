@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from errors import UserError
 from models.config import EncoderConfig, ProjectorConfig
@@ -88,6 +89,72 @@ def test_groups_have_their_own_decay_and_rate_and_missing_gradients_are_skipped(
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, min(trust / lr, torch.tensor(1.0)) * (gradient + decay * weight))
     assert torch.equal(third, before)
+
+
+def scale_in_separate_passes(weights: list[Tensor], gradients: list[Tensor], lr: float, decay: float) -> None:
+    """A norm of each list, the decay from a copy of the weights, and the factor, each masked by the norms."""
+    weight_norm = torch.stack(torch._foreach_norm(weights))
+    gradient_norm = torch.stack(torch._foreach_norm(gradients))
+    factor = (0.02 * weight_norm / (gradient_norm + decay * weight_norm + 1e-8) / lr).clamp(max=1)
+    scaled = (weight_norm > 0) & (gradient_norm > 0)
+    torch._foreach_add_(gradients, torch._foreach_mul(weights, (scaled.to(factor) * decay).unbind()))
+    torch._foreach_mul_(gradients, factor.where(scaled, 1).unbind())
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("decay", [0.0, 1e-6, 0.3])
+def test_gradients_are_those_of_separate_passes(decay: float, dtype: torch.dtype, bound: float) -> None:
+    """Also of channels-last and 1 x 1 kernels, and where weights, gradients or both are zero."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(8, 4, 3, 3), (8, 4, 1, 1), (16, 8), (8,), (8,), (8,), (1,)]
+    weights, gradients = (
+        [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes] for _ in range(2)
+    )
+    weights[0], weights[1] = (tensor.contiguous(memory_format=torch.channels_last) for tensor in weights[:2])
+    weights[4].zero_()
+    gradients[5].zero_()
+    weights[6].zero_()
+    gradients[6].zero_()
+    parameters = with_gradients(weights, gradients)
+    Lars(torch.optim.SGD(parameters, lr=0.01, weight_decay=decay)).step()
+    scale_in_separate_passes(weights, gradients, 0.01, decay)
+    for parameter, expected in zip(parameters, gradients, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected, atol=bound, rtol=bound)
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that are called, and the largest tensor that one of them makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        self.names.append(operator._schema.name.removeprefix("aten::"))
+        made = [tensor for tensor in (result if isinstance(result, list) else [result]) if isinstance(tensor, Tensor)]
+        self.largest = max([self.largest, *(tensor.numel() for tensor in made)])
+        return result
+
+
+def test_a_group_is_scaled_by_three_calls_on_its_tensors() -> None:
+    """One for all norms, one for the decay, which an exempt group does not need, and one for the factor."""
+    decayed, exempt = [nn.Parameter(torch.ones(100, 100)) for _ in range(5)], [nn.Parameter(torch.ones(100))]
+    for parameter in decayed + exempt:
+        parameter.grad = torch.ones_like(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": exempt}]
+    inner = torch.optim.Adam(groups, fused=True)
+    lars = Lars(inner)
+    lars.step()  # makes the state
+    with Calls() as calls:
+        lars.step()
+    assert [name for name in calls.names if name.startswith(("_foreach", "_fused"))] == [
+        "_foreach_norm", "_foreach_add_", "_foreach_mul_", "_foreach_norm", "_foreach_mul_",
+        "_foreach_add_", "_fused_adam_", "_foreach_add_", "_fused_adam_",  # Adam, which first counts its steps
+    ]  # fmt: skip
+    assert calls.largest <= 2 * len(decayed)  # norms and factors: no copy of weights or gradients
 
 
 def test_zero_learning_rate_changes_nothing() -> None:

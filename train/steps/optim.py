@@ -27,7 +27,8 @@ class Lars(torch.optim.Optimizer):
         g      = factor (g + wd w)
 
     and the inner optimiser steps with this gradient and no weight decay of its own, not even AdamW's. A tensor with
-    |w| = 0 or |g| = 0 keeps its gradient as it is. One pass of foreach kernels; nothing waits for the GPU.
+    |w| = 0 or |g| = 0 keeps its gradient as it is. A group takes three foreach calls (norms, decay, factor), which copy
+    no tensor and do not wait for the GPU.
     docs/fidelity.md compares this with apex and lightly.
 
     Parameter groups and state are the inner optimiser's own, so schedulers, GradScaler and checkpoints see one
@@ -86,15 +87,15 @@ class Lars(torch.optim.Optimizer):
                 weights.append(weight)
                 gradients.append(weight.grad)
         for weights, gradients in alike.values():
-            weight_norm = torch.stack(torch._foreach_norm(weights))  # (tensors,)
-            gradient_norm = torch.stack(torch._foreach_norm(gradients))
+            weight_norm, gradient_norm = torch.stack(torch._foreach_norm(weights + gradients)).chunk(2)  # (tensors,)
             factor = self.trust_coefficient * weight_norm / (gradient_norm + decay * weight_norm + self.eps)
             if self.clip:
                 factor = (factor / lr).clamp(max=1)
-            scaled = (weight_norm > 0) & (gradient_norm > 0)
+            # A zero gradient stays zero: the factor 0 removes the decay. Zero weights have no decay.
+            factor = factor.where(weight_norm > 0, 1).masked_fill(gradient_norm == 0, 0)
             if decay:
-                torch._foreach_add_(gradients, torch._foreach_mul(weights, (scaled.to(factor) * decay).unbind()))
-            torch._foreach_mul_(gradients, factor.where(scaled, 1).unbind())
+                torch._foreach_add_(gradients, weights, alpha=decay)
+            torch._foreach_mul_(gradients, factor.unbind())
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:

@@ -1,0 +1,102 @@
+"""`torch.compile` traces the networks and the loss as one graph each. The graphs run without being compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from models.config import EncoderConfig, PoseConfig
+from models.encoders import build_encoder
+from models.losses.nt_xent import NTXent
+from models.pose import PoseNetwork
+from pipelines.batch import Batch
+from tests.train.tiny_run import TINY
+from tests.train.tiny_step import images
+from train.config.load import load_config
+from train.config.pretraining import Config
+from train.distributed.world import World
+from train.pretrain import Pretraining
+
+pytestmark = [
+    pytest.mark.usefixtures("narrow"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch"),  # the tracer's own imports
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # the tracer does it
+]
+Traced = tuple[Callable[..., Any], CompileCounter]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def traced(function: Callable[..., Any]) -> Traced:
+    """The function as one graph; a graph break is an error. The counter counts graphs."""
+    counter = CompileCounter()
+    return torch.compile(function, backend=counter, fullgraph=True), counter
+
+
+def as_loaded(samples: int) -> Batch:
+    """Batches of the loader are channels-last, which matters to the tracer."""
+    batch = images(samples)
+    for view in batch.views:
+        view.image = view.image.contiguous(memory_format=torch.channels_last)
+    return batch
+
+
+def test_the_pose_network_is_one_graph() -> None:
+    """In training under autocast, and in evaluation; the second micro-batch of the same size needs no other."""
+    network = PoseNetwork(build_encoder(EncoderConfig("resnet18", "random"), 32), PoseConfig())
+    forward, counter = traced(network)
+    pixels, cameras = as_loaded(4).views[0].image, torch.eye(3).expand(4, 3, 3)
+    for graphs, training in enumerate((True, False), start=1):
+        network.train(training)
+        for micro_batch in (pixels, 255 - pixels):
+            with torch.autocast("cpu", torch.bfloat16, enabled=training):
+                forward(micro_batch, cameras)
+            assert counter.frame_count == graphs
+
+
+@pytest.mark.parametrize(("precision", "recompute"), [("fp32", "always"), ("bf16", "auto")])
+def test_a_step_of_pretraining_has_one_graph(precision: str, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all micro-batches of two steps; another one in evaluation."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
+    settings = [*TINY, f"train.precision={precision}", f"train.recompute={recompute}", "train.compile=true"]
+    state = Pretraining(load_config(Config, [], [*settings, "geometry.side_px=8"]), World(), 10, fresh=True)
+    for _ in range(2):
+        state.step(as_loaded(12))  # three micro-batches
+    assert counter.frame_count == 1
+    torch.compile(state.network.eval())(as_loaded(4).views[0].image)
+    assert counter.frame_count == 2
+
+
+def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three strips of one anchor each for either view."""
+    monkeypatch.setattr("models.losses.nt_xent.TILE_ELEMENTS", 6)
+    embeddings = torch.randn(2, 3, 8, requires_grad=True)
+    compiled, counter = traced(NTXent())
+    loss, expected = compiled(embeddings), NTXent()(embeddings)
+    assert counter.frame_count == 1
+    torch.testing.assert_close(loss, expected)
+    ours, theirs = (torch.autograd.grad(one, embeddings)[0] for one in (loss, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_graph_break_is_an_error() -> None:
+    """So that the tests above can fail."""
+
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum().item() > 0 else -x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        traced(Asking())[0](torch.ones(3))
