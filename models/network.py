@@ -30,10 +30,15 @@ class Normalize(nn.Module):
         In the parameters' dtype; under autocast in its 16-bit type, to which the first layer would round anyway.
         """
         device = image.device.type
-        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        if torch.compiler.is_compiling() or not _under_autocast(device):
             return image.to(self.scale.dtype) * self.scale + self.shift  # compiled, it is one pass too
         rounded = torch.empty_like(image, dtype=torch.get_autocast_dtype(device))
         return torch.addcmul(self.shift, image, self.scale, out=rounded)  # in float32; one pass on a GPU
+
+
+def _under_autocast(device: str) -> bool:
+    known: bool = torch.amp.autocast_mode.is_autocast_available(device)  # not for "meta"
+    return known and torch.is_autocast_enabled(device)
 
 
 class ContrastiveNetwork(nn.Module):

@@ -74,8 +74,7 @@ _TAP_OPERATIONS: Final = 24  # of a pixel: four weighted neighbours in three cha
 
 OPTIMIZER_BYTES: Final = {
     "norms of weights and gradients": 8,
-    "weights times decay": 8,
-    "gradients plus these": 12,
+    "gradients plus weights times decay": 12,
     "gradients times factor": 8,
     "Adam: weights, gradients and two moments": 28,
 }
