@@ -113,7 +113,7 @@ def estimate_poses(
     Raises:
         UserError: too many files are bad to find substitutes.
     """
-    dtype, autocast_dtype = PRECISIONS[resolve_precision(config.train.precision, world.device)]
+    dtype, autocast_dtype = PRECISIONS[resolve_precision(config, world.device)]
     network = network.to(world.device, dtype).eval()
     count = len(index)
     # Rows of each rank in a step, including surplus rows of the last step.

@@ -64,7 +64,7 @@ class TrainingState(ABC, Generic[N, R]):
     def __init__(self, config: Config | FinetuneConfig, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
         train, random = config.train, dataclasses.replace(config.encoder, weights="random")
         self.world = world
-        self.precision = resolve_precision(train.precision, world.device)
+        self.precision = resolve_precision(config, world.device)
         self.dtype, self.autocast_dtype = PRECISIONS[self.precision]
         self.total_steps = train.epochs * steps_per_epoch
         require_memory(lambda: self.build_network(random), self.dtype, world, self.size_keys())
@@ -155,11 +155,14 @@ class TrainingState(ABC, Generic[N, R]):
             raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")
 
 
-def resolve_precision(precision: str, device: torch.device) -> str:
+def resolve_precision(config: Config | FinetuneConfig, device: torch.device) -> str:
     """The precision that is used on a device."""
-    if precision != "auto":
-        return precision
-    if device.type != "cuda":
-        # Without these instructions bf16 is emulated, and slower than fp32. Torch has no public name for them.
-        return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if config.train.precision != "auto":
+        return config.train.precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    # Without these instructions bf16 is emulated, and slower than fp32. Torch has no public name for them.
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    # Of smaller views, a ResNet's last strided convolution sees one pixel. There oneDNN of torch 2.10 reads memory that
+    # was never written, and the gradient may be NaN.
+    return "bf16" if fast and config.geometry.side_px >= 32 else "fp32"

@@ -98,13 +98,13 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no optimiser": (drop("optimizer"), "it has no optimizer"),
     "no images": (drop("images"), "it has no images"),
     "no ranks of batch norm": (drop("norm_ranks"), "it has no norm_ranks"),
-    "empty optimiser": (replace({}, "optimizer"), "a state that does not fit it"),
+    "empty optimiser": (replace({}, "optimizer"), "does not fit this configuration"),
     "moments of another size": (replace(torch.zeros(7), "optimizer", "state", 0, "exp_avg"), "exp_avg of the optim"),
-    "moments of words": (replace("x", "optimizer", "state", 0, "exp_avg"), "a state that does not fit it"),
+    "moments of words": (replace("x", "optimizer", "state", 0, "exp_avg"), "does not fit this configuration"),
     "learning rate of words": (replace("x", "optimizer", "param_groups", 0, "lr"), "not a number"),
-    "empty schedule": (replace({}, "scheduler"), "a state that does not fit it"),
+    "empty schedule": (replace({}, "scheduler"), "does not fit this configuration"),
     "schedule of another step": (replace(9, "scheduler", "last_epoch"), "step 4, but 9 steps of the learning rate"),
-    "bad files of words": (replace({"used": [1], "met": {"x": 1}}, "bad_files"), "a state that does not fit it"),
+    "bad files of words": (replace({"used": [1], "met": {"x": 1}}, "bad_files"), "does not fit this configuration"),
     "tensor of another size": (replace(torch.zeros(7), "network", "projector.0.weight"), "projector.0.weight"),
 }
 

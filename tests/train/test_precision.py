@@ -1,0 +1,34 @@
+"""Which precision "auto" takes on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pipelines.views.augmentation import GeometryConfig
+from train.config.pretraining import Config, TrainConfig
+from train.steps.training_state import resolve_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("avx512_bf16", "amx", "side_px", "expected"),
+    [
+        (True, False, 32, "bf16"),
+        (False, True, 128, "bf16"),
+        (False, False, 128, "fp32"),
+        (True, True, 31, "fp32"),
+    ],
+)
+def test_auto_is_bf16_where_a_cpu_is_fast_and_right(
+    monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool, side_px: int, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    config = Config(geometry=GeometryConfig(side_px=side_px))
+    assert resolve_precision(config, CPU) == expected
+    chosen = dataclasses.replace(config, train=TrainConfig(precision="fp16"))
+    assert resolve_precision(chosen, CPU) == "fp16"
