@@ -360,9 +360,7 @@ def _show_estimate(
 @click.option(
     "--nodes", default="1,2,4,8,16,32", show_default=True, help="Numbers of nodes to project to, separated by commas."
 )
-@click.option(
-    "--repeats", default=5, show_default=True, type=COUNT, help="Number of timed steps for each batch size."
-)
+@click.option("--repeats", default=5, show_default=True, type=COUNT, help="Number of timed steps for each batch size.")
 @output_options
 def bench_scale(
     files: Sequence[Path],

@@ -82,7 +82,7 @@ class HeaderScan:
         return {kind: count for kind, count in zip(SKIPPED, self._state[_COUNTS:].tolist(), strict=True) if count}
 
     def next_images(self) -> Places:
-        """The next images in the order of the file; fewer than the largest number, or none, at its end.
+        """The next images in the order of the file: `_ROWS` of them, or fewer at its end.
 
         Raises:
             OSError: the file cannot be read.
