@@ -203,6 +203,22 @@ def _find_boxes(results: Path) -> str:
     return f"{measured_on(row)}\n\n{markdown(('', 'measured'), lines)}"
 
 
+def _networks(results: Path) -> str:
+    """A table of the newest row of each network that is trained here."""
+    newest = {row["network"]: row for row in rows_of(results / "networks.jsonl")}
+    if not newest:
+        raise NoRowError
+    lines = [
+        (
+            row["network"], row["measured_on"], f"{row['pa_epe_cm']:.2f}", f"{row['epe_px']:.1f}",
+            f"{row['median_epe_px']:.1f}", f"{row['place']}, {row['machine']['date']}",
+        )
+        for row in newest.values()
+    ]  # fmt: skip
+    heads = ("network", "measured on", "PA-EPE (cm)", "2D EPE (px of 224)", "its median", "row")
+    return markdown(heads, lines)
+
+
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders": _loader("small", "loaders"),
     "stages": _loader("small", "stages"),
@@ -218,6 +234,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "loaders-large-in-short": _loader("large", "loaders", short=True),
     "first-batch": _first_batch,
     "find-boxes": _find_boxes,
+    "networks": _networks,
     "proofs": _proofs,
 }
 _IN_OTHER_TABLES: Final = {
@@ -229,6 +246,7 @@ _IN_OTHER_TABLES: Final = {
     "scaling",
     "first_batch",
     "find_boxes",
+    "networks",
 }
 _HEAD: Final = {"bench", "machine", "place"}
 

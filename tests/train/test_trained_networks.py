@@ -1,0 +1,87 @@
+"""The network in networks/ is what its recipe says; it and the demo's find rendered hands that they have not seen."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from synthetic import make_dataset
+from tests.conftest import Record
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config
+from train.evaluation.evaluate import evaluate
+from train.pose.pose_run import load_pose_run
+
+ROOT = Path(__file__).parents[2]
+NETWORK, RECIPE = ROOT / "networks" / "hand_rn18.safetensors", ROOT / "networks" / "hand_rn18.toml"
+OTHER_SEED = 7
+"""Other poses and other scenes than those of training, which have seed 1."""
+
+
+def errors(data: Path, out: Path) -> dict[str, list[float]]:
+    """Errors of the network on each image of a rendered dataset's training part, by metric."""
+    overrides = [f"data.root={data}", "data.split=all", "train.device=cpu"]
+    evaluate(
+        NETWORK, [], overrides, out=out, compare=None, crop="boxes", worst=1, submission=False, proper_rotation=False
+    )
+    return read_errors(out / "hands.csv")
+
+
+def read_errors(file: Path) -> dict[str, list[float]]:
+    with file.open() as opened:
+        rows = list(csv.DictReader(opened))
+    return {name: [float(row[name]) for row in rows] for name in ("pa_epe_cm", "epe_px")}
+
+
+def summary(found: dict[str, list[float]]) -> dict[str, float]:
+    return {
+        "images": len(found["epe_px"]),
+        "pa_epe_cm": round(statistics.mean(found["pa_epe_cm"]), 3),
+        "epe_px": round(statistics.mean(found["epe_px"]), 2),
+        "median_epe_px": round(statistics.median(found["epe_px"]), 2),
+    }
+
+
+def test_it_has_the_configuration_of_its_recipe() -> None:
+    assert load_pose_run(NETWORK).config == load_config(FinetuneConfig, [RECIPE], [])
+    assert NETWORK.stat().st_size <= 25e6
+
+
+def test_it_finds_hands_that_it_has_not_seen(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "hands", poses=4, seed=OTHER_SEED, scenes=8, workers=1)
+    found = errors(tmp_path / "hands", tmp_path / "out")
+    assert statistics.mean(found["pa_epe_cm"]) < 2.0
+    assert statistics.mean(found["epe_px"]) < 20
+
+
+@pytest.mark.slow
+def test_its_errors_on_many_hands(tmp_path: Path, record: Record) -> None:
+    """1,600 images of 400 poses before 400 scenes; the row of networks/README.md."""
+    poses = scenes = 400
+    make_dataset(tmp_path / "hands", poses=poses, seed=OTHER_SEED, scenes=scenes)
+    found = errors(tmp_path / "hands", tmp_path / "out")
+    figures = summary(found)
+    record("networks", network=NETWORK.name, measured_on="1,600 images of 400 hands and scenes of their own", **figures)
+    assert figures["pa_epe_cm"] <= 1.3
+    assert figures["median_epe_px"] <= 8
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_skeletons_on_hands(tmp_path: Path, record: Record) -> None:
+    """`make demo` in a fresh clone, from the data to the report. The time is recorded, not judged."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    began_s = time.monotonic()
+    subprocess.run(["make", "demo"], cwd=clone, check=True)
+    minutes = (time.monotonic() - began_s) / 60
+    figures = summary(read_errors(clone / "runs" / "finetune_demo" / "evaluation" / "hands.csv"))
+    record("networks", network="make demo", measured_on="80 hands", minutes=round(minutes, 2), **figures)
+    assert (clone / "runs" / "report.html").exists()
+    assert figures["pa_epe_cm"] <= 2.4
+    assert figures["epe_px"] <= 15
