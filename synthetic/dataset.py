@@ -135,7 +135,7 @@ def make_dataset(
 
 
 def is_unfinished(out: Path) -> bool:
-    """Whether `out` holds a dataset whose rendering was interrupted, or goes on."""
+    """Whether `out` holds a dataset whose rendering was interrupted or is not finished yet."""
     return (out / _BEGUN).is_file()
 
 
