@@ -220,6 +220,7 @@ def _empty_pipeline(config: GraphConfig) -> Pipeline:
         num_threads=config.threads,
         device_id=config.device_id,
         prefetch_queue_depth=config.prefetch,
+        exec_dynamic=True,  # reuses the memory of an output only when nothing in Python refers to it
     )
 
 

@@ -5,8 +5,8 @@ threads, run on a stream of DALI, and write into memory of DALI, from which the 
 the graph the kernel writes into the training batch, on the loader's stream. Streams and memory are right because:
 
 1. `Pipeline.outputs()`, called without a stream, returns when the images are decoded. The kernel waits for nothing.
-2. The images are held until the kernel has finished, which a CUDA event says (`backends.FusedViews`). DALI's default
-   executor (`exec_dynamic`) reuses the memory of an output only when nothing in Python refers to the output.
+2. The images are held until the kernel has finished, which a CUDA event says (`backends.FusedViews`). DALI's dynamic
+   executor (`dali_graph.py` asks for it) reuses the memory of an output only when nothing in Python refers to it.
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
 bilinear sample of it is the mean of 4^h bilinear samples of the image itself. This needs no scratch memory, no second

@@ -109,6 +109,7 @@ def test_fewer_nodes_give_the_same_pixels(needed: int, fill: int | Literal["edge
     made = []
     for halvings in (needed, MAX_HALVINGS):
         pipeline = graph_of(halvings, iter([request]), geometry)
+        assert pipeline.exec_dynamic  # the GPU's kernel relies on it
         assert nodes_of(pipeline, "Resize") == 2 * halvings
         assert nodes_of(pipeline, "Pad") == (halvings > 0 and fill != "edge")
         outputs = pipeline.run()
