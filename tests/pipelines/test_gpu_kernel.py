@@ -367,9 +367,9 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         _make_pixels.device_caches.clear()
 
 
-@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90])
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
 def test_the_kernel_compiles_for_gpus(capability: int, compiled: Callable[..., Any]) -> None:
-    """To machine code for RTX 20, A100, RTX 30, RTX 40 and H100 cards, which needs no GPU."""
+    """To machine code for RTX 20, A100, RTX 30, RTX 40, H100, B200 and RTX 50 cards, which needs no GPU."""
     kinds: list[tuple[Fill, Jitter]] = [("edge", "hsv"), (0, "linear"), (0, "none")]
     for fill, jitter in kinds if capability == 75 else kinds[:1]:
         kernel, stack_bytes = compiled(capability, fill, jitter)
