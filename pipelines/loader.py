@@ -62,7 +62,15 @@ class Loader:
         self.backend = resolve_backend(config.backend, device)
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self._schedule, self._device, self._views = schedule, device, views
-        self.graph = configure_graph(index, config, device, rows=len(rows), views=views, processes_here=processes_here)
+        self.graph = configure_graph(
+            index,
+            config,
+            device,
+            rows=len(rows),
+            views=views,
+            processes_here=processes_here,
+            geometry=augmentation.geometry,
+        )
         if rows.start == 0:  # rank 0's
             if config.threads:
                 warn_of_threads("pipelines.threads", config.threads, processes_here)

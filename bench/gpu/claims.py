@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 _TINY = (
     "encoder.name=resnet18", "geometry.side_px=32", "train.batch=16", "train.micro_batch=8", "train.compile=false",
-    "pipelines.batch=8", "train.precision=fp32",
+    "pipelines.batch=8", "train.precision=fp32", "train.threads=1",
 )  # fmt: skip
 
 

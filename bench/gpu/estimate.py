@@ -19,7 +19,7 @@ import numpy as np
 from errors import UserError
 from pipelines.arrays import DoubleArray, IntArray
 from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.plan import MAX_HALVINGS, count_halvings
+from pipelines.views.plan import count_halvings, most_halvings
 from train.config.pretraining import Config
 
 PEAK_SHARE: Final = 0.4
@@ -166,8 +166,8 @@ def _halvings(geometry: GeometryConfig, source: Source, magnification: DoubleArr
 def graph_costs(config: Config, source: Source) -> list[Cost]:
     """The costs of the nodes of `dali_graph.view_pipeline` on a GPU, and of the copy into the training batch.
 
-    On a GPU, DALI's Resize has two passes with a float32 image between them. A halving that an image does not need is
-    a Resize to the same size.
+    On a GPU, DALI's Resize has two passes with a float32 image between them. The graph has a Resize for each halving
+    that a view of the source's boxes can need. Where an image does not need it, it is a Resize to the same size.
     """
     geometry, images = config.geometry, config.train.batch
     seen = magnifications(geometry, source)
@@ -175,9 +175,10 @@ def graph_costs(config: Config, source: Source) -> list[Cost]:
     views, view_pixels = VIEWS * images, VIEWS * images * geometry.side_px**2
     decoded = _PIXEL * source.pixels * images
     costs = [Cost("decode", 1, 0, decoded)]
-    if geometry.antialias and geometry.fill != "edge":
+    most = most_halvings(np.array([[0, 0, source.box_px]], np.float32), geometry)
+    if most > 0 and geometry.fill != "edge":
         costs.append(Cost("pad", 1, decoded, decoded))
-    for level in range(MAX_HALVINGS if geometry.antialias else 0):
+    for level in range(most):
         halves = halvings > level
         into = source.pixels / 4.0 ** np.minimum(halvings, level)
         between, out = into / np.where(halves, 2, 1), into / np.where(halves, 4, 1)

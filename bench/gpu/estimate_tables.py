@@ -25,6 +25,8 @@ from bench.gpu.estimate import (
 from train.config.pretraining import Config
 
 _DALI_BATCH = 256  # `pipelines.batch` of small images, if it is unset
+_NAMED = frozenset({"decode", "pad", "halvings", "warp", "cast", "copy into the batch"})
+"""Groups of nodes with a name of their own; the others belong to the jitter."""
 _FLOP_PER_S = 10e12  # less than any of these cards has outside of its matrix units
 
 
@@ -47,7 +49,11 @@ def estimate(config: Config, sources: Sequence[Source], cards: Sequence[Card]) -
     return [
         _published(cards),
         _nodes(config, sources),
-        *(_times(config, step, source, cards) for source in sources),
+        *(
+            shown
+            for source in sources
+            for shown in (_times(config, step, source, cards), _stages(config, source, cards))
+        ),
         _jpeg(config, step, cards),
     ]
 
@@ -81,16 +87,17 @@ def _nodes(config: Config, sources: Sequence[Source]) -> Shown:
     side = config.geometry.side_px
     graphs = [graph_costs(config, source) for source in sources]
     kernels = [fused_costs(config, source) for source in sources]
-    rows = [*zip(*graphs, strict=True), [total(graph) for graph in graphs]]
-    rows += [tuple(kernel[1] for kernel in kernels), tuple(total(kernel) for kernel in kernels)]
-    names = [*(costs[0].name for costs in rows[:-3]), "sum of the graph", "one kernel", "decode and one kernel"]
+    rows = {name: [_of_name(graph, name) for graph in graphs] for name in _names(graphs)}
+    rows["sum of the graph"] = [total(graph) for graph in graphs]
+    rows["one kernel"] = [_of_name(kernel, "one kernel") for kernel in kernels]
+    rows["decode and one kernel"] = [total(kernel) for kernel in kernels]
     lines = [
-        (name, str(costs[0].nodes), *(word for cost in costs for word in _figures(cost)))
-        for name, costs in zip(names, rows, strict=True)
+        (name, _either({str(cost.nodes) for cost in costs}), *(word for cost in costs for word in _figures(cost)))
+        for name, costs in rows.items()
     ]
     heads = [f"{what}, {source}" for source in sources for what in ("GB read", "GB written", "GFLOP")]
     dali_batch = config.pipelines.batch or _DALI_BATCH
-    launches = total(graphs[0]).nodes * -(-config.train.batch // dali_batch)
+    launches = min(total(graph).nodes for graph in graphs) * -(-config.train.batch // dali_batch)
     slowest_ms = 1e3 * max(total(costs).operations for costs in (*graphs, *kernels)) / _FLOP_PER_S
     said = (
         f"Nodes of the DALI graph, and one kernel in their place, for a batch of {config.train.batch} images with "
@@ -100,6 +107,38 @@ def _nodes(config: Config, sources: Sequence[Source]) -> Shown:
         f"at most {slowest_ms:.0f} ms."
     )
     return Shown(said, ("node", "nodes", *heads), lines)
+
+
+def _names(graphs: Sequence[Sequence[Cost]]) -> list[str]:
+    """The nodes of all graphs. A graph with fewer halvings lacks some nodes of another one."""
+    return [cost.name for cost in max(graphs, key=len)]
+
+
+def _of_name(costs: Sequence[Cost], name: str) -> Cost:
+    return next((cost for cost in costs if cost.name == name), Cost(name, 0, 0, 0))
+
+
+def _either(found: set[str]) -> str:
+    return " or ".join(sorted(found, key=int, reverse=True))
+
+
+def _stages(config: Config, source: Source, cards: Sequence[Card]) -> Shown:
+    """Times of groups of nodes on each card."""
+    grouped: dict[str, list[Cost]] = {}
+    for cost in graph_costs(config, source):
+        name = "halvings" if cost.name.startswith("resize") else cost.name
+        grouped.setdefault(name if name in _NAMED else "jitter", []).append(cost)
+    kernel = fused_costs(config, source)
+    grouped |= {"sum of the graph": graph_costs(config, source), "one kernel": kernel[1:]}
+    lines = [
+        (name, *(f"{1e3 * total(costs).moved / card.bytes_per_s:.2f}" for card in cards))
+        for name, costs in grouped.items()
+    ]
+    said = (
+        f"Sources of {source}: time in ms of the graph's nodes and of the one kernel for a batch, at the card's "
+        "bandwidth. The jitter is all elementwise nodes, and those that take the colours apart and stack them."
+    )
+    return Shown(said, ("nodes", *(card.name for card in cards)), lines)
 
 
 def _figures(cost: Cost) -> tuple[str, str, str]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from machine.compiled import cached
 from pipelines.arrays import FloatArray
-from pipelines.views.appearance import CHANGES, AppearanceConfig, Arrays, Column
+from pipelines.to_device import to_device
+from pipelines.views.appearance import CHANGES, AppearanceConfig, Column
 
 _AT_ONCE = 64
 """Views that are changed together."""
@@ -44,11 +45,12 @@ def apply_appearance(
         drawn = looked_at[draws[looked_at, column] > 0]
         for start in range(0, len(drawn), _AT_ONCE):
             rows = drawn[start : start + _AT_ONCE]
-            tables = _on(device, change.tables(draws[rows], side_px)) + _constants(column, appearance, side_px, device)
+            tables = tuple(to_device(table, device) for table in change.tables(draws[rows], side_px))
+            tables += _constants(column, appearance, side_px, device)
             if device.type in _IN_LOOPS:
                 _LOOPS[column](views.numpy(), rows, *(table.numpy() for table in tables))
             else:
-                at = torch.from_numpy(rows).to(device)
+                at = to_device(rows, device)
                 changed = change.of_tensors(views[at], *tables)
                 if changed.is_floating_point():
                     changed = changed.add_(0.5).clamp_(max=255)
@@ -57,8 +59,5 @@ def apply_appearance(
 
 @functools.cache
 def _constants(column: Column, appearance: AppearanceConfig, side_px: int, device: torch.device) -> tuple[Tensor, ...]:
-    return _on(device, CHANGES[column].constants(appearance, side_px))
-
-
-def _on(device: torch.device, arrays: Arrays) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(array).to(device) for array in arrays)
+    # Waits for the copies, since the streams of other loaders use them too.
+    return tuple(torch.from_numpy(array).to(device) for array in CHANGES[column].constants(appearance, side_px))

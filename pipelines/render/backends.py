@@ -24,8 +24,8 @@ from pipelines.render.request import Request
 from pipelines.render.runner import Outputs
 from pipelines.samples.image_sizes import largest_pixels, samples_at_once
 from pipelines.samples.index import Index
-from pipelines.views.augmentation import Augmentation
-from pipelines.views.plan import Plan
+from pipelines.views.augmentation import Augmentation, GeometryConfig
+from pipelines.views.plan import MAX_HALVINGS, Plan, most_halvings
 from pipelines.views.regions import LEAST_PIXELS
 
 
@@ -64,11 +64,19 @@ def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
 
 
 def configure_graph(
-    index: Index, config: PipelinesConfig, device: torch.device, *, rows: int, views: int = 2, processes_here: int = 1
+    index: Index,
+    config: PipelinesConfig,
+    device: torch.device,
+    *,
+    rows: int,
+    views: int = 2,
+    processes_here: int = 1,
+    geometry: GeometryConfig | None = None,
 ) -> GraphConfig:
     """Configure the DALI graph; reads the sizes of a few samples.
 
     Args:
+        geometry: of all views, so that the graph has no node for halvings that none of them needs; None: not known.
         device: device of the batches.
         rows: rows of a batch that this process loads.
         processes_here: processes that share this machine's cores.
@@ -88,6 +96,7 @@ def configure_graph(
         and (config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS)),
         pixels=kept,
         fused=on_gpu and config.gpu_views == "fused",
+        halvings=MAX_HALVINGS if geometry is None else most_halvings(index.box_px, geometry),
     )
 
 
@@ -136,8 +145,10 @@ class FusedViews:
     """Backend "dali" on a GPU, fused: DALI decodes (kept pixels are not decoded), and one kernel writes the views."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
-        from pipelines.render.gpu_kernel import make_views  # imports Triton, which only this backend needs
+        from pipelines.render.gpu_kernel import make_views, require_compiler  # Triton, which only this backend needs
 
+        if graph.device == "gpu":
+            require_compiler()
         self._graph, self._augmentation, self._make_views = graph, augmentation, make_views
 
     def build(self, source: Callable[[], Request]) -> Pipeline:

@@ -37,6 +37,7 @@ class GraphConfig:
         regions: decode the regions in the plan; if False, the plan has whole images only.
         pixels: the requests have kept pixels, so nothing is decoded.
         fused: on a GPU: the graph only decodes, and one kernel makes the views.
+        halvings: largest number of halvings of a view (`plan.most_halvings`); the graph has as many nodes for them.
         decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
@@ -50,6 +51,7 @@ class GraphConfig:
     regions: bool = False
     pixels: bool = False
     fused: bool = False
+    halvings: int = MAX_HALVINGS
     decoder_memory: Literal["auto", "off"] = "off"
 
 
@@ -60,23 +62,25 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
     the CPU.
     """
     geometry, colour = augmentation.geometry, augmentation.colour
-    pads = geometry.antialias and geometry.fill != "edge"
+    halvings = config.halvings if geometry.antialias else 0
+    pads = halvings > 0 and geometry.fill != "edge"
     # Inputs of each view; DALI warns about inputs that are not used.
     inputs = ["matrix", "source_to_view_px", "decoded_to_view_px"]
     if colour.jitter != "none":
         inputs.append("draws")
-    if geometry.antialias:
+    if halvings:
         inputs.append("sizes_px")
     shared = ["padded_px"] * pads + ["start_px", "shape_px"] * config.regions
 
     def source() -> tuple[Any, ...]:
         request = next_request()
         plan = request.plan
-        padded_px = plan.shape_px
-        if pads:
-            padded_px = _padded_sizes_px(plan.shape_px, np.max([view.halvings for view in plan.views], axis=0))
+        needed = np.max([view.halvings for view in plan.views], axis=0)
+        if needed.max() > halvings:
+            raise RuntimeError(f"views need {needed.max()} halvings, the graph was built for {halvings}")
+        padded_px = _padded_sizes_px(plan.shape_px, needed) if pads else plan.shape_px
         tables = [
-            _halving_sizes_px(padded_px, view.halvings) if name == "sizes_px" else getattr(view, name)
+            _halving_sizes_px(padded_px, view.halvings, halvings) if name == "sizes_px" else getattr(view, name)
             for view in plan.views
             for name in inputs
         ]
@@ -99,7 +103,7 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
         outputs = []
         for first in range(0, len(of_views), len(inputs)):
             view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
-            halved = _halve(image, view["sizes_px"], MAX_HALVINGS) if geometry.antialias else image
+            halved = _halve(image, view["sizes_px"], halvings) if halvings else image
             warped = fn.warp_affine(
                 halved,
                 matrix=view["decoded_to_view_px"],
@@ -149,9 +153,9 @@ def halving_pipeline(
         request = feed()
         count = np.full(len(request.encoded), halvings)
         if fill == "edge":
-            return request.encoded, _halving_sizes_px(request.plan.shape_px, count)
+            return request.encoded, _halving_sizes_px(request.plan.shape_px, count, halvings)
         padded_px = _padded_sizes_px(request.plan.shape_px, count)
-        return request.encoded, _halving_sizes_px(padded_px, count), padded_px.astype(np.int32)
+        return request.encoded, _halving_sizes_px(padded_px, count, halvings), padded_px.astype(np.int32)
 
     kinds = [(types.UINT8, 1), (types.FLOAT, 2)] + [(types.INT32, 1)] * (fill != "edge")
     pipeline = _empty_pipeline(config)
@@ -171,7 +175,7 @@ def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
 
 
 def _halve(image: Node, sizes_px: Node, times: int) -> Node:
-    """Halve to `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
+    """Halve to the sizes of `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
 
     If the mean is halfway between two levels, DALI's CPU operator rounds to the even level. In the last columns, which
     do not fill a SIMD register, it rounds up. So a part of an image may be rounded differently from the whole.
@@ -181,7 +185,7 @@ def _halve(image: Node, sizes_px: Node, times: int) -> Node:
             image,
             size=sizes_px[level],
             roi_start=[0.0, 0.0],
-            roi_end=sizes_px[MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
+            roi_end=sizes_px[times + level],  # beyond the border, an odd one is repeated
             interp_type=types.INTERP_LINEAR,
             antialias=False,
         )
@@ -216,6 +220,7 @@ def _empty_pipeline(config: GraphConfig) -> Pipeline:
         num_threads=config.threads,
         device_id=config.device_id,
         prefetch_queue_depth=config.prefetch,
+        exec_dynamic=True,  # reuses the memory of an output only when nothing in Python refers to it
     )
 
 
@@ -237,15 +242,15 @@ def _padded_sizes_px(sizes_px: IntArray, halvings: IntArray) -> IntArray:
     return -(-sizes_px // block_px) * block_px
 
 
-def _halving_sizes_px(sizes_px: IntArray, halvings: IntArray) -> FloatArray:
-    """Sizes of N images in each of the graph's halvings: (N, 2 MAX_HALVINGS, 2) heights and widths.
+def _halving_sizes_px(sizes_px: IntArray, halvings: IntArray, times: int) -> FloatArray:
+    """Sizes of N images in each of the graph's halvings: (N, 2 times, 2) heights and widths.
 
     For each halving: the size after it, and twice this size, which is the size before it. A halving that an image does
     not need keeps its size.
     """
     after, taken = [], []
     size = sizes_px
-    for level in range(MAX_HALVINGS):
+    for level in range(times):
         needed = (halvings > level)[:, None]
         half = -(-size // 2)
         taken.append(np.where(needed, 2 * half, size))

@@ -5,8 +5,8 @@ threads, run on a stream of DALI, and write into memory of DALI, from which the 
 the graph the kernel writes into the training batch, on the loader's stream. Streams and memory are right because:
 
 1. `Pipeline.outputs()`, called without a stream, returns when the images are decoded. The kernel waits for nothing.
-2. The images are held until the kernel has finished, which a CUDA event says (`backends.FusedViews`). DALI's default
-   executor (`exec_dynamic`) reuses the memory of an output only when nothing in Python refers to the output.
+2. The images are held until the kernel has finished, which a CUDA event says (`backends.FusedViews`). DALI's dynamic
+   executor (`dali_graph.py` asks for it) reuses the memory of an output only when nothing in Python refers to it.
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
 bilinear sample of it is the mean of 4^h bilinear samples of the image itself. This needs no scratch memory, no second
@@ -18,6 +18,8 @@ This file imports Triton, so it is imported only where the fused path is used.
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from errors import UserError
 from pipelines.arrays import FloatArray, IntArray
 from pipelines.render.cpu_views import linear_map, view_to_source
+from pipelines.to_device import to_device
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import Draw
 from pipelines.views.plan import Plan
@@ -60,8 +64,21 @@ def make_views(address: IntArray, plan: Plan, augmentation: Augmentation, outs: 
         numbers.append(np.column_stack([view_to_source(view.decoded_to_view_px), _colours(view.draws, jitter)]))
     programs = len(outs) * len(address) * triton.cdiv(side_px**2, _PIXELS_AT_ONCE)
     with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
-        tables = (_on(device, np.concatenate(table)) for table in (places, numbers))
+        tables = (to_device(np.concatenate(table), device) for table in (places, numbers))
         _make_pixels[(programs,)](*tables, **constants(augmentation))
+
+
+def require_compiler() -> None:
+    """Check that Triton can compile what starts the kernel on a GPU.
+
+    Raises:
+        UserError: there is no C compiler.
+    """
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise UserError(
+            'pipelines.gpu_views = "fused" needs a C compiler: gcc and clang are missing, and CC is not set. Install '
+            'gcc, or set pipelines.gpu_views = "graph"'
+        )
 
 
 def constants(augmentation: Augmentation) -> dict[str, Any]:
@@ -84,12 +101,6 @@ def _colours(draws: FloatArray, jitter: str) -> FloatArray:
     if jitter == "linear":
         return np.stack([linear_map(draw).ravel() for draw in draws])
     return draws[:, :0]
-
-
-def _on(device: torch.device, table: IntArray | FloatArray) -> Tensor:
-    """A copy on the device. It is made from pinned memory, so the host does not wait for it."""
-    tensor = torch.from_numpy(table)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -214,6 +214,20 @@ def count_halvings(size_px: IntArray, shrink: DoubleArray) -> IntArray:
     return halvings
 
 
+def most_halvings(box_px: FloatArray, geometry: GeometryConfig) -> int:
+    """Largest number of halvings of all views that can be drawn from boxes (N, 3).
+
+    It is `MAX_HALVINGS` if a box is a whole image, whose size is not known before its file is read.
+    """
+    if not geometry.antialias:
+        return 0
+    sides = box_px[:, 2]
+    if sides.min(initial=1) <= 0:
+        return MAX_HALVINGS
+    shrink = np.array([reach_of(geometry).least_px / sides.max(initial=0)], np.float64)
+    return int(count_halvings(np.full((1, 2), 2**MAX_HALVINGS * 4), shrink)[0])
+
+
 def _after(outer: DoubleArray, inner: npt.NDArray[np.number]) -> DoubleArray:
     """Compose maps (N, 2, 3); `inner` is applied first."""
     composed: DoubleArray = outer[:, :, :2] @ inner.astype(np.float64)

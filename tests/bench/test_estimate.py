@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,8 +31,11 @@ from bench.gpu.estimate import (
 from bench.gpu.estimate_tables import estimate
 from errors import UserError
 from models.network import build_network
-from pipelines.render.dali_graph import GraphConfig, view_pipeline
+from pipelines.config import PipelinesConfig
+from pipelines.render.backends import configure_graph
+from pipelines.render.dali_graph import view_pipeline
 from pipelines.render.request import Request
+from pipelines.samples.index import Index
 from pipelines.views.augmentation import Augmentation
 from tests.command_line import run_cli
 from train.config.load import load_config
@@ -60,12 +64,16 @@ GROUPS = {"decoders__Image": "decode", "Pad": "pad", "Resize": "resize", "WarpAf
 OUTPUT_BYTES = {"WarpAffine": 12, "Stack": 12, "Hsv": 12, "Cast": 3}
 
 
-def nodes_of_graph(config: Config) -> Counter[str]:
+def nodes_of_graph(config: Config, source: Source) -> Counter[str]:
     """Nodes of the graph that the loader builds, named as in the estimate, with bytes that follow from the types.
 
     Bytes are of a pixel of a view; a number for each image has none.
     """
-    graph = GraphConfig("cpu", None, batch=4, threads=1, prefetch=1, views=2)
+    box_px = np.array([[0, 0, source.box_px]], np.float32)
+    index = Index("one", Path("none"), ["none"], box_px)
+    graph = configure_graph(
+        index, PipelinesConfig(threads=1), torch.device("cpu"), rows=4, views=2, geometry=config.geometry
+    )
     pipeline = view_pipeline(graph, Augmentation(config.geometry, config.colour), no_request)
     written: dict[str, int] = {}
     nodes: Counter[str] = Counter()
@@ -91,6 +99,7 @@ def nodes_of_graph(config: Config) -> Counter[str]:
     return +nodes
 
 
+@pytest.mark.parametrize("source", [SQUARE, Source(1280, 720, 375), Source(64, 64, 64)])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -99,13 +108,14 @@ def nodes_of_graph(config: Config) -> Counter[str]:
         ["colour.jitter=none", "geometry.antialias=false"],
     ],
 )
-def test_the_nodes_are_those_of_the_graph(overrides: list[str]) -> None:
+def test_the_nodes_are_those_of_the_graph(overrides: list[str], source: Source) -> None:
+    """Of the loader's, for all sizes of the box; without a box it has the most halvings, with a small one none."""
     config = config_with(*overrides)
     counted: Counter[str] = Counter()
-    for cost in graph_costs(config, SQUARE):
+    for cost in graph_costs(config, source):
         counted[re.sub(r"^resize \d$", "resize", cost.name)] += cost.nodes
     assert counted.pop("copy into the batch") == 2  # behind the graph
-    assert counted == nodes_of_graph(config)
+    assert counted == nodes_of_graph(config, source)
 
 
 def test_two_nodes_by_hand() -> None:
@@ -236,6 +246,27 @@ def test_times_are_those_of_the_published_figures() -> None:
     assert times.lines[0][5] == f"{graph_ms / step_ms:.1%}"
 
 
+def test_times_of_nodes_add_up_to_the_graph_s() -> None:
+    config, card = config_with(), Card("card", 1e12, 1e14, None, "here")
+    for source in (SQUARE, Source(1280, 720, 375)):
+        shown = estimate(config, [source], [card])[3]
+        ms = {name: float(time) for name, time in shown.lines}
+        graph_ms, kernel_ms = ms.pop("sum of the graph"), ms.pop("one kernel")
+        assert list(ms) == ["decode", "pad", "halvings", "warp", "jitter", "cast", "copy into the batch"]
+        assert sum(ms.values()) == pytest.approx(graph_ms, abs=0.05)
+        assert graph_ms == pytest.approx(total(graph_costs(config, source)).moved / 1e9, abs=0.01)
+        assert kernel_ms == pytest.approx(fused_costs(config, source)[1].moved / 1e9, abs=0.01)
+
+
+def test_sources_may_need_different_nodes() -> None:
+    """A row of the table holds the same node of each source, also if one needs no halving."""
+    nodes = estimate(config_with(), [Source(64, 64, 64), Source(1280, 720, 375)], [CARDS[0]])[1]
+    lines = {line[0]: line[1:] for line in nodes.lines}
+    assert lines["resize 1"][:4] == ("2 or 0", "0.00", "0.00", "0.0")
+    assert float(lines["resize 1"][4]) > 0
+    assert lines["warp"][0] == "2"
+
+
 def test_a_loader_that_would_not_hide_is_named() -> None:
     config = config_with()
     slow, fast = Card("slow", 1e11, 1e15, None, ""), Card("fast", 1e18, 1e12, None, "")
@@ -245,6 +276,19 @@ def test_a_loader_that_would_not_hide_is_named() -> None:
     said = estimate(config, [SQUARE], [fast])[2].said
     assert said.count("would hide on all of these cards") == 2
     assert "would not hide on any" in estimate(config, [SQUARE], [slow])[2].said
+
+
+PUBLISHED = {
+    "A100 80 GB SXM": (2.039, 312), "H100 PCIe": (2.0, 756), "H100 SXM": (3.35, 989), "H200 SXM": (4.8, 989),
+    "RTX 3090": (0.936, 71), "RTX 4090": (1.008, 165),
+}  # fmt: skip
+"""TB/s of the memory and dense bfloat16 TFLOP/s, from NVIDIA's data sheets, written a second time."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_figures_of_cards_are_the_published_ones(name: str) -> None:
+    card = find_card(name)
+    assert (card.bytes_per_s / 1e12, card.flop_per_s / 1e12) == pytest.approx(PUBLISHED[name], rel=2e-3)
 
 
 def test_cards_and_sources_of_the_user() -> None:
@@ -275,6 +319,22 @@ def test_the_command_prints_the_estimate(capsys: pytest.CaptureFixture[str]) -> 
     assert out.startswith("Computed, not measured.")
     for words in ("batch of 512", "RTX 3060", "Sources of 640 x 480", "sub(&0 &1), 8 + 4 B"):
         assert words in out
+
+
+def test_the_command_prints_what_the_page_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every sentence, and every line of its tables; a wide terminal breaks none of them."""
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    told = page.split("<!-- rows: gpu-estimate -->")[1].split("<!-- end rows -->")[0]
+    monkeypatch.setenv("COLUMNS", "2000")
+    assert run_cli("bench-gpu", "--estimate") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    lines = [line for line in told.splitlines() if line and not line.startswith("| ---")]
+    assert len(lines) > 80
+    for line in lines:
+        words = line.strip("| ").replace(" | ", " ").split()
+        assert " ".join(words) in printed, line
 
 
 @pytest.mark.parametrize(

@@ -253,9 +253,16 @@ def test_the_proof_holds_only_if_every_claim_holds(
 ) -> None:
     found = [{"what": what, "found": "1", "wanted": "2", "holds": holds} for what, holds in claims]
     row = {"stage": "run", "seconds": 1.0, "machine": {"gpu": "card"}, "claims": found}
-    monkeypatch.setattr(prove, "prove_stage", lambda name, stage, limit_s, job: row)
+    limits_s: list[float] = []
+
+    def prove_stage(name: str, stage: object, limit_s: float, job: Job) -> dict[str, Any]:
+        limits_s.append(limit_s)
+        return row
+
+    monkeypatch.setattr(prove, "prove_stage", prove_stage)
     monkeypatch.setattr(prove, "make_dataset", lambda *arguments, **options: None)
     assert prove.prove(["run"], Job(tmp_path, tmp_path, tiny)) is proved
+    assert limits_s == [prove.STAGES["run"][1] * (10 if tiny else 1)]  # a dry run may be on a slow or busy machine
 
 
 @pytest.mark.slow  # every stage, in little

@@ -8,9 +8,11 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import re
+import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from errors import UserError
 from pipelines import loader
 from pipelines.arrays import BoolArray, FloatArray
 from pipelines.batch import Batch, View
@@ -191,6 +194,21 @@ def test_views_from_very_near_and_very_far(kernel: ModuleType, fill: Fill) -> No
         assert np.abs(expected - made).max() <= 1
 
 
+@pytest.mark.parametrize(("fill", "halvings"), [("edge", 4), pytest.param(77, 6, marks=pytest.mark.slow)])
+def test_many_halvings(kernel: ModuleType, fill: Fill, halvings: int) -> None:
+    """Of an image whose sides are odd after every halving."""
+    rng = np.random.default_rng(0)
+    geometry = GeometryConfig(side_px=8, fill=fill)
+    image = smooth_image(rng, 129, 193, sigma_px=5)
+    draws = PLAIN_DRAW[None].copy()
+    draws[:, Draw.MAGNIFICATION], draws[:, Draw.ANGLE_DEG] = 1.3 * 0.5**halvings, 20
+    box_px = np.array([[96, 64, 8]], np.float32)
+    ((view,), made) = views_of(kernel, [image], box_px, [draws], geometry, NO_COLOUR)
+    assert made == {halvings}
+    expected, _ = oracle(image, box_px[0], draws[0], geometry, NO_COLOUR, mirror=False)
+    assert np.abs(expected - view[0]).max() <= 1
+
+
 def fused_batches(index: Index, augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """What the loader makes with the kernel, on a CPU."""
     with monkeypatch.context() as patch:
@@ -260,7 +278,10 @@ class Decoded(list[torch.Tensor]):
 def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: what is asked of the event, in which order."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
+    monkeypatch.setenv("CC", "cc")
     event = Mock()
+    make_views = kernel.make_views
+    monkeypatch.setattr(kernel, "make_views", lambda *given: (event.kernel(), make_views(*given)))
     monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
     geometry = GeometryConfig(side_px=8)
@@ -277,33 +298,89 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     finish = FusedViews(graph, Augmentation(geometry, NO_COLOUR)).write((images,), plan, [view])
     del images
     gc.collect()
-    assert event.mock_calls == [call.record("stream")]
+    assert event.mock_calls == [call.kernel(), call.record("stream")]
     assert held() is not None
     finish()
-    assert event.mock_calls == [call.record("stream"), call.synchronize()]
+    assert event.mock_calls[2:] == [call.synchronize()]
     del finish
     gc.collect()
     assert held() is None
     assert (view.image == 50).all()
 
 
-@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90])
-def test_the_kernel_compiles_for_gpus(capability: int, tmp_path: Path) -> None:
-    """To machine code for RTX 20, A100, RTX 30, RTX 40 and H100 cards, which needs no GPU; nothing spills to memory."""
-    import triton
+def test_without_a_compiler_the_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton does, but in one line and before the first batch."""
+    monkeypatch.setenv("PATH", "/none")
+    monkeypatch.delenv("CC", raising=False)
+    on_cpu = GraphConfig(device="cpu", device_id=None, batch=1, threads=1, prefetch=1, views=1, fused=True)
+    FusedViews(on_cpu, Augmentation())
+    on_gpu = replace(on_cpu, device="gpu", device_id=0)
+    with pytest.raises(UserError, match=r"needs a C compiler: .* or set pipelines\.gpu_views"):
+        FusedViews(on_gpu, Augmentation())
+    monkeypatch.setenv("CC", "cc")
+    FusedViews(on_gpu, Augmentation())
+
+
+class NoGpu:
+    """Stands for the driver of a GPU, for what Triton asks it before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Compiles the kernel as its launch with tables does, and gives the machine code's bytes on the stack too.
+
+    Registers that do not fit are kept there, in the card's memory.
+    """
     from triton import knobs
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.runtime import driver
 
     from pipelines.render.gpu_kernel import _make_pixels, constants
 
-    kinds: list[tuple[Fill, Jitter]] = [(0, "hsv"), ("edge", "linear"), (0, "none")]
+    def compile_for(capability: int, fill: Fill, jitter: Jitter, **changed: Any) -> tuple[Any, int]:
+        monkeypatch.setattr(driver, "_active", NoGpu(capability))
+        _make_pixels.device_caches.clear()  # it asked another driver
+        given = constants(Augmentation(GeometryConfig(fill=fill), ColourConfig(jitter=jitter)))
+        kernel = _make_pixels.warmup(torch.int64, torch.float32, grid=(1,), **{**given, **changed})
+        code = tmp_path / "kernel.cubin"
+        code.write_bytes(kernel.asm["cubin"])
+        described = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", code]
+        told = subprocess.run(described, check=True, capture_output=True, text=True).stdout
+        return kernel, int(re.findall(r"Function _make_pixels:\s.*STACK:(\d+)", told)[0])
+
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
-        for fill, jitter in kinds if capability == 75 else kinds[:1]:
-            given = constants(Augmentation(GeometryConfig(fill=fill), ColourConfig(jitter=jitter)))
-            signature = {"places": "*i64", "numbers": "*fp32", **dict.fromkeys(given, "constexpr")}
-            source = ASTSource(_make_pixels, signature, given)
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-            assert len(compiled.asm["cubin"]) > 1000
-            assert ".local" not in compiled.asm["ptx"]
+        yield compile_for
+        _make_pixels.device_caches.clear()
+
+
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
+def test_the_kernel_compiles_for_gpus(capability: int, compiled: Callable[..., Any]) -> None:
+    """To machine code for RTX 20, A100, RTX 30, RTX 40, H100, B200 and RTX 50 cards, which needs no GPU."""
+    kinds: list[tuple[Fill, Jitter]] = [("edge", "hsv"), (0, "linear"), (0, "none")]
+    for fill, jitter in kinds if capability == 75 else kinds[:1]:
+        kernel, stack_bytes = compiled(capability, fill, jitter)
+        assert kernel.src.signature["places"] == "*i64"
+        assert kernel.src.signature["numbers"] == "*fp32"
+        assert set(list(kernel.src.signature.values())[2:]) == {"constexpr"}
+        assert kernel.metadata.shared == kernel.metadata.global_scratch_size == 0
+        assert stack_bytes <= 16
+
+
+def test_registers_that_do_not_fit_are_seen(compiled: Callable[..., Any]) -> None:
+    """So that the test above can fail."""
+    _, stack_bytes = compiled(80, "edge", "hsv", pixels=2048)
+    assert stack_bytes > 16

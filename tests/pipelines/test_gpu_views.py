@@ -100,8 +100,14 @@ def test_decoded_and_kept_pixels_are_on_the_gpu_for_its_kernel(kept: bool, outpu
     ],
 )
 def test_the_kernel_is_chosen_on_a_gpu_only(
-    device: str, backend: Literal["auto", "dali", "opencv"], gpu_views: GpuViews, made_by: type, folder: Index
+    device: str,
+    backend: Literal["auto", "dali", "opencv"],
+    gpu_views: GpuViews,
+    made_by: type,
+    folder: Index,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("CC", "cc")
     config, on = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1), torch.device(device)
     graph = configure_graph(folder, config, on, rows=4)
     made = make_renderer(resolve_backend(backend, on), graph, Augmentation(SMALL))

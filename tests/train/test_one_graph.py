@@ -16,7 +16,7 @@ from models.encoders import build_encoder
 from models.losses.nt_xent import NTXent
 from models.pose import PoseNetwork
 from pipelines.batch import Batch
-from tests.train.tiny_run import TINY
+from tests.train.tiny_run import ROOT, TINY
 from tests.train.tiny_step import images
 from train.config.load import load_config
 from train.config.pretraining import Config
@@ -77,6 +77,22 @@ def test_a_step_of_pretraining_has_one_graph(precision: str, recompute: str, mon
     assert counter.frame_count == 1
     torch.compile(state.network.eval())(as_loaded(4).views[0].image)
     assert counter.frame_count == 2
+
+
+@pytest.mark.slow  # traces a ResNet-50
+def test_the_configuration_for_large_cards_has_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its files say, with a small batch and narrow layers."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
+    files = [ROOT / "configs" / name for name in ("peclr_rn50.toml", "a100.toml")]
+    small = ["train.batch=12", "train.micro_batch=4", "train.device=cpu", "encoder.weights=random"]
+    config = load_config(Config, files, [*small, "train.precision=bf16", "geometry.side_px=8"])
+    assert config.train.compile
+    assert config.encoder.name == "resnet50"
+    state = Pretraining(config, World(), 10, fresh=True)
+    for _ in range(2):
+        state.step(as_loaded(12))
+    assert counter.frame_count == 1
 
 
 def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from models.config import PoseConfig
 from models.pose import project, view_intrinsics
 from pipelines.batch import View
 from pipelines.samples.index import Index
+from pipelines.to_device import to_device
 from skeleton import Skeleton
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class PoseLabels:
         return dataclasses.replace(self, **tables)
 
     def of_view(self, view: View, samples: Tensor, pose: PoseConfig, dtype: torch.dtype = torch.float32) -> PoseTargets:
-        """Targets in a view's frame, on the view's device.
+        """Targets in a view's frame, on the view's device; the host does not wait for their copy.
 
         Depths and the camera's frame are those of the source. A view changes the pixels of a keypoint and the
         intrinsics, not its position in 3D (see `models.pose`).
@@ -129,7 +130,7 @@ class PoseLabels:
         rows = samples.numpy()
 
         def tensor(values: Floats) -> Tensor:
-            return torch.from_numpy(values).to(view.image.device, dtype, non_blocking=True)
+            return to_device(values, view.image.device).to(dtype)
 
         def points(values: Floats) -> Tensor:
             return tensor(left_for_right(values[rows], self.mirror[rows], self.skeleton))

@@ -28,7 +28,8 @@ class Lars(torch.optim.Optimizer):
 
     and the inner optimiser steps with this gradient and no weight decay of its own, not even AdamW's. A tensor with
     |w| = 0 or |g| = 0 keeps its gradient as it is. A group takes three foreach calls (norms, decay, factor), which copy
-    no tensor and do not wait for the GPU.
+    no tensor and do not wait for the GPU. On a GPU, torch makes few kernels of the first two, and one kernel for each
+    tensor of the third, since a factor has another shape than its tensor.
     docs/fidelity.md compares this with apex and lightly.
 
     Parameter groups and state are the inner optimiser's own, so schedulers, GradScaler and checkpoints see one

@@ -1,0 +1,128 @@
+"""The DALI graph has nodes for as many halvings as its views can need, and fewer nodes change no pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipelines.config import PipelinesConfig
+from pipelines.render.backends import configure_graph
+from pipelines.render.dali_graph import GraphConfig, view_pipeline
+from pipelines.render.request import Request
+from pipelines.samples.index import Index
+from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import Draw, draw_view
+from pipelines.views.plan import MAX_HALVINGS, most_halvings, plan_views
+from tests.pipelines.harness import encode, plan_request, smooth_image
+from tests.pipelines.test_views import NO_COLOUR, PLAIN_DRAW
+
+SIDE_PX = 16
+
+
+def boxes(*sides: float) -> np.ndarray:
+    return np.array([[40, 30, side] for side in sides], np.float32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sides=st.lists(st.floats(1, 5000, width=32), min_size=1, max_size=3),
+    scale=st.tuples(st.floats(0.1, 3), st.floats(0.1, 3)).map(sorted).map(tuple),
+    scale_is=st.sampled_from(["magnification", "margin"]),
+    crop_probability=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@example(sides=[16 * 2**0.5], scale=(1.0, 1.0), scale_is="magnification", crop_probability=0.0)
+def test_no_view_needs_more_halvings(
+    sides: list[float],
+    scale: tuple[float, float],
+    scale_is: Literal["magnification", "margin"],
+    crop_probability: float,
+) -> None:
+    """Of images that are large enough for any number of them."""
+    geometry = GeometryConfig(
+        side_px=SIDE_PX, scale=scale, scale_is=scale_is, crop_probability=crop_probability, rotation_deg=(-180, 180)
+    )
+    box_px = np.repeat(boxes(*sides), 50, axis=0)
+    draws = draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(len(box_px)))
+    sizes_px = np.full((len(box_px), 2), 10_000)
+    plan = plan_views(sizes_px, np.ones(len(box_px), np.int64), box_px, [draws], geometry)
+    assert plan.views[0].halvings.max() <= most_halvings(boxes(*sides), geometry)
+
+
+@pytest.mark.parametrize(
+    ("sides", "geometry", "most"),
+    [
+        ((16.0,), GeometryConfig(SIDE_PX, scale=(1, 1)), 0),
+        ((16.0, 32.0), GeometryConfig(SIDE_PX, scale=(1, 1)), 1),
+        ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2)), 2),
+        ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2), scale_is="margin"), 2),
+        ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2), crop_probability=0.5), 2),
+        ((16 * 2.0**9,), GeometryConfig(SIDE_PX, scale=(1, 1)), MAX_HALVINGS),
+        ((33.0,), GeometryConfig(SIDE_PX, scale=(0.5, 2), antialias=False), 0),
+        ((16.0, 0.0), GeometryConfig(SIDE_PX, scale=(1, 1)), MAX_HALVINGS),  # a whole image, of any size
+    ],
+)
+def test_the_most_halvings_follow_from_boxes_and_scale(
+    sides: tuple[float, ...], geometry: GeometryConfig, most: int
+) -> None:
+    assert most_halvings(boxes(*sides), geometry) == most
+
+
+def test_the_loader_s_graph_is_as_deep_as_its_boxes_need(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(encode(np.zeros((60, 80, 3), np.uint8)).tobytes())
+    index = Index("boxes", tmp_path, ["0.png", "1.png"], boxes(20, 33))
+    geometry = GeometryConfig(SIDE_PX, scale=(0.5, 2))
+    configured = partial(configure_graph, index, PipelinesConfig(threads=1), torch.device("cpu"), rows=2)
+    assert configured(geometry=geometry).halvings == 2
+    assert configured().halvings == MAX_HALVINGS
+
+
+def graph_of(halvings: int, requests: Iterator[Request], geometry: GeometryConfig) -> Any:
+    config = GraphConfig("cpu", None, batch=4, threads=1, prefetch=1, views=2, halvings=halvings)
+    return view_pipeline(config, Augmentation(geometry, ColourConfig(jitter="hsv")), requests.__next__)
+
+
+def nodes_of(pipeline: Any, kind: str) -> int:
+    return sum(str(node._spec).startswith(f"OpSpec for {kind}") for node in pipeline._ops)
+
+
+@pytest.mark.parametrize("fill", [0, 77, "edge"])
+@pytest.mark.parametrize("needed", [0, 1, 3])
+def test_fewer_nodes_give_the_same_pixels(needed: int, fill: int | Literal["edge"]) -> None:
+    rng = np.random.default_rng(needed)
+    geometry = GeometryConfig(SIDE_PX, fill=fill)
+    images = [smooth_image(rng, *size) for size in ((61, 83), (96, 96), (45, 130), (37, 53))]
+    draws = [np.tile(PLAIN_DRAW, (4, 1)) for _ in range(2)]
+    for table in draws:
+        table[:, Draw.MAGNIFICATION] = rng.uniform(1, 1.4, 4) * 0.5**needed
+        table[:, Draw.ANGLE_DEG] = rng.uniform(-45, 45, 4)
+    request = plan_request([encode(image) for image in images], boxes(*[SIDE_PX] * 4), draws, geometry)
+    assert max(view.halvings.max() for view in request.plan.views) == needed
+    made = []
+    for halvings in (needed, MAX_HALVINGS):
+        pipeline = graph_of(halvings, iter([request]), geometry)
+        assert pipeline.exec_dynamic  # the GPU's kernel relies on it
+        assert nodes_of(pipeline, "Resize") == 2 * halvings
+        assert nodes_of(pipeline, "Pad") == (halvings > 0 and fill != "edge")
+        outputs = pipeline.run()
+        made.append([np.asarray(output.as_tensor()) for output in outputs])
+    for few, many in zip(*made, strict=True):
+        np.testing.assert_array_equal(few, many)
+
+
+def test_more_halvings_than_the_graph_has_are_refused() -> None:
+    """They would be made from an image that was not halved enough."""
+    geometry = GeometryConfig(SIDE_PX)
+    draws = np.tile(PLAIN_DRAW, (1, 1))
+    draws[:, Draw.MAGNIFICATION] = 0.25
+    request = plan_request([encode(np.zeros((64, 64, 3), np.uint8))], boxes(SIDE_PX), [draws, draws], geometry)
+    with pytest.raises(RuntimeError, match="views need 2 halvings, the graph was built for 1"):
+        graph_of(1, iter([request]), geometry).run()

@@ -1,0 +1,41 @@
+"""What goes from the host's memory to a device."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock, call
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.to_device import to_device
+
+
+def test_a_cpu_shares_the_memory() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = to_device(array, torch.device("cpu"))
+    array[1, 2] = 7
+    assert tensor.tolist() == [[0, 1, 2], [3, 4, 7]]
+
+
+def test_a_gpu_gets_a_copy_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: what is asked of torch. From other memory the copy would make the host wait."""
+    tensor, device = MagicMock(), torch.device("cuda", 1)
+    monkeypatch.setattr(torch, "from_numpy", lambda array: tensor)
+    made = to_device(np.zeros(3), device)
+    assert tensor.mock_calls == [call.pin_memory(), call.pin_memory().to(device, non_blocking=True)]
+    assert made is tensor.pin_memory().to()
+
+
+@pytest.mark.gpu
+def test_the_array_may_change_while_the_gpu_is_busy() -> None:
+    """Also when the pinned memory is freed and asked for again before the copies are made."""
+    device = torch.device("cuda", 0)
+    busy = torch.ones(4096, 4096, device=device)
+    array, copies = np.empty(1 << 18, np.int64), []
+    for _ in range(20):
+        busy = busy @ busy * 1e-4
+    for number in range(20):
+        array[:] = number
+        copies.append(to_device(array, device))
+    assert [{copy.min().item(), copy.max().item()} for copy in copies] == [{number} for number in range(20)]
