@@ -173,16 +173,18 @@ def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
 def _halve(image: Node, sizes_px: Node, times: int) -> Node:
     """Halve to `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
 
-    Where this lies between two levels, DALI's CPU operator rounds to the even one, but up in the last columns, which
-    fill no vector of its processor's registers. So it rounds otherwise in a part of an image than in the whole.
+    Where this lies between two levels, DALI's CPU operator rounds to the even one in whole blocks of 16 columns, and up
+    in the columns behind them. So it rounds otherwise in a part of an image than in the whole.
     """
     for level in range(times):
+        size, taken = sizes_px[level], sizes_px[MAX_HALVINGS + level]
+        halves = fn.cast(taken[0] > size[0], dtype=types.INT32)
         image = fn.resize(
             image,
-            size=sizes_px[level],
+            size=size,
             roi_start=[0.0, 0.0],
-            roi_end=sizes_px[MAX_HALVINGS + level],  # beyond the border, an odd one is repeated
-            interp_type=types.INTERP_LINEAR,
+            roi_end=taken,  # beyond the border, an odd one is repeated
+            interp_type=fn.reinterpret(halves, dtype=types.INTERP_TYPE),  # 0: nearest, which only copies; 1: linear
             antialias=False,
         )
     return image
