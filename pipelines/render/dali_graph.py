@@ -117,10 +117,24 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
 
 
 def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
-    """The inputs of a pipeline: encoded files, or kept pixels."""
-    if request.address is None:
+    """The inputs of a pipeline: encoded files, or kept pixels in the planned regions."""
+    if request.address is None or request.kept is None:
         return request.encoded
-    return [pixels_at(*of_one) for of_one in zip(request.address.tolist(), request.plan.shape_px.tolist(), strict=True)]
+    plan, kept = request.plan, request.kept
+    first_px = (kept.start_px - plan.start_px) >> kept.halvings[:, None]
+    images = (pixels_at(*one) for one in zip(request.address.tolist(), kept.shape_px.tolist(), strict=True))
+    return [_placed(*one) for one in zip(images, first_px.tolist(), plan.shape_px.tolist(), strict=True)]
+
+
+def _placed(pixels: npt.NDArray[np.uint8], first_px: list[int], shape_px: list[int]) -> npt.NDArray[np.uint8]:
+    """An image of a shape, with `pixels` (H, W, 3) from row and column `first_px` on. No view shows the rest."""
+    if first_px == [0, 0] and list(pixels.shape[:2]) == shape_px:
+        return pixels
+    (top, left), (height, width) = first_px, pixels.shape[:2]
+    image = np.zeros((*shape_px, 3), np.uint8)
+    inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    inside[:] = pixels[max(-top, 0) :, max(-left, 0) :][: inside.shape[0], : inside.shape[1]]
+    return image
 
 
 def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
