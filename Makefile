@@ -36,12 +36,10 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	$(BIN)/python cli.py make-data $(CACHE)/hands --poses 800 --seed 0
 	$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
 	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --resume auto
-	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --from random --out runs/scratch_demo --resume auto
-	$(BIN)/python cli.py evaluate runs/finetune_demo --compare runs/scratch_demo \
-	    --set data.part=evaluation --set data.split=all
-	$(BIN)/python cli.py predict runs/finetune_demo $(CACHE)/hands/evaluation/rgb/0000000?.jpg --out runs/predictions_demo
-	$(BIN)/python cli.py report runs/demo runs/finetune_demo runs/scratch_demo --predictions runs/predictions_demo \
-	    --out runs/report.html
+	$(BIN)/python cli.py evaluate runs/finetune_demo --set data.part=evaluation --set data.split=all
+	$(BIN)/python cli.py predict runs/finetune_demo $(CACHE)/hands/evaluation/rgb \
+	    --box $(CACHE)/hands/evaluation_boxes.csv --out runs/predictions_demo
+	$(BIN)/python cli.py report runs/demo runs/finetune_demo --predictions runs/predictions_demo --out runs/report.html
 
 test: lint  ## lint, types and the tests that end within minutes
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"

@@ -106,7 +106,10 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
 @rounds_options(7)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other loaders too.")
 @click.option(
-    "--pixels", type=PATH, metavar="FOLDER", help="Measure our loader on these pixels of the same images too."
+    "--pixels",
+    type=PATH,
+    metavar="FOLDER",
+    help="Also measure our loader on the same images, packed there by pack --pixels.",
 )
 @click.option(
     "--large",
@@ -283,7 +286,7 @@ def bench_train(
     "sources",
     multiple=True,
     metavar="WxH[:BOX]",
-    help="Pixels of an image, and of its box's side with the margin; repeatable.  [default: 224x224, 1280x720:375]",
+    help="Size of an image and side of its box with margin, in pixels; repeatable.  [default: 224x224, 1280x720:375]",
 )
 @config_options
 def bench_gpu(
@@ -357,7 +360,7 @@ def _show_estimate(
 @click.option(
     "--nodes", default="1,2,4,8,16,32", show_default=True, help="Numbers of nodes to project to, separated by commas."
 )
-@click.option("--repeats", default=5, show_default=True, type=COUNT, help="Timed steps of each size.")
+@click.option("--repeats", default=5, show_default=True, type=COUNT, help="Number of timed steps for each batch size.")
 @output_options
 def bench_scale(
     files: Sequence[Path],

@@ -70,7 +70,7 @@ def _results(results: Path, study: str, scale: str) -> _Results:
 
 
 def study_names() -> list[str]:
-    """Names of all studies, in the order of the paper's figures and tables; the others behind them."""
+    """Names of all studies, in the order of the paper's figures and tables; then the others."""
     files = {file.stem: read_toml(file) for file in FILES.glob("*.toml")}
     order = ("Figure 6a", "Figure 6b", "Table 1", "Figure 7", "Table 2", "Table 3", "Supplement", "")
     return sorted(
@@ -235,7 +235,7 @@ def improvement(found: _Results, better: str, than: str, table: str) -> npt.NDAr
 
 
 def _map_claims(study: Row, found: _Results) -> list[tuple[str, ...]]:
-    """Lines like those of `_claims` for the claim that the improvement is positive at all places of the maps."""
+    """Lines like those of `_claims`, for the claim that the improvement is positive at all places of the maps."""
     lines: list[tuple[str, ...]] = []
     for table, what in _MAPS.items() if found.maps else ():
         mean = improvement(found, study["maps"]["better"], study["maps"]["than"], table).mean(axis=0)

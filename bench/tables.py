@@ -1,4 +1,4 @@
-"""Tables in Markdown, made from rows of bench/results/, which say where they are from."""
+"""Makes Markdown tables from rows of bench/results/. Each table names its row and its machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NoRowError(LookupError):
 
 
 def rows_of(file: Path) -> Iterator[Row]:
-    """Rows of a file, none if there is no such file, each with its "place"."""
+    """Rows of a file, each with its "place"; empty if there is no such file."""
     for number, row in enumerate(read_rows(file) if file.exists() else [], 1):
         yield {**row, "place": f"`{file.name}`, row {number}"}
 

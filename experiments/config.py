@@ -26,7 +26,7 @@ ScaleName = Literal["small", "paper"]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Render:
-    """Hands that `make-data` renders, if their folder does not exist. Attributes as its options."""
+    """Hands that `make-data` renders, if their folder does not exist. The attributes are its options."""
 
     poses: Annotated[Count, Field(ge=10)]
     seed: Seed = 0
@@ -122,7 +122,7 @@ class Claim:
     """The claim that one measured arm is better than another in a metric.
 
     Attributes:
-        percent: the paper's figure: by how many percent of the worse arm's value it is better.
+        percent: the paper's improvement, in percent of the worse arm's value.
         claimed: whether the paper says so; False: the arms are only compared.
     """
 

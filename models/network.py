@@ -25,9 +25,10 @@ class Normalize(nn.Module):
         self.register_buffer("shift", (-mean / std)[:, None, None], persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        """(N, 3, S, S) uint8 -> (N, 3, S, S), the memory format stays.
+        """(N, 3, S, S) uint8 -> (N, 3, S, S) of the same memory format.
 
-        In the parameters' dtype; under autocast in its 16-bit type, to which the first layer would round anyway.
+        The result has the parameters' dtype. Under autocast it has autocast's 16-bit type, to which the first layer
+        would round anyway.
         """
         device = image.device.type
         if torch.compiler.is_compiling() or not _under_autocast(device):

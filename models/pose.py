@@ -81,7 +81,7 @@ def normalize_keypoints(keypoints_px: Tensor, intrinsics: Tensor) -> Tensor:
 
 
 def project(joints: Tensor, intrinsics: Tensor) -> Tensor:
-    """Pixels of points: (N, J, 3) in the camera's frame, any unit, through (N, 3, 3) -> (N, J, 2)."""
+    """Project points (N, J, 3) in the camera's frame, in any unit, to pixels (N, J, 2) by intrinsics (N, 3, 3)."""
     homogeneous = joints @ intrinsics.mT
     return homogeneous[..., :2] / homogeneous[..., 2:]
 

@@ -188,7 +188,7 @@ def pose_to_published(network: Mapping[str, Tensor], *, side_px: int) -> State:
 
 
 def _pixels(side_px: int) -> tuple[Tensor, Tensor]:
-    """The authors' unit of (x, y, depth), and the view's centre in units of its side."""
+    """Factors from our units to the authors' for (x, y, depth), and the view's centre in units of its side."""
     return torch.tensor([side_px, side_px, 1], dtype=torch.float64), torch.tensor([0.5, 0.5, 0], dtype=torch.float64)
 
 

@@ -4,6 +4,7 @@
     OUT/training_{K,xyz,scale}.json
     OUT/evaluation/rgb/%08d.jpg   max(1, N // 10) images of other poses
     OUT/evaluation_{K,xyz,scale}.json
+    OUT/evaluation_boxes.csv      boxes around the hands of the evaluation part, in the format of `predict --box`
     OUT/dataset.json              written last: the arguments, so that it marks a finished dataset
 
 Lists have one entry per pose: K (3 x 3, pixels), xyz (21 x 3, metres, camera frame: x right, y down, z forward; the
@@ -17,7 +18,7 @@ its bytes.
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ import numpy as np
 
 from errors import UserError
 from machine.cores import available_cores
-from synthetic.hand import draw_hand, render_hand
+from synthetic.hand import draw_hand, project, render_hand
 from synthetic.photo import take_photo
 from synthetic.scenes import Scene, draw_scene
 from writing import write_bytes, write_text
@@ -43,6 +44,7 @@ FORMAT = 1
 
 _FINISHED = "dataset.json"
 _BEGUN = "dataset.unfinished.json"
+_BOXES = "evaluation_boxes.csv"
 _POSES_PER_TASK = 8
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
@@ -127,12 +129,13 @@ def make_dataset(
     for name, entries in annotations.items():
         for key in ("K", "xyz", "scale"):
             write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
+    write_text(out / _BOXES, _boxes(annotations["evaluation"]))
     write_text(out / _FINISHED, _marker(recipe))
     (out / _BEGUN).unlink()
 
 
 def is_unfinished(out: Path) -> bool:
-    """Whether `out` holds a dataset whose rendering was interrupted, or goes on."""
+    """Whether `out` holds a dataset whose rendering was interrupted or is not finished yet."""
     return (out / _BEGUN).is_file()
 
 
@@ -158,12 +161,22 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
                     f"{out} holds a dataset made with {found}, not with {asdict(recipe)}: "
                     "give the same arguments, choose another folder, or remove this one"
                 )
-            return name == _FINISHED
+            return name == _FINISHED and (out / _BOXES).is_file()  # earlier versions wrote no boxes
     if any(out.iterdir()):
         raise UserError(
             f"{out} is not empty and holds no dataset of 'make-data' (no {_FINISHED}): choose a new or an empty folder"
         )
     return False
+
+
+def _boxes(entries: Sequence[Annotation]) -> str:
+    """CSV of the boxes around the keypoints of the evaluation part, in pixels."""
+    rows = ["file,x0,y0,x1,y1"]
+    for pose, entry in enumerate(entries):
+        points_px = project(np.array(entry["xyz"]), np.array(entry["K"]))
+        edges_px = [*points_px.min(axis=0), *points_px.max(axis=0)]
+        rows.append(",".join([f"{pose:08d}.jpg", *(f"{edge:.2f}" for edge in edges_px)]))
+    return "\n".join(rows) + "\n"
 
 
 def _begin(out: Path, recipe: Recipe) -> None:

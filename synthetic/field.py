@@ -44,7 +44,10 @@ class Solids(NamedTuple):
 
 
 def arm_rotation(wrist_rad: tuple[float, float]) -> Floats:
-    """Orientation (3, 3) of the forearm in the hand frame, from flexion and sideways bend; it runs along its -y."""
+    """Orientation (3, 3) of the forearm in the hand frame, from flexion and sideways bend.
+
+    The forearm runs along its -y axis.
+    """
     flexion, deviation = wrist_rad
     return rotation_z(deviation) @ rotation_x(flexion)
 

@@ -48,8 +48,8 @@ def project(points_m: Floats, intrinsics: Floats) -> Floats:
 def draw_camera(rng: np.random.Generator, joints_m: Floats) -> Camera:
     """A camera that sees the joints (21, 3) roughly centred, over about half of the picture.
 
-    The hand turns freely about its long axis (back, palm, both edges); that axis points out of the picture plane by up
-    to about 60 degrees and mostly, not always, upwards in the picture.
+    The hand turns freely about its long axis: it shows its back, its palm or an edge. This axis leaves the picture
+    plane by up to about 60 degrees. In the picture it mostly points upwards.
     """
     turn = float(rng.uniform(-np.pi, np.pi))
     tilt = float(np.clip(rng.normal(0.0, 0.5), -1.05, 1.05))

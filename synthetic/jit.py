@@ -29,8 +29,8 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile `function` to machine code on its first call and keep the result on disk.
 
     Compiling takes seconds, and every worker process needs the kernels, so they are cached. Numba drops a cached kernel
-    when the kernel's own file changes, but not when another file with a kernel that it calls changes. So the name in
-    the cache contains a fingerprint of the whole package.
+    when the kernel's own file changes. It does not look at the files of other kernels that this one calls. So the name
+    in the cache contains a fingerprint of the whole package.
     """
     function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
     compiled = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)

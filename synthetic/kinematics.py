@@ -70,9 +70,7 @@ palmar abduction (out of the plane of the palm)."""
 
 
 def _rotation(axis: int, angle_rad: float) -> Floats:
-    """Rotation about an axis, (3, 3). A positive angle turns the next axis towards the one after it (about x: y to
-    z).
-    """
+    """Rotation (3, 3) about axis 0, 1 or 2. A positive angle turns y towards z, z towards x, or x towards y."""
     matrix = np.eye(3)
     turned = [(axis + 1) % 3, (axis + 2) % 3]
     c, s = np.cos(angle_rad), np.sin(angle_rad)

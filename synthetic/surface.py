@@ -117,7 +117,7 @@ def _palm_lines(x: float, y: float) -> float:
 
 @kernel
 def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: float, out: Floats) -> None:
-    """Write colour (linear RGB) and gloss of the skin at a point with a unit normal to `out` (4,)."""
+    """Write to `out` (4,) the linear RGB and the gloss of the skin, given a point and its unit normal."""
     (x, y, z), (nx, ny, nz) = point, normal
     parts = solids.parts
     nearest = 0
@@ -199,7 +199,7 @@ def skin_at(point: Vector, normal: Vector, solids: Solids, skin: Floats, bulk: f
 
 @kernel
 def cloth_at(x: float, y: float, z: float, sleeve: Floats, cloth: Floats, out: Floats) -> None:
-    """Write colour and gloss of the sleeve at a point to `out` (4,)."""
+    """Write to `out` (4,) the linear RGB and the gloss of the sleeve at a point."""
     along = (x - sleeve[0]) * sleeve[3] + (y - sleeve[1]) * sleeve[4] + (z - sleeve[2]) * sleeve[5]
     tone = 1.0 + 0.12 * _mottling(x * 900.0, y * 900.0, z * 900.0) - 0.3 * _line(along - 0.012, 0.0012)
     if cloth[3] > 0.0:
@@ -211,7 +211,7 @@ def cloth_at(x: float, y: float, z: float, sleeve: Floats, cloth: Floats, out: F
 
 @kernel
 def thing_at(x: float, y: float, z: float, prop: Floats, thing: Floats, out: Floats) -> None:
-    """Write colour and gloss of the held object at a point to `out` (4,)."""
+    """Write to `out` (4,) the linear RGB and the gloss of the held object at a point."""
     along = (x - prop[1]) * prop[7] + (y - prop[2]) * prop[8] + (z - prop[3]) * prop[9]
     share = 0.0
     if thing[6] > 0.0:

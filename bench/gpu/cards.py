@@ -48,7 +48,7 @@ JPEG_IMAGES_PER_S: Final = {
     "engines only": 5000.0,
     "75 % of the images on the engines": 7000.0,
 }
-"""Rates that NVIDIA published for one A100. The quotation gives no sizes of the images."""
+"""Rates that NVIDIA published for one A100. NVIDIA does not state the size of the images."""
 
 
 def find_card(given: str) -> Card:

@@ -111,10 +111,10 @@ margin (`data.box_margin`)."""
 
 @dataclass(frozen=True)
 class Cost:
-    """What some nodes cost for a training batch.
+    """Memory traffic and arithmetic of one kind of node, for a training batch.
 
     Attributes:
-        nodes: how many nodes the graph has of this kind.
+        nodes: number of such nodes in the graph.
         read: bytes.
         written: bytes.
         operations: arithmetic operations.
@@ -221,7 +221,7 @@ def fused_costs(config: Config, source: Source) -> list[Cost]:
 
 
 def _shown(geometry: GeometryConfig, source: Source, magnification: DoubleArray, halvings: IntArray) -> DoubleArray:
-    """Pixels of the source, halved so often, that a view shows: at most all of them."""
+    """Number of pixels that a view shows of the source after `halvings` halvings."""
     at_level = magnification * 2.0**halvings
     shown: DoubleArray = np.minimum(geometry.side_px**2 / at_level**2, source.pixels / 4.0**halvings)
     return shown
@@ -240,9 +240,10 @@ class StepCost:
     """What a training step costs.
 
     Attributes:
-        forward_flop: of the network, for all views of a batch.
-        backward_flop: the same. With recomputation, the forward pass is made twice.
-        parameters: of the network.
+        forward_flop: operations of the network's forward pass, for all views of a batch. With recomputation it is made
+            twice.
+        backward_flop: operations of the backward pass.
+        parameters: number of the network's parameters.
     """
 
     forward_flop: float

@@ -61,7 +61,7 @@ def compare_loaders(
     Args:
         device: device of our loader's batches.
         sources: see `conditions`.
-        step: rate of the training step alone, in images, for the verdict.
+        step: rate of the training step alone, in images/s, for the verdict.
 
     Returns:
         A row of bench/results/. "loaders" begins with ours; "stages" are its parts, each alone; "threads" is ours with

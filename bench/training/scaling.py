@@ -310,7 +310,7 @@ def _sums(world: World) -> list[tuple[int, float]]:
 
 
 def _median_s(world: World, repeats: int, action: Callable[[], object]) -> float:
-    """Median seconds of something that all ranks do, after a first time that is not counted."""
+    """Median seconds of an action of all ranks. It is run once more before, and that run is not counted."""
     times = []
     for _ in range(repeats + 1):
         world.barrier()

@@ -29,7 +29,7 @@ class NTXent(AnchorLoss):
 
     Attributes:
         name: "nt_xent".
-        temperature: divides the cosine; the authors' value, the paper gives none.
+        temperature: divides the cosine. The default is the authors' value; the paper gives none.
 
     Example:
         >>> NTXent()(torch.eye(4).expand(2, 4, 4))  # aligned and orthogonal: ln(1 + 6 exp(-2))

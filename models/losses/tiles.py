@@ -14,7 +14,7 @@ class TiledCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, unit: Tensor, rows: range, temperature: float, tile_elements: int) -> Tensor:
-        """Scalar of unit vectors (2N, D), whose anchors are `rows` of either view."""
+        """The summed cross entropy, a scalar, of unit vectors (2N, D). The anchors are `rows` of both views."""
         total, gradient = _in_tiles(unit, rows, temperature, tile_elements, with_gradient=ctx.needs_input_grad[0])
         if gradient is not None:
             ctx.save_for_backward(gradient)

@@ -18,8 +18,8 @@ from pipelines.arrays import IntArray
 from pipelines.batch import View
 from pipelines.config import PipelinesConfig
 from pipelines.render.apply_appearance import apply_appearance
+from pipelines.render.cpu_views import start_views
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline, view_pipeline
-from pipelines.render.fast_cpu import start_views
 from pipelines.render.request import Request
 from pipelines.render.runner import Outputs
 from pipelines.samples.image_sizes import largest_pixels, samples_at_once

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from machine.compiled import cached
 
 PaddedImage = npt.NDArray[np.int32]
-"""A padded image: (H + 2) * (W + 2) pixels of red + 256 green + 65536 blue, around it a border of fill."""
+"""An image with a border of one pixel of fill: (H + 2) * (W + 2) numbers red + 256 green + 65536 blue."""
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -1,6 +1,6 @@
 """The DALI graphs: from encoded bytes and the plan of their views to pixels.
 
-`view_pipeline` runs every node, on a CPU or on a GPU. `decode_pipeline` stops at the decoded image; `fast_cpu.py` or
+`view_pipeline` runs every node, on a CPU or on a GPU. `decode_pipeline` stops at the decoded image; `cpu_views.py` or
 `gpu_kernel.py` makes the views. Neither graph draws random numbers or computes matrices: the plan is an input.
 """
 
@@ -187,8 +187,8 @@ def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
 def _halve(image: Node, sizes_px: Node, times: int) -> Node:
     """Halve to `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
 
-    Where this lies between two levels, DALI's CPU operator rounds to the even one in whole blocks of 16 columns, and up
-    in the columns behind them. So it rounds otherwise in a part of an image than in the whole.
+    If the mean is halfway between two levels, DALI's CPU operator rounds to the even level in whole blocks of 16 columns.
+    In the columns behind them it rounds up. So a part of an image may be rounded differently from the whole.
     """
     for level in range(times):
         size, taken = sizes_px[level], sizes_px[MAX_HALVINGS + level]

@@ -10,8 +10,8 @@ the graph the kernel writes into the training batch, on the loader's stream. Str
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
 bilinear sample of it is the mean of 4^h bilinear samples of the image itself. This needs no scratch memory, no second
-launch, and no rounding between the halvings. A halved image is shown at 0.7 to 1.4 times its size, so a view reads each
-of the image's pixels that it shows 2 to 8 times, for every h; all but the first of these reads can come from caches.
+launch, and no rounding between the halvings. A view shows a halved image at 0.7 to 1.4 times its size. So it reads each
+visible pixel of the image 2 to 8 times, for every h. All but the first of these reads can come from caches.
 
 This file imports Triton, so it is imported only where the fused path is used.
 """
@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pipelines.arrays import FloatArray, IntArray
-from pipelines.render.fast_cpu import linear_map, view_to_source
+from pipelines.render.cpu_views import linear_map, view_to_source
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import Draw
 from pipelines.views.plan import Plan
@@ -65,7 +65,7 @@ def make_views(address: IntArray, plan: Plan, augmentation: Augmentation, outs: 
 
 
 def constants(augmentation: Augmentation) -> dict[str, Any]:
-    """The arguments of the kernel that Triton compiles into it."""
+    """Arguments that Triton compiles into the kernel as constants."""
     fill = augmentation.geometry.fill
     return {
         "side": augmentation.geometry.side_px,
@@ -87,7 +87,7 @@ def _colours(draws: FloatArray, jitter: str) -> FloatArray:
 
 
 def _on(device: torch.device, table: IntArray | FloatArray) -> Tensor:
-    """A copy on the device. From pinned memory the host does not wait for it."""
+    """A copy on the device. It is made from pinned memory, so the host does not wait for it."""
     tensor = torch.from_numpy(table)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -108,7 +108,7 @@ def _make_pixels(
     Args:
         places: (V N, 5) int64: address of the image, its height and width, number of halvings, address of the view.
         numbers: (V N, numbers_each) float32: a row-major 2 x 3 matrix from view pixels to pixels of the halved image,
-            as `fast_cpu.view_to_source` gives it, with a border of one pixel; then the numbers of the colour jitter.
+            as `cpu_views.view_to_source` gives it, with a border of one pixel; then the numbers of the colour jitter.
     """
     programs_of_view: tl.constexpr = (side * side + pixels - 1) // pixels
     number = tl.program_id(0) // programs_of_view
@@ -191,11 +191,11 @@ def _within(at: tl.tensor, last: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _beyond_edge(at: tl.tensor, size: tl.tensor, halvings: tl.tensor) -> tl.tensor:
-    """How far before `at` the pixel stands that is taken for it, if the edge is repeated before each halving.
+    """Number of pixels to go back from `at`, if it lies beyond the image and the edge is repeated before each halving.
 
-    `at` counts from the first pixel of the last of the squares that become one pixel; `size` is the image's. Where one
-    of two pixels to be averaged lies outside, the other one is taken twice. From the last halving to the first, `at`
-    moves to this other one.
+    A square of 2^halvings pixels becomes one pixel. `at` counts from the first pixel of the last square; `size` is the
+    image's side. A halving averages pixels in pairs. If the second of a pair is outside, the first is taken twice: `at`
+    goes back to it. The loop runs from the last halving to the first.
     """
     last = (size - 1) & ((1 << halvings) - 1)
     less = at * 0
@@ -249,7 +249,7 @@ def _channel(value: tl.tensor, chroma: tl.tensor, k: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _mix(red: tl.tensor, green: tl.tensor, blue: tl.tensor, numbers: tl.tensor) -> tl.tensor:
-    """One colour of an affine colour map, from one row (4,) of its numbers."""
+    """One colour after an affine colour map, given the map's row (4,) for it."""
     return tl.load(numbers) * red + tl.load(numbers + 1) * green + tl.load(numbers + 2) * blue + tl.load(numbers + 3)
 
 

@@ -22,7 +22,7 @@ LEAST_SIDE_PX: Final = 2.0
 """Smallest side of a box; boxes in fractions of an image have sides up to 1."""
 
 _MOST_SIDES: Final = 20.0
-"""Largest side of a box, in the image's longer sides; beyond it the image is a dot in the view."""
+"""Largest side of a box, as a multiple of the image's longer side. In a larger box the image is a dot."""
 
 _LARGEST_PX: Final = 2.0**24
 """Largest coordinate at which float32 resolves one pixel."""

@@ -108,7 +108,8 @@ class Index:
             if array is not None and len(array) != count:
                 raise ValueError(f"{self.name}: {name} has {len(array)} rows for {count} samples")
         if self.keypoints_px is not None and self.keypoints_px.shape[1] != len(self.skeleton):
-            raise ValueError(f"{self.name}: {self.keypoints_px.shape[1]} keypoints of a {self.skeleton.name}")
+            found, expected = self.keypoints_px.shape[1], len(self.skeleton)
+            raise ValueError(f"{self.name}: found {found} keypoints, expected {expected} of a {self.skeleton.name}")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -133,7 +134,7 @@ class Index:
             self,
             paths=[self.paths[row] for row in rows.tolist()]
             if store is None
-            else NamesOnDemand(len(rows), lambda row: self.paths[int(rows[row])]),
+            else LazyNames(len(rows), lambda row: self.paths[int(rows[row])]),
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
             store=None if store is None else SelectedStore(store, rows),
@@ -212,7 +213,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(common),
-        paths=NamesOnDemand(first[-1], name_of)
+        paths=LazyNames(first[-1], name_of)
         if stored
         else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
         box_px=np.concatenate([index.box_px for index in indices]),
@@ -245,7 +246,7 @@ def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
     return common, [os.path.relpath(root, common) for root in absolute]
 
 
-class NamesOnDemand(Sequence[str]):
+class LazyNames(Sequence[str]):
     """The names of a store's samples, each read from the disk by `name` only when it is used."""
 
     def __init__(self, count: int, name: Callable[[int], str]) -> None:

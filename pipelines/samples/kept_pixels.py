@@ -150,7 +150,7 @@ def kept_regions(table: npt.NDArray[np.void]) -> KeptRegions:
 
 
 def pixels_at(address: int, shape_px: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
-    """The RGB image (H, W, 3) at an address. It does not hold the memory."""
+    """The RGB image (H, W, 3) at an address. The array does not keep the memory alive."""
     height, width = map(int, shape_px)
     memory = (ctypes.c_uint8 * (3 * height * width)).from_address(address)
     return np.ctypeslib.as_array(memory).reshape(height, width, 3)

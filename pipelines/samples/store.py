@@ -1,4 +1,4 @@
-"""Stores: they read samples that are not files of their own, and are told which samples come next."""
+"""Stores read samples that are not files of their own. A loader tells them which samples come next."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
 TIPS: Final = [HAND.keypoints.index(f"{finger}_tip") for finger in FINGERS]
-"""The first keypoints of a line: the tips from thumb to little finger. The object's corners follow."""
+"""Rows in `HAND.keypoints` of a line's first points: the fingertips from thumb to little finger. Then come the object's
+corners."""
 
 NOT_ANNOTATED_MM: Final = 32001.0
 """The depth of a point that is not annotated: the depth camera's value for no measurement."""

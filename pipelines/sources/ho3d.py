@@ -88,7 +88,7 @@ def load_ho3d(config: DataConfig) -> Index:
     if not there.any():
         sequence, frame = frames[places[0]]
         raise UserError(
-            f"{root}: none of the {len(places)} images is there, such as {folder}/{sequence}/rgb/{frame}.png (or "
+            f"{root}: none of {len(places)} images exists; the first would be {folder}/{sequence}/rgb/{frame}.png (or "
             ".jpg). Unpack the dataset again, or check data.root."
         )
     places = places[there]

@@ -29,7 +29,7 @@ from pipelines.sources.boxes import refuse_boxes, squares_around
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
 _MOST_PX: Final = 2**31
 _SAME_SHAPE: Final = 0.01
-"""Largest relative difference of two aspect ratios: a video of 854 x 480 was annotated at 1280 x 720."""
+"""Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     count = len(there)
     if not there.any():
         raise UserError(
-            f"{root}: none of the frames of {count} hands is there, such as {names[hands['image'][0]]} (or .jpg); "
+            f"{root}: no frame of {count} hands exists; the first would be {names[hands['image'][0]]} (or .jpg); "
             "fetch the videos' frames, or check data.root."
         )
     scale = _scales(root, names, stored, hands["size_px"])[hands["image"]]  # (N, 2), NaN where it does not fit
@@ -99,8 +99,8 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     scale = scale[kept]
     if len(kept) < count or (scale != 1).any():
         log.warning(
-            "%s: %d of %d hands are used; the frames of %d are missing, those of %d have another shape than was "
-            "annotated, and those of %d another size, for which boxes and keypoints were scaled",
+            "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
+            "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
             root / f"youtube_{part}.json",
             len(kept),
             count,
@@ -227,7 +227,7 @@ def _possible_names(name: str) -> list[str]:
 def _scales(
     root: Path, names: Sequence[str], stored: Sequence[str | None], size_px: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Stored over annotated size of each frame, x and y: (M, 2); NaN if the aspect ratio differs.
+    """(M, 2) ratios of each frame's stored size to its annotated size, along x and y; NaN if the aspect ratio differs.
 
     Only the first readable frame of each video is read.
     """

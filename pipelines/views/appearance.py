@@ -30,7 +30,7 @@ Int32Array = npt.NDArray[np.int32]
 Arrays = tuple[npt.NDArray[Any], ...]
 
 MIN_BLUR_SIGMA_PX, MAX_BLUR_SIGMA_PX = 0.1, 20.0
-"""Smallest sigma of a blur; such a blur is invisible, with a weight of 2e-22 for the neighbours."""
+"""Smallest and largest sigma of a blur. The smallest blur is invisible: the neighbours have a weight of 2e-22."""
 
 QUANTILE_BITS: Final = 12
 """The noise has 2 ** 12 = 4096 quantiles, up to 3.7 standard deviations."""
@@ -90,7 +90,10 @@ class AppearanceConfig:
 
 
 class Column(IntEnum):
-    """Columns of the table of draws. A column named like an augmentation is 1 if it is applied, else 0."""
+    """Columns of the table of draws, besides those of `draws.Draw`.
+
+    A column named like an augmentation is 1 if it is applied, else 0.
+    """
 
     COLOUR_DROP = 8
     SOBEL = 9

@@ -15,8 +15,8 @@ from pipelines.views.appearance import AppearanceConfig as AppearanceConfig
 from pipelines.views.ranges import Ordered, Probability, Range
 
 LINEAR_HUE_DEG = 30.0
-"""Reference hue (skin) of the linear jitter: a linear map cannot scale a hue, so it rotates all hues as it would
-this."""
+"""Reference hue (skin) of the linear jitter: a linear map cannot scale hues. It rotates all hues by the angle
+by which scaling would turn this one."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

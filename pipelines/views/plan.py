@@ -180,7 +180,7 @@ class _Composed(NamedTuple):
 
 
 def _compose(box: DoubleArray, table: DoubleArray, side_px: int, mirror: BoolArray | None) -> _Composed:
-    """Compose the matrices of one view, from boxes (N, 3) whose side is not 0."""
+    """Compose the matrices of one view of N samples, from boxes (N, 3) whose side is not 0."""
     angle, magnification = np.deg2rad(table[:, Draw.ANGLE_DEG]), table[:, Draw.MAGNIFICATION]
     matrix = np.empty((len(box), 2, 3))
     matrix[:, 0, 0] = matrix[:, 1, 1] = magnification * np.cos(angle)

@@ -1,4 +1,4 @@
-"""How much of an image the views of a geometry can need, over all draws."""
+"""Bounds, over all draws, the part of an image that views of a geometry can show."""
 
 from __future__ import annotations
 

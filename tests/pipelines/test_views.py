@@ -12,7 +12,7 @@ import torch
 
 from errors import UserError
 from pipelines.arrays import FloatArray
-from pipelines.render.fast_cpu import view_to_source
+from pipelines.render.cpu_views import view_to_source
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import COLUMNS, Draw, draw_view
 from pipelines.views.plan import count_halvings

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 from errors import UserError
+from pipelines.config import DataConfig
 from pipelines.files.check import check_image
+from pipelines.sources.boxes import read_boxes
+from pipelines.sources.freihand import load_freihand
 from synthetic import dataset, make_dataset
 from synthetic.dataset import Recipe, parts_of, scenes_of
 from synthetic.hand import project
@@ -35,7 +39,7 @@ def test_layout_is_freihands(made: Path) -> None:
     names = set(contents(made))
     images = {f"training/rgb/{number:08d}.jpg" for number in range(4 * POSES)} | {"evaluation/rgb/00000000.jpg"}
     lists = {f"{part}_{key}.json" for part in ("training", "evaluation") for key in ("K", "xyz", "scale")}
-    assert names == images | lists | {"dataset.json"}
+    assert names == images | lists | {"dataset.json", "evaluation_boxes.csv"}
     for name in images:
         picture = cv2.imread(str(made / name))
         assert picture is not None
@@ -54,6 +58,21 @@ def test_annotations_have_one_entry_per_pose(made: Path, part: str, entries: int
     for pose in range(entries):
         image = project(xyz[pose], intrinsics[pose])
         assert ((image > 0) & (image < 224)).all()
+
+
+def test_boxes_are_those_that_the_loader_takes_from_the_joints(made: Path) -> None:
+    joints = load_freihand(DataConfig(root=str(made), part="evaluation", split="all", box="joints"))
+    boxes = read_boxes(made / "evaluation_boxes.csv", [Path(joints.path(row)).name for row in range(len(joints))])
+    assert boxes.image.tolist() == list(range(len(joints)))
+    np.testing.assert_allclose(boxes.box_px, joints.box_px, atol=0.02)
+
+
+def test_boxes_are_added_to_a_dataset_of_an_earlier_version(made: Path, tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(made, older)
+    (older / "evaluation_boxes.csv").unlink()
+    make_dataset(older, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    assert contents(older) == contents(made)
 
 
 def test_versions_are_numbered_as_in_freihand() -> None:

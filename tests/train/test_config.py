@@ -53,9 +53,14 @@ def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
     assert load(files=[file]) == config
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    sorted(file for folder in ("configs", "networks") for file in (ROOT / folder).glob("*.toml")),
+    ids=lambda file: file.stem,
+)
 def test_shipped_configurations_are_valid(file: Path) -> None:
-    load_config(FinetuneConfig if file.stem.startswith("finetune") else Config, [file], [])
+    tunes = file.stem.startswith("finetune") or file.parent.name == "networks"
+    load_config(FinetuneConfig if tunes else Config, [file], [])
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_sizes_that_do_not_fit_are_named_as_the_arguments_are() -> None:
 
 def test_wrong_batch_size_is_named() -> None:
     step = exact_step(network(), batch=8, micro_batch=2)
-    with pytest.raises(ValueError, match=r"6 samples, but this rank's share is 8: make_loader needs .*batch = 2 of"):
+    with pytest.raises(ValueError, match=r"6 samples, but this rank's share is 8: give make_loader .*batch = 2"):
         step(images(6))
 
 

@@ -14,8 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import save
 
 from errors import UserError
+from models.config import EncoderConfig
 from models.pose import PoseNetwork, PoseOutput
 from skeleton import HAND
 from synthetic import make_dataset
@@ -24,10 +26,11 @@ from tests.train.tiny_hands import untrained_run
 from train.config.tables import to_dict
 from train.pose.pose_run import load_pose_run
 from train.pose.predict import predict
-from train.runs.checkpoint import Checkpoints
+from train.runs.checkpoint import METADATA_KEY, Checkpoints, load_checkpoint, write_checkpoint
 from train.weights import export
 from train.weights.convert import convert
-from train.weights.export import OPSET, OUTPUTS, export_encoder, export_onnx
+from train.weights.export import OPSET, OUTPUTS, export_encoder, export_network, export_onnx
+from train.weights.starting_weights import start_pose_network
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,10 +67,53 @@ def test_a_checkpoint_is_not_written_over(run: Path, tmp_path: Path) -> None:
     assert checkpoint.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["encoder.pth", "encoder.safetensors", "pose.onnx"])
+def test_a_network_in_one_small_file_is_taken_as_a_run(run: Path, tmp_path: Path) -> None:
+    """By everything that reads a checkpoint; its weights are those of the run, rounded to half precision."""
+    out = tmp_path / "hand.safetensors"
+    assert str(load_pose_run(run).path) in export_network(run, out)
+    wanted, found = load_pose_run(run), load_pose_run(out)
+    assert out.stat().st_size < 0.55 * wanted.path.stat().st_size
+    assert (found.config, found.step, found.depth) == (wanted.config, wanted.step, wanted.depth)
+    learnt = dict(wanted.network.named_parameters())
+    for name, value in wanted.network.state_dict().items():
+        rounded = value.half().float() if name in learnt else value
+        torch.testing.assert_close(found.network.state_dict()[name], rounded, rtol=0, atol=0)
+    encoder = EncoderConfig(found.config.encoder.name, str(out))
+    started = start_pose_network(encoder, found.config.pose, 32).encoder.state_dict()
+    torch.testing.assert_close(started, found.network.encoder.state_dict(), rtol=0, atol=0)
+    assert str(out) in export_encoder(out, tmp_path / "encoder.pth")
+
+
+def test_weights_that_half_precision_cannot_hold_stay_as_they_are(run: Path, tmp_path: Path) -> None:
+    saved = load_checkpoint(load_pose_run(run).path)
+    saved["network"]["head.bias"][0] = 1e6
+    write_checkpoint(tmp_path / "pose.pth", saved["step"], saved)
+    export_network(tmp_path / "pose.pth", tmp_path / "pose.safetensors")
+    bias = load_pose_run(tmp_path / "pose.safetensors").network.state_dict()["head.bias"]
+    torch.testing.assert_close(bias, saved["network"]["head.bias"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>not found</html>", "is not a checkpoint of this project: it is not an archive"),
+        (save({"a": torch.ones(1)}), "is not a checkpoint of this project: it has no format"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: "{"}), "is not a checkpoint of this project"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: "[]"}), "is not a checkpoint of this project"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: '{"format": 1}'}), "is a checkpoint of format 1; expected 2"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: '{"format": 2}'}), "it has no step"),
+    ],
+)
+def test_another_safetensors_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_pose_run(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("name", ["encoder.pth", "encoder.safetensors", "pose.safetensors", "pose.onnx"])
 def test_a_full_disk_is_named_and_leaves_what_was_there(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text("before")
-    write = export_onnx if name.endswith("onnx") else export_encoder
+    write = {"pose.onnx": export_onnx, "pose.safetensors": export_network}.get(name, export_encoder)
     with files_of_at_most(2**20), pytest.raises(UserError, match=f"{name} cannot be written: File too large"):
         write(run, tmp_path / name)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "before"}

@@ -157,7 +157,7 @@ def pack(
 @click.argument("out", type=PATH)
 @click.option("--workers", default=None, type=WORKERS, help="Shards read at a time.  [default: one per core]")
 def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
-    """Index the images in WebDataset shards (.tar) that another program wrote, in OUT. Nothing is copied.
+    """Write to OUT an index of WebDataset shards (.tar) that another program wrote. Nothing is copied.
 
     SHARDS are files, folders, and patterns in quotes, with braces or with *.
 

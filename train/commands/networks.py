@@ -195,23 +195,35 @@ def convert(source: Path, out: Path, to: Any) -> None:
 @click.argument("source", type=PATH)
 @click.argument("out", required=False, type=FILE)
 @click.option("--onnx", type=FILE, metavar="OUT.onnx", help="Write the whole pose network as ONNX.")
-def export(source: Path, out: Path | None, onnx: Path | None) -> None:
+@click.option(
+    "--pose",
+    type=FILE,
+    metavar="OUT.safetensors",
+    help="Write the whole pose network in half precision, for predict, evaluate and finetune.",
+)
+def export(source: Path, out: Path | None, onnx: Path | None, pose: Path | None) -> None:
     """Write the encoder of SOURCE (a run's folder or a checkpoint) to OUT, for torchvision or timm.
 
     \b
       python cli.py export runs/peclr_rn50 encoder.pth
       python cli.py export runs/finetune --onnx pose.onnx
+      python cli.py export runs/finetune --pose hand.safetensors
 
     OUT ends in .safetensors or .pth; `torchvision.models.resnet50().load_state_dict(..., strict=False)` loads it: only
     `fc` is missing. For an encoder of timm, the printed line has the call that loads it. --onnx writes a fine-tuned
     network with its head, and compares onnxruntime's results with torch's. The checkpoint is the newest in a
     pre-training run's folder, the best on validation (best/) in a fine-tuning run's.
     """
-    from train.weights.export import export_encoder, export_onnx
+    from train.weights.export import export_encoder, export_network, export_onnx
 
-    if out is None and onnx is None:
-        raise UserError("export needs a file to write: OUT for the encoder, or --onnx OUT.onnx for the pose network")
+    if out is None and onnx is None and pose is None:
+        raise UserError(
+            "export needs a file to write: OUT for the encoder, or --onnx OUT.onnx or --pose OUT.safetensors for the "
+            "pose network"
+        )
     if out is not None:
         say(f"{out}: {export_encoder(source, out)}")
     if onnx is not None:
         say(f"{onnx}: {export_onnx(source, onnx)}")
+    if pose is not None:
+        say(f"{pose}: {export_network(source, pose)}")

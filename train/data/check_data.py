@@ -126,7 +126,7 @@ def _bad_files(
 
 
 _Read = tuple[dict[int, str], list[int], list[Encoded]]
-"""Row -> reason of the samples that the decoder must not see; rows and bytes of the others."""
+"""Samples that were read: row -> reason for those that must not reach the decoder; rows and bytes of the others."""
 
 
 def _read_ahead(index: Index, graph: GraphConfig) -> Iterator[_Read]:

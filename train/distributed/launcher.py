@@ -21,7 +21,7 @@ _GRACE_S = 15.0
 
 @contextmanager
 def leaving_with_launcher() -> Iterator[None]:
-    """If torchrun started this rank, watch its process. When it has ended, save and stop as on SIGTERM.
+    """If torchrun started this rank, watch torchrun. When it has ended, save and stop as on SIGTERM.
 
     A rank that cannot stop, because it waits for another, is killed after some seconds.
     """

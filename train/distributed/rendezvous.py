@@ -25,7 +25,8 @@ from errors import RanksLost, UserError
 T = TypeVar("T")
 
 _FOREVER = timedelta(days=1)
-"""Time limit of torch's call inside `within`. It is long: torch aborts a process if the limit passes while it exits."""
+"""Time limit of torch's call inside `within`. It is long, since torch aborts a process that is exiting when the limit
+passes."""
 
 
 def connect(rank: int, world_size: int, timeout_s: float) -> Store:

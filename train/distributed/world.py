@@ -92,9 +92,10 @@ class World:
         return everybody
 
     def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
-        """Concatenate the ranks' rows along `dim` in global order, without gradient. Their numbers may differ.
+        """Concatenate the ranks' rows along `dim` in global order, without gradient.
 
-        `local` holds this rank's rows, `share` their places. The shares of all ranks partition range(total).
+        Ranks may have different numbers of rows. `local` holds this rank's rows, `share` their places. The shares of
+        all ranks partition range(total).
         """
         if self.world_size == 1:
             return local.detach()

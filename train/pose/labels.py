@@ -26,7 +26,7 @@ Rows = npt.NDArray[np.int64]
 Points = TypeVar("Points", npt.NDArray[np.float32], npt.NDArray[np.float64])
 
 FOCAL_BOXES = 5.0
-"""Assumed focal length, over the side of the box, of an unknown camera: about FreiHAND's."""
+"""Assumed focal length of an unknown camera, in sides of the box; FreiHAND's cameras have about this."""
 
 
 @dataclass(frozen=True)

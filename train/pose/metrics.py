@@ -251,7 +251,7 @@ def paired_difference(
 
 
 def mean_over_samples(table: Floats) -> Floats:
-    """Mean over poses, (N, K) -> (K,), without NaN; NaN for a keypoint without any value."""
+    """Mean over poses, (N, K) -> (K,), ignoring NaN; NaN for a keypoint without any value."""
     means: Floats = np.ma.masked_invalid(table).mean(axis=0).filled(np.nan)
     return means
 
@@ -283,7 +283,7 @@ def _checked(
         if len(bad):
             raise ValueError(
                 f"{name}: {len(bad)} of {len(points)} poses have keypoints that are not finite, pose {bad[0]} the "
-                "first; leave them out with valid, and say how many they were"
+                "first; leave them out by `valid`, and report their number"
             )
     keep = counts[..., None]
     return np.where(keep, ours, 0), np.where(keep, theirs, 0), counts

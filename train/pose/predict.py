@@ -216,7 +216,7 @@ def read_picture(file: str) -> Image:
     height, width, _ = decoded.shape
     if not MIN_PIXELS <= height * width <= MAX_PIXELS:
         raise UserError(
-            f"{file} has {width} x {height} pixels; {MIN_PIXELS} to {MAX_PIXELS} in all are read. Resize or cut it"
+            f"{file} has {width} x {height} pixels; expected {MIN_PIXELS} to {MAX_PIXELS} in all. Resize or cut it"
         )
     return np.ascontiguousarray(decoded[..., ::-1], dtype=np.uint8)
 
@@ -239,10 +239,10 @@ def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[
 
 
 def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) -> list[str]:
-    """Names of the results in the folder `out`, without ending: the picture's name, or with a number if this is taken.
+    """Names of the results in the folder `out`, without ending: the picture's name, numbered if it is taken.
 
-    A name is taken if there is another picture's result, a file that is not a result, or one of `inputs`, the files
-    that the command reads.
+    A name is taken if a file of this name is another picture's result, no result, or one of `inputs`, the files that
+    the command reads.
     """
     stems = [file.stem for file in files]
     alike = Counter(stem.casefold() for stem in stems)

@@ -34,8 +34,8 @@ class Prediction:
             without depths.
         unit: "m", or "reference_bone": the length of the skeleton's reference bone is 1.
         box_px: x0, y0, x1, y1 of the square that the network saw; it may extend beyond the picture.
-        mirrored: the network saw the square in a mirror, left for right; a left hand. The other values are those of the
-            picture itself.
+        mirrored: whether the network saw the square mirrored, left for right, since it shows a left hand. The other
+            values belong to the picture itself.
         intrinsics: (3, 3), as given or assumed.
         box_needed: "no" if a box was given; else "likely" or "unknown", with the reason in `note`.
     """

@@ -158,7 +158,7 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
 def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
     """Rows (N,) of the images to probe, and (N,) bool, the rows to fit on. A group stays together.
 
-    All of their keypoints are known, and their depths, if there are any in the index.
+    All keypoints of these images are known, and all depths if the index has any.
     """
     labels = PoseLabels.of(index)
     seen = np.isfinite(labels.keypoints_px).all(axis=(1, 2))

@@ -1,4 +1,4 @@
-"""The numbers of a report: the table of metrics, and the result of a comparison in words."""
+"""The numbers of a report: the table of metrics, and the result in words."""
 
 from __future__ import annotations
 
@@ -64,12 +64,29 @@ def table(found: Measured) -> list[Row]:
     return rows
 
 
-def comparison_in_words(found: Measured) -> str:
-    """The result of the comparison in words."""
+def in_words(found: Measured) -> str:
+    """The errors of the only run, or the result of the comparison."""
+    if len(found.runs) == 1:
+        return _errors_in_words(found)
     if found.difference is None:
         return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
-    cells = {name: _cell(found.difference[name], metric, signed=True) for name, metric in METRICS.items()
-             if name in found.difference}  # fmt: skip
+    return _comparison_in_words(found, found.difference)
+
+
+def _errors_in_words(found: Measured) -> str:
+    (run,), (result,) = found.runs, found.results
+    said = []
+    for name in ("pa_epe_cm", "epe_px"):
+        if name in result["metrics"]:
+            metric, cell = METRICS[name], _cell(result["metrics"][name], METRICS[name])
+            limits = NO_INTERVAL if cell.interval is None else f"95\N{NO-BREAK SPACE}% interval {cell.interval}"
+            said.append(f"a {metric.title} of {cell.text} {metric.unit} ({limits})")
+    return f"On {result['images']} images, “{run.name}” has {' and '.join(said)}."
+
+
+def _comparison_in_words(found: Measured, difference: Mapping[str, Mapping[str, float | None]]) -> str:
+    cells = {name: _cell(difference[name], metric, signed=True) for name, metric in METRICS.items()
+             if name in difference}  # fmt: skip
     first, *others = cells
     ours, theirs = (f"“{run.name}”" for run in found.runs[:2])
     metric, cell = METRICS[first], cells[first]

@@ -32,7 +32,7 @@ def write_report(
     try:
         found = measured(read)
         figures = {"table": [], "verdict": "", "facts": []} if found is None else {
-            "table": numbers.table(found), "verdict": numbers.comparison_in_words(found), "facts": numbers.facts(found)
+            "table": numbers.table(found), "verdict": numbers.in_words(found), "facts": numbers.facts(found)
         }  # fmt: skip
         error_curves, worst = curves.error_curves(found), galleries.held_out(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json

@@ -14,15 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+import safetensors
 import torch
 from torch import Tensor
 
 from errors import UserError
+from parsing import parse_json
 from writing import whole_file
 
 log = logging.getLogger(__name__)
 
 FORMAT = 2
+METADATA_KEY = "peclr_checkpoint"
+"""In a network's .safetensors file: all of the checkpoint but the tensors, as JSON."""
 _PARTS: dict[str, type] = {
     "step": int, "config": dict, "network": dict, "optimizer": dict, "scheduler": dict, "scaler": dict,
     "bad_files": dict, "images": list, "best": dict, "norm_ranks": int, "backend": str,
@@ -220,9 +224,13 @@ def is_whole(path: Path) -> bool:
 def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
     """Read a checkpoint: at least the step, the run's configuration, and the network's tensors by name.
 
+    A `.safetensors` file is a network that `export_network` wrote; its tensors may be in half precision.
+
     Only tensors and plain values are unpickled. A missing or damaged file, or another kind of file, is a `UserError`.
     """
     try:
+        if path.suffix == ".safetensors":
+            return _checked(path, _load_safetensors(path))
         if not is_whole(path):
             raise UserError(
                 f"{path} is damaged, or not a checkpoint: expected a whole file that training wrote. Name another one, "
@@ -237,6 +245,20 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
         Exception
     ) as error:  # torch raises many kinds of errors for other files; its messages advise running their code
         raise _foreign(path, "it is not an archive of tensors and plain values") from error
+    return _checked(path, state)
+
+
+def _load_safetensors(path: Path) -> Any:
+    """The content of a network's file; its metadata hold everything but the tensors. None for other files."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = (file.metadata() or {}).get(METADATA_KEY)
+        if metadata is None:
+            return None
+        return {**parse_json(metadata), "network": {key: file.get_tensor(key) for key in file.keys()}}  # noqa: SIM118
+
+
+def _checked(path: Path, state: Any) -> dict[str, Any]:
+    """What a checkpoint's file holds, if that is a checkpoint; else a `UserError`."""
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise _foreign(path, "it has no format")
     if state["format"] != FORMAT:

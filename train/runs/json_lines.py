@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def read_undamaged_rows(file: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The undamaged rows of a file; a warning counts the damaged ones. Empty if there is no file.
 
-    A row must have a step and the keys `numbers`.
+    An undamaged row has "step" and the keys in `numbers`.
     """
     return [row for _, row in _whole(file, numbers)]
 

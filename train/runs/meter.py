@@ -53,7 +53,7 @@ class RankTime:
 
 
 def slowest_rank(ranks: Sequence[RankTime]) -> tuple[int, float]:
-    """The rank with the longest own time per image, and its time over the (lower) median."""
+    """The rank with the longest own time per image, and the ratio of this time to the lower median."""
     times = [time_.image_s for time_ in ranks]
     rank = max(range(len(times)), key=times.__getitem__)
     return rank, times[rank] / sorted(times)[(len(times) - 1) // 2]
@@ -132,7 +132,7 @@ class Meter:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep an OSError of the block until `check` raises it before the next step. Here, other ranks would wait."""
+        """Keep an OSError of the block until `check` raises it before the next step. So no rank waits for this one."""
         try:
             yield
         except OSError as error:

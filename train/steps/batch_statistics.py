@@ -18,8 +18,8 @@ from train.distributed.world import World
 def synchronise(network: nn.Module, world: World, *, batch: int, micro_batch: int) -> None:
     """Replace a network's batch norms by SyncBatchNorm over all ranks.
 
-    The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So the result
-    depends on the number of ranks, unlike without it.
+    The k-th micro-batches of all ranks then share their statistics: world_size * micro_batch images. So, unlike with
+    plain batch norm, the result depends on the number of ranks.
 
     Raises:
         UserError: the device is a CPU, where torch has no SyncBatchNorm, or ranks have different numbers of

@@ -154,7 +154,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
         return decision
 
     def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Global loss, global embeddings (V, N, D), and the gradient for this rank's embeddings (V, n, D), scaled."""
+        """Loss, embeddings (V, N, D) of all ranks, and this rank's gradient (V, n, D) times the loss scale."""
         embeddings = self.world.gather_rows(local, self.share, self.batch, dim=1)
         leaf = embeddings.requires_grad_()
         shared = self.loss if isinstance(self.loss, AnchorLoss) else None

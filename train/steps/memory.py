@@ -69,7 +69,7 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
         largest = max(keys, key=lambda name: needed[name])
         raise UserError(
             f"{keys[largest]}: the network needs {as_size(total)} of memory on {world.device} (weights, gradients and "
-            f"Adam's two moments), {as_size(needed[largest])} of it by this key, and {as_size(free)} are free. Choose "
+            f"Adam's two moments), {as_size(needed[largest])} of it for this key, and {as_size(free)} are free. Choose "
             f"a smaller network, or give the process more memory"
         )
 

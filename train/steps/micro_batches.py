@@ -55,8 +55,8 @@ class MicroBatchStep:
         """
         if len(batch) != len(self.share):
             raise ValueError(
-                f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}: make_loader needs the "
-                f"batch and micro_batch = {self.micro_batch} of the step"
+                f"a batch of {len(batch)} samples, but this rank's share is {len(self.share)}: give make_loader "
+                f"the step's batch, and micro_batch = {self.micro_batch}"
             )
         for parameter in self.network.parameters():
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""Exports trained networks for other programs: the encoder for torchvision or timm, the pose network as ONNX."""
+"""Exports trained networks: the encoder for torchvision or timm, the pose network as ONNX or as one small file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from models.weights import encoder_state
 from train.pose.pose_run import PoseRun, load_pose_run
-from train.runs.checkpoint import find_checkpoint, load_checkpoint
+from train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
 OPSET: Final = 18
@@ -59,6 +59,36 @@ def export_encoder(source: Path, out: Path) -> str:
     save_tensors(state, out, {"encoder": name})
     with torch.device("meta"):
         return f"{name} of {path}, {make_encoder(name, side_px).note_on_file(out)}"
+
+
+def export_network(source: Path, out: Path) -> str:
+    """Write the pose network of a fine-tuning run, with its configuration, as .safetensors in half precision.
+
+    `evaluate`, `predict`, `finetune --from` and `export` take the file as a run. Weights are rounded to float16, unless
+    a tensor's would overflow; statistics of batch norm stay as they are.
+
+    Returns:
+        A line about the written file and its checkpoint.
+
+    Raises:
+        UserError: `source` is not a fine-tuning run, or `out` is the checkpoint, has another ending or cannot be
+            written.
+    """
+    if out.suffix != ".safetensors":
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors")
+    run = load_pose_run(source)
+    refuse_inputs(out, [run.path])
+    saved = load_checkpoint(run.path)
+    about = {"format": FORMAT, "step": run.step, "config": saved["config"], "depth": run.depth}
+    learnt = dict(run.network.named_parameters())
+    state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
+    save_tensors(state, out, {METADATA_KEY: json.dumps(about)})
+    return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    half = tensor.half()
+    return half if bool(half.isfinite().all()) else tensor
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:

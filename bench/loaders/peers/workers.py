@@ -37,7 +37,7 @@ class Files(Dataset[T]):
 
     @classmethod
     def batches(cls, paths: Sequence[Path], boxes_px: BoxArray, workers: int, batch: int) -> DataLoader[Any]:
-        """Endless batches from worker processes, with torch's default prefetching; prefetching 4 or 8 was not faster.
+        """Endless batches from worker processes, with torch's default prefetch_factor; 4 or 8 were not faster.
 
         Samples are collated by torch's default function. Batches of `ViewsOfFiles` are passed on as the workers filled
         them.

@@ -30,7 +30,7 @@ READ_BYTES: Final = 8 << 20
 """Bytes of one request: small enough to be repeated, large enough to be fast."""
 
 READS: Final = 3
-"""How often bytes are read until their length and checksum fit."""
+"""Number of attempts to read bytes of the right length and checksum."""
 
 _READ_S: Final = 60.0
 """Time limit of one request."""
@@ -68,7 +68,7 @@ _MISTAKES: Final = {
 
 
 class Address(PosixPath):
-    """An address as the root of an index. Its text keeps both slashes, of which a path keeps one."""
+    """An address as the root of an index. Its text keeps both slashes of "s3://"; a path would merge them."""
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
@@ -154,7 +154,7 @@ class Remote:
 
         Raises:
             UserError: it does not exist, may not be read, the address or the credentials are wrong, or all attempts
-                failed: few if other bytes came.
+                failed. After wrong bytes there are fewer attempts.
             Stopped: `stop` was set.
         """
 

@@ -166,7 +166,7 @@ class NodeCache:
         """Remove files of at least `excess` bytes in all, those with the latest next use first; or none if that fails.
 
         Raises:
-            NoRoom: with the message `why`, if there are not as many.
+            NoRoom: too few bytes can be removed; the message is `why`.
         """
         if excess <= 0:
             return

@@ -25,10 +25,10 @@ STEPS_UNDER_WAY: Final = 8
 """Steps that a loader may read ahead of the last one that is done."""
 
 _AGAIN_S: Final = 0.1
-"""Time until a shard that another process downloads is looked for again."""
+"""Seconds between two checks for a shard that another process downloads."""
 
 _ROOM_S: Final = 1.0
-"""Time until room is looked for again."""
+"""Seconds between two checks for free room."""
 
 _SMALL_SHARE: Final = 1 / 16
 """Share of the rows below which single images are read in place of whole shards."""
@@ -111,7 +111,7 @@ class ShardUses:
 
 
 class Prefetcher(Follower):
-    """Fetches the shards that are near, in threads, and holds them until they are not near any more.
+    """Fetches shards in threads before they are read, and holds each while `ShardUses.near` lists it.
 
     Args:
         make_uses: makes the `ShardUses`; called in one of the threads.
@@ -252,7 +252,7 @@ class Prefetcher(Follower):
                 self._changed.notify_all()
 
     def _refuse(self, shard: int, uses: dict[int, int], reason: NoRoom) -> None:
-        """There is no room for a shard: drop one that this process needs later, or have its images read directly."""
+        """Handle a shard without room: drop a shard that is needed later, or have this one's images read directly."""
         with self._changed:
             self._under_way.discard(shard)
             later = [one for one in self._held if uses.get(one, math.inf) > uses.get(shard, math.inf)]

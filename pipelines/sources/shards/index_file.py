@@ -31,7 +31,7 @@ INDEX_PARTS: Final = "index.parts"
 """Folder of what an unfinished call of `index` has read."""
 
 FILES: Final = "files"
-"""Kind of shards that hold files; index.json names no kind then."""
+"""Kind of shards that hold files. Their index.json has no entry "kind"."""
 
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
@@ -161,8 +161,8 @@ def table_checksum(file: Path) -> int:
 def check_shards(content: dict[str, Any], folder: Path) -> None:
     """Refuse with a `UserError` shards that are missing or of another size than the index file says.
 
-    Shards of other programs have no checksum: a line is logged if they have another time of change. Copying may change
-    it too.
+    Shards of other programs have no checksum: a line is logged if their time of change differs. Copying may change
+    this time too.
     """
     shards, again = content["shards"], how_again(content)
     changed = []
@@ -183,9 +183,9 @@ def check_shards(content: dict[str, Any], folder: Path) -> None:
             changed.append(path)
     if changed:
         log.warning(
-            "%s: has another time of change than when it was indexed, as have %d of %s. After copying that is "
-            "as it should be; if they were written anew, run 'python cli.py index' again",
-            changed[0], len(changed), shards_in_words(len(shards)),
+            "%d of %s have another time of change than in the index, such as %s. Copying causes this. If they were "
+            "written anew, run 'python cli.py index' again",
+            len(changed), shards_in_words(len(shards)), changed[0],
         )  # fmt: skip
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
-from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, NamesOnDemand
+from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
 from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.sources.boxes import with_boxes
 from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, how_again, read_index_file, read_table
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
-from pipelines.sources.shards.store import LocalShards, Shards, ShardStore
+from pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
 
@@ -59,7 +59,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
     else:
         store = ShardStore(files, first, tables, verify=verify)
-    paths = NamesOnDemand(count, store.name)
+    paths = LazyNames(count, store.name)
     index = Index(
         name=content["name"],
         root=folder,

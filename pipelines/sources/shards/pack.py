@@ -57,7 +57,7 @@ class Contents(Protocol):
     """What shards hold, and how it is written.
 
     Attributes:
-        ending: of the names of shards.
+        ending: ending of the names of shards.
         job: settings besides the samples; a call with other settings does not continue an earlier one.
         notes: entries of index.json.
     """
@@ -70,7 +70,7 @@ class Contents(Protocol):
         """Do what is needed before the first shard. `parts` is a folder that lasts until all shards are written."""
 
     def write(self, rows: range, shard: HashingFile, stop: Callable[[], bool]) -> Written:
-        """Write some rows of the index as one shard. Ask before each whether to `stop`; the shard is then dropped."""
+        """Write some rows of the index as one shard. Call `stop` before each row; if it is true, return early."""
 
 
 def pack(

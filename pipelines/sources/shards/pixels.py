@@ -25,7 +25,8 @@ from pipelines.samples.store import Store
 from pipelines.views.augmentation import GeometryConfig
 
 PIXELS: Final = "pixels"
-"""Kind of the shards in index.json, the key there of what they were packed for, and the name of their table."""
+"""In index.json: the "kind" of these shards, and the key with the views that they were packed for. Also the name of
+their table."""
 
 ENDING: Final = "rgb"
 

@@ -25,7 +25,7 @@ from pipelines.sources.remote.address import READ_BYTES, READS, Remote, Stopped
 from pipelines.sources.remote.cache import FOLDER_ENDING, Descriptor, NodeCache, NoRoom, bytes_on_disk
 from pipelines.sources.remote.prefetch import STEPS_UNDER_WAY, Prefetcher, ShardUses
 from pipelines.sources.shards.index_file import INDEX_FILE, shards_in_words, table_name
-from pipelines.sources.shards.store import Shards, read_at
+from pipelines.sources.shards.shard_store import Shards, read_at
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class RemoteFolder:
         )
 
     def read(self, name: str, start: int, end: int, **options: Any) -> bytes:
-        """The bytes [start, end) of a file at the address, counted. See `Remote.read`."""
+        """Read the bytes [start, end) of a file at the address, and count them. See `Remote.read`."""
         data = self.remote.read(name, start, end, **options)
         with self._lock:
             self.bytes += len(data)

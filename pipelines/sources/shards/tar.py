@@ -17,7 +17,7 @@ from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
 from pipelines.sources.shards.index_file import index_tables
-from pipelines.sources.shards.store import BLOCK_BYTES
+from pipelines.sources.shards.shard_store import BLOCK_BYTES
 
 
 class Written(NamedTuple):

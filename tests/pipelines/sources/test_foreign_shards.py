@@ -36,7 +36,7 @@ from pipelines.sources.shards.foreign.patterns import _count, find_shards
 from pipelines.sources.shards.foreign.scan import Indexed, index_shards
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.pack import pack
-from pipelines.sources.shards.store import member_name
+from pipelines.sources.shards.shard_store import member_name
 from tests.command_line import run_cli
 from tests.train import tiny_run
 
@@ -408,7 +408,7 @@ def test_nothing_else_is_overwritten(tmp_path: Path, shards: list[Path]) -> None
     pack(load_shards_of_folder(tmp_path), tmp_path / "packed", per_shard=2, workers=1)
     (tmp_path / "file").write_text("")
     for out in (shards[0].parent, tmp_path / "packed", tmp_path / "file"):
-        with pytest.raises(UserError, match=r"holds no index of others' shards\. Name a new or an empty folder"):
+        with pytest.raises(UserError, match=r"holds no index of other programs' shards\. Name a new or"):
             indexed(out, *shards)
     assert len(list(shards[0].parent.iterdir())) == 4
     assert len(load_shards(DataConfig("shards", str(tmp_path / "packed")))) == 3
@@ -617,8 +617,7 @@ def test_a_shard_of_another_time_is_told_of(
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(lines) == (0 if again else 1)
     if not again:
-        assert f"{shards[1]}: has another time of change" in lines[0]
-        assert "2 of 4 shards" in lines[0]
+        assert f"2 of 4 shards have another time of change than in the index, such as {shards[1]}." in lines[0]
 
 
 def test_shards_of_pack_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,7 +175,7 @@ def meta(**change: Any) -> Any:
         (lambda root: (root / "train.txt").write_text("ABF10/0000\nx\n"), r"train\.txt, line 2: 'x'; expected SEQ"),
         (lambda root: (root / "train.txt").write_text("../a/b\n"), r"line 1: '\.\./a/b'; expected"),
         (lambda root: (root / "train.txt").write_bytes(b"\xff\xfe"), r"train\.txt: cannot be read as text"),
-        (lambda root: (root / "train").rename(root / "training"), r"none of the 10 images is there, such as train/A"),
+        (lambda root: (root / "train").rename(root / "training"), r"none of 10 images exists; the first would be"),
         (lambda root: (root / "train/MC1/meta").rename(root / "m"), r"train/MC1/meta: no such folder"),
         (lambda root: (root / "train/MC1/meta/0001.pkl").unlink(), r"0001\.pkl: no such file; expected the sample's"),
         (lambda root: (root / "train/MC1/meta/0001.pkl").write_bytes(b"x"), r"0001\.pkl: not a readable pickle"),

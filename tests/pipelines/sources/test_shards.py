@@ -30,7 +30,7 @@ from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.pack import Packed, pack
-from pipelines.sources.shards.store import ShardStore
+from pipelines.sources.shards.shard_store import ShardStore
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
@@ -433,7 +433,7 @@ def test_many_shards_are_read_with_few_descriptors(source: Index, tmp_path: Path
     index = load_shards(DataConfig("shards", str(out), shuffle_shards=2))
     before = descriptors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipelines.sources.shards.store.OPEN_SHARDS", 4)
+        patch.setattr("pipelines.sources.shards.shard_store.OPEN_SHARDS", 4)
         assert [index.read(row) for row in range(COUNT)] == [source.read(row) for row in range(COUNT)]
     assert descriptors() <= before + 4
 

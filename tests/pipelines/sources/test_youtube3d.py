@@ -73,15 +73,15 @@ def test_frames_stored_as_jpeg_are_found_and_missing_ones_counted_once(
     assert index.paths[0] == "youtube/Aa-1/video/frames/12.jpg"
     assert len(index) == 3
     assert [record.message for record in caplog.records] == [
-        f"{root}/youtube_train.json: 3 of 4 hands are used; the frames of 1 are missing, those of 0 have another shape "
-        "than was annotated, and those of 0 another size, for which boxes and keypoints were scaled"
+        f"{root}/youtube_train.json: 3 of 4 hands are used. Left out are 1 without a frame, and 0 whose frame has "
+        "another aspect ratio than its annotation. For 0, whose frame has another size, boxes and keypoints were scaled"
     ]
 
 
 def test_whole_videos_may_be_missing(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "youtube/Aa-1").rename(root / "gone")
     assert load_youtube3d(DataConfig("youtube3d", str(root))).paths == ["youtube/b_2/video/frames/7.png"]
-    assert "the frames of 3 are missing" in caplog.text
+    assert "Left out are 3 without a frame" in caplog.text
 
 
 def test_a_video_of_another_resolution_has_its_boxes_scaled(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,13 +93,13 @@ def test_a_video_of_another_resolution_has_its_boxes_scaled(root: Path, caplog: 
     factor = np.array([2, 2, 2, 1], np.float32)
     np.testing.assert_allclose(after.box_px, before.box_px * factor[:, None], rtol=1e-6)
     np.testing.assert_allclose(after.targets["xyz_px"], before.targets["xyz_px"] * factor[:, None, None], rtol=1e-6)
-    assert "those of 3 another size" in caplog.text
+    assert "For 3, whose frame has another size" in caplog.text
 
 
 def test_a_video_of_another_shape_is_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_image(root / "youtube/b_2/video/frames/7.png", 320, 240)
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
-    assert "those of 1 have another shape" in caplog.text
+    assert "and 1 whose frame has another aspect ratio" in caplog.text
     for frame in (12, 40):
         write_image(root / f"youtube/Aa-1/video/frames/{frame}.png", 180, 320)
     with pytest.raises(UserError, match="every frame has another aspect ratio"):
@@ -168,7 +168,7 @@ def broken(change: Any) -> Any:
     [
         (lambda root: root.rename(root.parent / "gone"), "no such folder; expected youtube_train.json"),
         (lambda root: (root / "youtube_train.json").unlink(), r"youtube_train\.json: no such file; expected YouTube3D"),
-        (lambda root: (root / "youtube").rename(root / "videos"), r"none of the frames of 4 hands is there, such as"),
+        (lambda root: (root / "youtube").rename(root / "videos"), r"no frame of 4 hands exists; the first would be"),
         (broken(lambda e: json.dumps(e)[:-200]), r"youtube_train\.json: not a readable JSON file"),
         (broken(lambda e: json.dumps(e["images"])), r"not a readable JSON file \(expected {, found '\['\)"),
         (broken(lambda e: "[" * 100_000), "not a readable JSON file"),

@@ -29,7 +29,7 @@ from train.pose.metrics import METRICS
 from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.contents import Measured, measured, read_runs
-from train.report.numbers import as_text, comparison_in_words, table
+from train.report.numbers import as_text, in_words, table
 from train.report.write import write_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -144,24 +144,34 @@ def differing(folder: Path, **differences: tuple[float, float | None, float | No
 
 def test_the_verdict_follows_the_numbers(folder: Path) -> None:
     better = differing(folder, pa_epe_cm=(-0.2, -0.3, -0.1), pa_auc=(0.1, 0.05, 0.2), epe_px=(1, 0.5, 2))
-    assert comparison_in_words(better).startswith(
+    assert in_words(better).startswith(
         "By PA-EPE, “pre-trained” is better than “from scratch”: \N{MINUS SIGN}0.20 cm, 95\N{NO-BREAK SPACE}% interval "
         "\N{MINUS SIGN}0.30 to \N{MINUS SIGN}0.10."
     )
-    assert comparison_in_words(better).endswith(
-        "The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC."
-    )
-    assert "is worse than" in comparison_in_words(differing(folder, pa_epe_cm=(0.2, 0.1, 0.3)))
-    assert "cannot be told apart" in comparison_in_words(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
+    assert in_words(better).endswith("The other metrics: better: PA-AUC; worse: 2D EPE; open: PA-EPE, EPE, AUC.")
+    assert "is worse than" in in_words(differing(folder, pa_epe_cm=(0.2, 0.1, 0.3)))
+    assert "cannot be told apart" in in_words(differing(folder, pa_epe_cm=(-0.2, -0.5, 0.1)))
     marks = {row.metric.title: row.difference.mark for row in table(better) if row.difference is not None}
     assert (marks["PA-EPE"], marks["PA-AUC"], marks["2D EPE"]) == ("better", "better", "worse")
 
 
+def test_one_run_is_summed_up_by_its_errors(folder: Path) -> None:
+    found = measured(read_runs([folder / "tuned"]))
+    assert found is not None
+    errors = {
+        "pa_epe_cm": {"value": 1.234, "low": 1.1, "high": 1.4},
+        "epe_px": {"value": 12.34, "low": None, "high": None},
+    }
+    result = {**found.results[0], "images": 80, "metrics": errors}
+    assert in_words(Measured(found.runs, [result], None, [])) == (
+        "On 80 images, “pre-trained” has a PA-EPE of 1.23 cm (95\N{NO-BREAK SPACE}% interval 1.10 to 1.40) and a 2D "
+        "EPE of 12.3 px (no interval: there is only one pose)."
+    )
+
+
 def test_without_an_interval_the_verdict_is_open(folder: Path) -> None:
     one_pose = differing(folder, pa_epe_cm=(-0.2, None, None))
-    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in comparison_in_words(
-        one_pose
-    )
+    assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in in_words(one_pose)
     cell = next(row.difference for row in table(one_pose) if row.metric.title == "PA-EPE")
     assert cell is not None
     assert (cell.interval, cell.mark) == (None, "open")
@@ -190,7 +200,7 @@ def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
     write_report([folder / "tuned"], out)  # its comparison is with a run that is not asked for
     page = Page(out.read_text())
     assert "difference" not in page.words["th"]
-    assert any("were compared" in words for words in page.words["p"])
+    assert any("“pre-trained” has a PA-EPE of" in words for words in page.words["p"])
 
 
 def test_runs_on_other_images_are_not_put_side_by_side(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from numba import types
 from machine.compiled import cached
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.sources.folder import IMAGE_ENDINGS
-from pipelines.sources.shards.store import BLOCK_BYTES, member_name
+from pipelines.sources.shards.shard_store import BLOCK_BYTES, member_name
 
 # A function of the C library, with the types of 64-bit Linux.
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
@@ -82,7 +82,7 @@ class HeaderScan:
         return {kind: count for kind, count in zip(SKIPPED, self._state[_COUNTS:].tolist(), strict=True) if count}
 
     def next_images(self) -> Places:
-        """The next images in the order of the file; fewer than the largest number, or none, at its end.
+        """The next images in the order of the file: `_ROWS` of them, or fewer at its end.
 
         Raises:
             OSError: the file cannot be read.
@@ -130,7 +130,7 @@ class HeaderScan:
 
 @cached(numba.njit, nogil=True)
 def _held(descriptor: int, memory: Any, state: Any, at: int, count: int) -> int:
-    """Where bytes [at, at + count) of a file are in memory; they are read if need be.
+    """Position in memory of the bytes [at, at + count) of a file. They are read if necessary.
 
     Returns:
         -1 if the file ends before their end, -2 if it cannot be read.
@@ -172,7 +172,7 @@ def _number(field: Any) -> int:
 
 @cached(numba.njit, nogil=True)
 def _sums(header: Any) -> tuple[Any, Any]:
-    """The two checksums that programs write: sums of unsigned and of signed bytes, with spaces as the checksum."""
+    """The two checksums that programs write: sums of unsigned or signed bytes, with spaces in the checksum's place."""
     unsigned = signed = np.int64(8 * _SPACE)
     for at in range(BLOCK_BYTES):
         if not 148 <= at < 156:
@@ -217,11 +217,11 @@ def _begins(text: Any, key: Any) -> bool:
 
 @cached(numba.njit, nogil=True)
 def _pax(data: Any) -> tuple[bool, int, int, int, bool]:
-    """What an extended header of PAX, records "LENGTH KEY=VALUE\\n", says of a member.
+    """Read a PAX extended header, a sequence of records "LENGTH KEY=VALUE\\n".
 
     Returns:
-        Whether the records are sound; start and end of the path; size, -1 if not told; whether the member is sparse.
-        The end of the path is 0 if none is told.
+        Whether the records are sound; start and end of the path; size of the member, -1 if not given; whether the
+        member is sparse. The end of the path is 0 if no path is given.
     """
     path_start = path_stop = 0
     size, sparse = -1, False

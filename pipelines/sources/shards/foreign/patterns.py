@@ -24,7 +24,7 @@ _INNERMOST: Final = re.compile(r"\{([^{}]*)\}")
 _NUMBERS: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
 _LETTERS: Final = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?$")
 _COUNTED: Final = re.compile(r"\0(\d+)\0")
-"""Braces that `_count` has counted. No path has a zero byte."""
+"""Mark that `_count` puts in place of counted braces: their count between zero bytes, which no path contains."""
 
 
 def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Path]:

@@ -83,13 +83,13 @@ class _Shard:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """All but the places, for JSON."""
+        """All fields but the places, for JSON."""
         size, changed_ns = self.identity
         return {"bytes": size, "changed_ns": changed_ns, "skipped": self.skipped, "ended_early": self.ended_early}
 
     @staticmethod
     def of_notes(notes: dict[str, Any], places: Places) -> _Shard:
-        """The inverse of `notes`; a wrong one is a `KeyError`, `TypeError` or `ValueError`."""
+        """The inverse of `notes`. Wrong notes raise a `KeyError`, `TypeError` or `ValueError`."""
         skipped = {str(kind): int(count) for kind, count in dict(notes["skipped"]).items()}
         return _Shard((int(notes["bytes"]), int(notes["changed_ns"])), places, skipped, notes["ended_early"])
 
@@ -188,7 +188,7 @@ def _refuse_packed(shards: Sequence[Path]) -> None:
         if (folder / PACK_FILE).exists():
             raise UserError(
                 f"{folder}: holds shards that 'python cli.py pack' wrote; its index has their boxes and labels, which "
-                f"this one would not have. Use it as it is: data.source=shards, data.root={folder}"
+                f"a new index would not have. Use it as it is: data.source=shards, data.root={folder}"
             )
 
 
@@ -213,7 +213,7 @@ def _claim(out: Path) -> dict[Path, _Shard]:
         and not is_index
         and (not out.is_dir() or {file.name for file in out.iterdir()} - {INDEX_PARTS, INDEX_FOLDER})
     ):
-        raise UserError(f"{out}: exists and holds no index of others' shards. Name a new or an empty folder.")
+        raise UserError(f"{out}: exists and holds no index of other programs' shards. Name a new or an empty folder.")
     (out / INDEX_FOLDER).mkdir(parents=True, exist_ok=True)
     (out / INDEX_PARTS).mkdir(exist_ok=True)
     return _read_known(out) if is_index else {}

@@ -1,4 +1,4 @@
-"""The fast path for CPUs: a Numba kernel makes the views from decoded images, in a pool of threads."""
+"""Makes views of decoded images on a CPU: runs the kernel of `cpu_kernels` in a pool of threads (backend "opencv")."""
 
 from __future__ import annotations
 
