@@ -187,7 +187,7 @@ def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
 def _halve(image: Node, sizes_px: Node, times: int) -> Node:
     """Halve to `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
 
-    If the mean is halfway between two levels, DALI's CPU operator rounds to the even level in whole blocks of 16 columns.
+    If the mean is halfway between two levels, DALI's CPU operator rounds to the even level in blocks of 16 columns.
     In the columns behind them it rounds up. So a part of an image may be rounded differently from the whole.
     """
     for level in range(times):
