@@ -98,7 +98,7 @@ class PipelinesConfig:
         ahead: training batches prepared ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
-            pixels are the same; a view of a region may differ by two levels before the colour jitter. "auto" decodes
+            pixels are the same; a view of a region may differ by some levels before the colour jitter. "auto" decodes
             regions on a CPU if a sample of the images contains a large one, else whole images.
         gpu_views: how backend "dali" makes views on a GPU: "graph" with the nodes of the DALI graph; "fused" with one
             Triton kernel, which reads the decoded images and writes all views of a DALI batch. "fused" is not the

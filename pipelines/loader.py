@@ -84,7 +84,9 @@ class Loader:
             views=views,
             quarantine=self.quarantine,
             readers=self.graph.threads,
-            regions=self.graph.regions,
+            regions=self.graph.regions or (self.graph.pixels and config.decode != "whole"),
+            # DALI's operators on a CPU round by the place of a pixel in its image.
+            as_decoded=self.backend == "dali" and self.graph.device == "cpu",
         )
         self.renderer = make_renderer(self.backend, self.graph, augmentation)
         self._stream: torch.cuda.Stream | None = None

@@ -74,6 +74,7 @@ class RequestMaker:
     Args:
         readers: number of threads that read files, one chunk each at a time.
         regions: decode only the part of a large JPEG that its views show.
+        as_decoded: plan the views of kept pixels as if the files were decoded, see `plan_views`.
 
     Raises:
         UserError: the views need pixels that the index has not kept.
@@ -89,11 +90,13 @@ class RequestMaker:
         quarantine: Quarantine,
         readers: int,
         regions: bool = False,
+        as_decoded: bool = False,
     ) -> None:
         if index.pixels is not None:
             index.pixels.require(augmentation.geometry)
         self.index, self._order = index, order
-        self._augmentation, self._views, self._regions = augmentation, views, regions
+        self._augmentation, self._views = augmentation, views
+        self._regions, self._as_decoded = regions, as_decoded
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
         self._stopped = False
@@ -122,8 +125,10 @@ class RequestMaker:
         if self.index.pixels is not None:
             table, address = self.index.pixels.table[samples], self.index.pixels.address[samples]
             size_px, orientation = table["size_px"].astype(np.int64), table["orientation"]
-            plan = self._plan(samples, size_px, orientation, tables, kept=kept_regions(table))
-            return Chunk(Request([], plan, address), positions, samples, np.array([], np.int64))
+            kept = kept_regions(table)
+            croppable = np.full(len(samples), self._regions and self._as_decoded)
+            plan = self._plan(samples, size_px, orientation, tables, croppable=croppable, kept=kept)
+            return Chunk(Request([], plan, address, kept), positions, samples, np.array([], np.int64))
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
         read = [
@@ -161,6 +166,7 @@ class RequestMaker:
             mirror=None if self.index.mirror is None else self.index.mirror[samples],
             croppable=croppable,
             kept=kept,
+            as_decoded=self._as_decoded and kept is not None,
         )
 
     def _read_at_once(self, samples: IntArray) -> Sequence[ImageFile | None]:

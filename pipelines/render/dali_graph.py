@@ -121,10 +121,24 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
 
 
 def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
-    """The inputs of a pipeline: encoded files, or kept pixels."""
-    if request.address is None:
+    """The inputs of a pipeline: encoded files, or kept pixels in the planned regions."""
+    if request.address is None or request.kept is None:
         return request.encoded
-    return [pixels_at(*of_one) for of_one in zip(request.address.tolist(), request.plan.shape_px.tolist(), strict=True)]
+    plan, kept = request.plan, request.kept
+    first_px = (kept.start_px - plan.start_px) >> kept.halvings[:, None]
+    images = (pixels_at(*one) for one in zip(request.address.tolist(), kept.shape_px.tolist(), strict=True))
+    return [_placed(*one) for one in zip(images, first_px.tolist(), plan.shape_px.tolist(), strict=True)]
+
+
+def _placed(pixels: npt.NDArray[np.uint8], first_px: list[int], shape_px: list[int]) -> npt.NDArray[np.uint8]:
+    """An image of a shape, with `pixels` (H, W, 3) from row and column `first_px` on. No view shows the rest."""
+    if first_px == [0, 0] and list(pixels.shape[:2]) == shape_px:
+        return pixels
+    (top, left), (height, width) = first_px, pixels.shape[:2]
+    image = np.zeros((*shape_px, 3), np.uint8)
+    inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    inside[:] = pixels[max(-top, 0) :, max(-left, 0) :][: inside.shape[0], : inside.shape[1]]
+    return image
 
 
 def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
@@ -177,16 +191,18 @@ def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
 def _halve(image: Node, sizes_px: Node, times: int) -> Node:
     """Halve to the sizes of `_halving_sizes_px`. Bilinear sampling in the middle of four pixels gives their mean.
 
-    If the mean is halfway between two levels, DALI's CPU operator rounds to the even level. In the last columns, which
-    do not fill a SIMD register, it rounds up. So a part of an image may be rounded differently from the whole.
+    If the mean is halfway between two levels, DALI's CPU operator rounds to the even level in blocks of 16 columns.
+    In the columns behind them it rounds up. So a part of an image may be rounded differently from the whole.
     """
     for level in range(times):
+        size, taken = sizes_px[level], sizes_px[times + level]
+        halves = fn.cast(taken[0] > size[0], dtype=types.INT32)
         image = fn.resize(
             image,
-            size=sizes_px[level],
+            size=size,
             roi_start=[0.0, 0.0],
-            roi_end=sizes_px[times + level],  # beyond the border, an odd one is repeated
-            interp_type=types.INTERP_LINEAR,
+            roi_end=taken,  # beyond the border, an odd one is repeated
+            interp_type=fn.reinterpret(halves, dtype=types.INTERP_TYPE),  # 0: nearest, which only copies; 1: linear
             antialias=False,
         )
     return image

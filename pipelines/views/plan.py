@@ -56,7 +56,7 @@ class Plan:
 
     Attributes:
         start_px: (N, 2) int64, row and column in the stored image where the region begins.
-        shape_px: (N, 2) int64, height and width of the region; of a kept one, after its halvings.
+        shape_px: (N, 2) int64, height and width of the region; of kept pixels, after their halvings.
     """
 
     start_px: IntArray
@@ -94,6 +94,7 @@ def plan_views(
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
     kept: KeptRegions | None = None,
+    as_decoded: bool = False,
 ) -> Plan:
     """Plan the views of N samples.
 
@@ -108,6 +109,8 @@ def plan_views(
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
         croppable: (N,) whether only a region of an image may be decoded; None: of no image.
         kept: the kept regions, which must serve this geometry (see `keep`); None: the images are in files.
+        as_decoded: plan kept regions as if their files were decoded: the regions of JPEGs or whole images, halved as
+            often as the kept pixels were.
     """
     box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
@@ -117,10 +120,14 @@ def plan_views(
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
     start_px, shape_px, done = kept or (np.zeros_like(size_px), size_px, np.zeros(len(box), np.int64))
+    if as_decoded:
+        start_px, shape_px = np.zeros_like(size_px), size_px
     if croppable is not None and croppable.any():
         start_px, shape_px = find_regions(
             size_px, stored_to_view, np.max(halvings, axis=0), geometry.side_px, croppable
         )
+    if as_decoded:
+        shape_px = -(-shape_px // 2 ** done[:, None])
     plans = (
         ViewPlan(
             table,

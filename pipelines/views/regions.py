@@ -2,7 +2,7 @@
 
 For a region, the decoder still reads the entropy-coded data before the region. It skips the transform and colour
 conversion outside the region, and all data behind the region's last row. The pixels are bit-equal to a decoded whole
-image. Views may differ by two levels before the colour jitter, since the warp computes in float32 from another origin.
+image. Views may differ by some levels before the colour jitter, since the warp computes in float32 from another origin.
 """
 
 from __future__ import annotations

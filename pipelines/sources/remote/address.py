@@ -6,7 +6,9 @@ fsspec opens the address; it takes credentials and endpoints from the environmen
 from __future__ import annotations
 
 import logging
+import os
 import random
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,8 +60,11 @@ _MISTAKES: Final = {
     "BaseEndpointResolverError": _CHECK_ADDRESS,
     "InvalidRegionError": _CHECK_ADDRESS,
     "ParamValidationError": _CHECK_ADDRESS,
+    "400": f"{_CHECK_CREDENTIALS}, also AWS_SESSION_TOKEN and AWS_DEFAULT_REGION",  # to HEAD, which gets no other code
+    "InvalidToken": f"{_CHECK_CREDENTIALS}: AWS_SESSION_TOKEN is not that of AWS_ACCESS_KEY_ID",
+    "TokenRefreshRequired": f"{_CHECK_CREDENTIALS}: AWS_SESSION_TOKEN has to be renewed",
 }
-"""Kinds of botocore's errors, by name, that another attempt does not change either, with what to do."""
+"""botocore's kinds of errors and S3's codes that another attempt does not change either, with what to do."""
 
 
 class Address(PosixPath):
@@ -204,9 +209,24 @@ def _advice(error: Exception) -> str | None:
     """What to do about a mistake in the address or the credentials; None if it is another error."""
     if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):  # of botocore, for AWS_ENDPOINT_URL
         return _CHECK_ADDRESS
-    return next((_MISTAKES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _MISTAKES), None)
+    if type(error).__name__ == "HTTPClientError":  # of botocore: what failed before anything was sent
+        return _advice_of_client(getattr(error, "kwargs", {}).get("error"))
+    code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")  # s3fs raises an OSError from it
+    names = [*(kind.__name__ for kind in type(error).__mro__), code]
+    return next((_MISTAKES[name] for name in names if name in _MISTAKES), None)
+
+
+def _advice_of_client(error: Exception | None) -> str | None:
+    unreadable = isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError)
+    if unreadable or (isinstance(error, ssl.SSLError) and error.library in ("X509", "PEM")):
+        names = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")  # the first that is set counts
+        found = next((f"{name} = {os.environ[name]}" for name in names if name in os.environ), "ca_bundle")
+        return f"Expected a file of certificates: check {found}, in the environment or in ~/.aws/config"
+    if isinstance(error, ValueError) and "headers" in str(error):
+        return f"{_CHECK_CREDENTIALS}: one of them contains a line break or another control character"
+    return None
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:200]
+    text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from moto.server import ThreadedMotoServer
 
-Fault = Literal["500", "cut", "slow", "half", "changed"]
+Fault = Literal["500", "InvalidToken", "cut", "slow", "half", "changed"]
 """What goes wrong with a request.
 
-An error of the server; half an answer; no answer until the end of the test; half an answer, and no more until then; an
-answer with a wrong byte.
+An error of the server; its refusal of a token; half an answer; no answer until the end of the test; half an answer, and
+no more until then; an answer with a wrong byte.
 """
 
 NAME = "images"
@@ -128,6 +128,13 @@ class _Handler(BaseHTTPRequestHandler):
             bucket.faults[str(fault)] += 1
         if fault == "500":
             self.send_error(500)
+            return
+        if fault == "InvalidToken":
+            told = b"<Error><Code>InvalidToken</Code><Message>The provided token is malformed.</Message></Error>"
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told if self.command == "GET" else b"")
             return
         if fault == "slow":
             bucket.over.wait(3600)

@@ -35,7 +35,7 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
-from pipelines.sources.remote.address import Retries
+from pipelines.sources.remote.address import Remote, Retries
 from pipelines.sources.shards.pack import pack
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.conftest import Record
@@ -337,6 +337,11 @@ def test_mistakes_are_one_line(
         ({"AWS_ENDPOINT_URL": "not-a-url"}, ["not-a-url", "AWS_ENDPOINT_URL"]),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:70000"}, ["http://127.0.0.1:70000", "AWS_ENDPOINT_URL"]),
         ({"AWS_DEFAULT_REGION": "the moon"}, ["the moon", "AWS_DEFAULT_REGION"]),
+        ({"AWS_SESSION_TOKEN": "in two\nlines"}, ["Check the credentials", "line break"]),
+        ({"AWS_CA_BUNDLE": "/nowhere/ca.pem"}, ["No such file", "check AWS_CA_BUNDLE = /nowhere/ca.pem"]),
+        ({"AWS_CA_BUNDLE": "/"}, ["Is a directory", "check AWS_CA_BUNDLE = /"]),
+        ({"AWS_CA_BUNDLE": __file__}, ["no certificate", f"check AWS_CA_BUNDLE = {__file__}"]),
+        ({"AWS_CA_BUNDLE": "", "REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"}, ["check REQUESTS_CA_BUNDLE = /nowhere"]),
         ({"root": "s3://my images/packed"}, ["my images", "data.root"]),
     ],
 )
@@ -345,12 +350,26 @@ def test_wrong_credentials_and_addresses_are_tried_once(
 ) -> None:
     root = changed.get("root", ADDRESS)
     for name, value in changed.items():
-        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Retries, "wait_s", lambda retries, failed: pytest.fail("tried again"))
     with pytest.raises(UserError) as told:
         load_index(replace(remote(tmp_path), root=root))
     assert all(word in str(told.value) for word in [f"{root}/index.json", *words]), told.value
     assert not bucket.requests
+
+
+def test_a_token_that_the_server_refuses_is_tried_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GET tells the reason, a HEAD only the status."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
+    monkeypatch.setattr(Retries, "wait_s", lambda retries, failed: pytest.fail("tried again"))
+    bucket.fault = lambda name, number: "InvalidToken"
+    with pytest.raises(UserError, match=r"index\.json: OSError: .* Bad Request\. Check the .* AWS_SESSION_TOKEN"):
+        load_index(remote(tmp_path))
+    with pytest.raises(UserError, match=r"index\.json: OSError: .* is malformed\. Check the .* AWS_SESSION_TOKEN"):
+        Remote(ADDRESS).read("index.json", 0, 2)
+    assert bucket.requests["index.json"] == 2
 
 
 def test_missing_packages_and_credentials_are_one_line(
