@@ -156,6 +156,11 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
                 found = json.loads(path.read_bytes())
             except ValueError:
                 found = path.read_text(errors="replace")[:80]
+            if isinstance(found, dict) and {**found, "format": FORMAT} == asdict(recipe) != found:
+                raise UserError(
+                    f"{out} holds this dataset as another version of make-data rendered it: choose another folder, or "
+                    "remove this one"
+                )
             if found != asdict(recipe):
                 raise UserError(
                     f"{out} holds a dataset made with {found}, not with {asdict(recipe)}: "

@@ -145,6 +145,13 @@ def test_a_finished_dataset_is_left_alone(made: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
 
+def test_a_dataset_of_another_renderer_is_refused(made: Path, tmp_path: Path) -> None:
+    other = {**json.loads((made / "dataset.json").read_text()), "format": dataset.FORMAT + 1}
+    (tmp_path / "dataset.json").write_text(json.dumps(other))
+    with pytest.raises(UserError, match="as another version of make-data rendered it: choose another folder"):
+        make_dataset(tmp_path, poses=POSES, seed=SEED, scenes=SCENES)
+
+
 def test_other_arguments_for_a_used_folder_are_refused(made: Path) -> None:
     with pytest.raises(
         UserError, match=r"hands holds a dataset made with .*'seed': 5.*'seed': 6.*choose another folder"

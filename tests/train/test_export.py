@@ -26,7 +26,7 @@ from tests.train.tiny_hands import untrained_run
 from train.config.tables import to_dict
 from train.pose.pose_run import load_pose_run
 from train.pose.predict import predict
-from train.runs.checkpoint import METADATA_KEY, Checkpoints, load_checkpoint, write_checkpoint
+from train.runs.checkpoint import METADATA_KEY, Checkpoints, load_checkpoint, sha256_of, write_checkpoint
 from train.weights import export
 from train.weights.convert import convert
 from train.weights.export import OPSET, OUTPUTS, export_encoder, export_network, export_onnx
@@ -99,6 +99,20 @@ def test_weights_that_half_precision_cannot_hold_stay_as_they_are(run: Path, tmp
     torch.testing.assert_close(bias, saved["network"]["head.bias"], rtol=0, atol=0)
 
 
+def about(**content: int) -> str:
+    return json.dumps({**content, "sha256": sha256_of({"a": torch.ones(1)})})
+
+
+def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hand.safetensors"
+    export_network(run, out)
+    content = bytearray(out.read_bytes())
+    content[-1000] ^= 1
+    out.write_bytes(content)
+    with pytest.raises(UserError, match=r"hand.safetensors is damaged: its tensors do not have their checksum"):
+        load_pose_run(out)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -106,8 +120,8 @@ def test_weights_that_half_precision_cannot_hold_stay_as_they_are(run: Path, tmp
         (save({"a": torch.ones(1)}), "is not a checkpoint of this project: it has no format"),
         (save({"a": torch.ones(1)}, {METADATA_KEY: "{"}), "is not a checkpoint of this project"),
         (save({"a": torch.ones(1)}, {METADATA_KEY: "[]"}), "is not a checkpoint of this project"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: '{"format": 1}'}), "is a checkpoint of format 1; expected 2"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: '{"format": 2}'}), "it has no step"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: about(format=1)}), "is a checkpoint of format 1; expected 2"),
+        (save({"a": torch.ones(1)}, {METADATA_KEY: about(format=2)}), "it has no step"),
     ],
 )
 def test_another_safetensors_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:

@@ -254,7 +254,20 @@ def _load_safetensors(path: Path) -> Any:
         metadata = (file.metadata() or {}).get(METADATA_KEY)
         if metadata is None:
             return None
-        return {**parse_json(metadata), "network": {key: file.get_tensor(key) for key in file.keys()}}  # noqa: SIM118
+        state = parse_json(metadata)
+        network = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if state.pop("sha256", None) != sha256_of(network):
+        raise UserError(f"{path} is damaged: its tensors do not have their checksum. Download it, or export it, again")
+    return {**state, "network": network}
+
+
+def sha256_of(tensors: Mapping[str, Tensor]) -> str:
+    """Checksum of the names and values of tensors."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _checked(path: Path, state: Any) -> dict[str, Any]:

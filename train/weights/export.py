@@ -24,7 +24,7 @@ from models.network import IMAGENET_MEAN, IMAGENET_STD
 from models.pose import PoseNetwork
 from models.weights import encoder_state
 from train.pose.pose_run import PoseRun, load_pose_run
-from train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint
+from train.runs.checkpoint import FORMAT, METADATA_KEY, find_checkpoint, load_checkpoint, sha256_of
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes
 
 OPSET: Final = 18
@@ -79,9 +79,10 @@ def export_network(source: Path, out: Path) -> str:
     run = load_pose_run(source)
     refuse_inputs(out, [run.path])
     saved = load_checkpoint(run.path)
-    about = {"format": FORMAT, "step": run.step, "config": saved["config"], "depth": run.depth}
     learnt = dict(run.network.named_parameters())
     state = {key: _halved(value) if key in learnt else value for key, value in run.network.state_dict().items()}
+    about = {"format": FORMAT, "step": run.step, "config": saved["config"], "depth": run.depth,
+             "sha256": sha256_of(state)}  # fmt: skip
     save_tensors(state, out, {METADATA_KEY: json.dumps(about)})
     return f"{run.config.encoder.name} with its pose head of {run.path}, {out.stat().st_size / 1e6:.1f} MB"
 
