@@ -195,14 +195,12 @@ def _halve(image: Node, sizes_px: Node, times: int) -> Node:
     In the columns behind them it rounds up. So a part of an image may be rounded differently from the whole.
     """
     for level in range(times):
-        size, taken = sizes_px[level], sizes_px[times + level]
-        halves = fn.cast(taken[0] > size[0], dtype=types.INT32)
         image = fn.resize(
             image,
-            size=size,
+            size=sizes_px[level],
             roi_start=[0.0, 0.0],
-            roi_end=taken,  # beyond the border, an odd one is repeated
-            interp_type=fn.reinterpret(halves, dtype=types.INTERP_TYPE),  # 0: nearest, which only copies; 1: linear
+            roi_end=sizes_px[times + level],  # beyond the border, an odd one is repeated
+            interp_type=types.INTERP_LINEAR,
             antialias=False,
         )
     return image
