@@ -37,8 +37,10 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	$(BIN)/python cli.py pretrain -c configs/demo.toml --resume auto
 	$(BIN)/python cli.py finetune -c configs/finetune_demo.toml --resume auto
 	$(BIN)/python cli.py evaluate runs/finetune_demo --set data.part=evaluation --set data.split=all
-	$(BIN)/python cli.py predict runs/finetune_demo $(CACHE)/hands/evaluation/rgb \
-	    --box $(CACHE)/hands/evaluation_boxes.csv --out runs/predictions_demo
+	mkdir -p runs/ten_hands && cp $(CACHE)/hands/evaluation/rgb/0000000?.jpg runs/ten_hands
+	head -11 $(CACHE)/hands/evaluation_boxes.csv > runs/ten_hands/boxes.csv
+	$(BIN)/python cli.py predict runs/finetune_demo runs/ten_hands --box runs/ten_hands/boxes.csv \
+	    --out runs/predictions_demo
 	$(BIN)/python cli.py report runs/demo runs/finetune_demo --predictions runs/predictions_demo --out runs/report.html
 
 test: lint  ## lint, types and the tests that end within minutes
