@@ -63,7 +63,7 @@ def find_card(given: str) -> Card:
     name, *numbers = given.split(",")
     try:
         bandwidth, peak = (float(number) for number in numbers)
-        if not (0 < bandwidth < 1e6 and 0 < peak < 1e6):
+        if not (name.strip() and 0 < bandwidth < 1e6 and 0 < peak < 1e6):
             raise ValueError
     except ValueError:
         known = ", ".join(card.name for card in CARDS)

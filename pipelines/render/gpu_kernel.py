@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,16 +70,23 @@ def make_views(address: IntArray, plan: Plan, augmentation: Augmentation, outs: 
 
 
 def require_compiler() -> None:
-    """Check that Triton can compile what starts the kernel on a GPU.
+    """Check that Triton can compile the kernel and what starts it on a GPU.
 
     Raises:
-        UserError: there is no C compiler.
+        UserError: there is no C compiler, or Triton's folder for compiled kernels cannot be made.
     """
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         raise UserError(
             'pipelines.gpu_views = "fused" needs a C compiler: gcc and clang are missing, and CC is not set. Install '
             'gcc, or set pipelines.gpu_views = "graph"'
         )
+    try:
+        Path(triton.knobs.cache.dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f'pipelines.gpu_views = "fused": {triton.knobs.cache.dir}, where Triton keeps compiled kernels, cannot be '
+            f"made: {error.strerror}. Set TRITON_CACHE_DIR to a folder that can be written"
+        ) from error
 
 
 def constants(augmentation: Augmentation) -> dict[str, Any]:

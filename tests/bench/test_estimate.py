@@ -297,7 +297,7 @@ def test_cards_and_sources_of_the_user() -> None:
     assert (own.name, own.bytes_per_s, own.flop_per_s) == ("RTX 3060", 360e9, 51e12)
     assert find_source("1280x720:375") == Source(1280, 720, 375)
     assert find_source("640x480") == Source(640, 480)
-    for wrong in ("RTX 9999", "RTX 3060,360", "RTX 3060,360,nan", "RTX 3060,-1,51"):
+    for wrong in ("RTX 9999", "RTX 3060,360", "RTX 3060,360,nan", "RTX 3060,-1,51", " ,360,51"):
         with pytest.raises(UserError, match="expected one of RTX 2080 Ti"):
             find_card(wrong)
     for wrong in ("640", "0x480", "640x480:", "640x480x3"):

@@ -308,10 +308,11 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     assert (view.image == 50).all()
 
 
-def test_without_a_compiler_the_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Triton does, but in one line and before the first batch."""
     monkeypatch.setenv("PATH", "/none")
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     on_cpu = GraphConfig(device="cpu", device_id=None, batch=1, threads=1, prefetch=1, views=1, fused=True)
     FusedViews(on_cpu, Augmentation())
     on_gpu = replace(on_cpu, device="gpu", device_id=0)
@@ -319,6 +320,15 @@ def test_without_a_compiler_the_kernel_is_refused(monkeypatch: pytest.MonkeyPatc
         FusedViews(on_gpu, Augmentation())
     monkeypatch.setenv("CC", "cc")
     FusedViews(on_gpu, Augmentation())
+
+
+def test_a_folder_for_kernels_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    on_gpu = GraphConfig(device="gpu", device_id=0, batch=1, threads=1, prefetch=1, views=1, fused=True)
+    with pytest.raises(UserError, match=r"cache, where Triton .*: Not a directory\. Set TRITON_CACHE_DIR"):
+        FusedViews(on_gpu, Augmentation())
 
 
 class NoGpu:

@@ -116,7 +116,8 @@ def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"<html>not found</html>", "is not a checkpoint of this project: it is not an archive"),
+        (b"<html>not found</html>", "is not a checkpoint of this project: it is not a whole safetensors file"),
+        (save({"a": torch.ones(1)})[:-1], "is not a checkpoint of this project: it is not a whole safetensors file"),
         (save({"a": torch.ones(1)}), "is not a checkpoint of this project: it has no format"),
         (save({"a": torch.ones(1)}, {METADATA_KEY: "{"}), "is not a checkpoint of this project"),
         (save({"a": torch.ones(1)}, {METADATA_KEY: "[]"}), "is not a checkpoint of this project"),

@@ -241,9 +241,9 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
         raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
     except (UserError, MemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # torch raises many kinds of errors for other files; its messages advise running their code
+    except safetensors.SafetensorError as error:
+        raise _foreign(path, "it is not a whole safetensors file") from error
+    except Exception as error:  # torch raises many kinds for other files; its messages advise running their code
         raise _foreign(path, "it is not an archive of tensors and plain values") from error
     return _checked(path, state)
 
