@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench import studies
 from bench.gpu.cards import CARDS
 from bench.gpu.estimate import SOURCES
 from bench.gpu.estimate_tables import estimate
 from bench.loaders import first_batch
 from bench.rows import yes_or_no
+from bench.studies.pictures import write_pictures
+from bench.studies.tables import overview
+from bench.studies.tables import tables as study_tables
 from bench.tables import NoRowError, Row, machine_of, markdown, measured_on, rows_of
 from bench.training.report import FIGURES
 from errors import UserError
@@ -34,7 +36,7 @@ def write_docs(results: Path, docs: Path) -> str:
         done.append(f"{page}: tables from {results}")
     if not (readme := docs.parent / "README.md").exists():
         done.append(f"{readme}: no such file, so its tables were not written")
-    done += studies.write_pictures(results, docs / "images")
+    done += write_pictures(results, docs / "images")
     return "\n".join(done)
 
 
@@ -56,7 +58,7 @@ def fill_tables(text: str, results: Path) -> str:
         if name not in _TABLES and name != "study":
             raise UserError(f"<!-- rows: {block[2]} -->: expected one of {', '.join(_TABLES)}, or study and its name")
         try:
-            table = studies.tables(results, study) if name == "study" else _TABLES[name](results)
+            table = study_tables(results, study) if name == "study" else _TABLES[name](results)
         except NoRowError as none:
             table = f"No row yet{none}.\n"
         return f"{block[1]}\n{table}\n{block[3]}"
@@ -228,7 +230,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "soak": _soak,
     "gpu": _gpu,
     "gpu-estimate": _gpu_estimate,
-    "studies": studies.overview,
+    "studies": overview,
     "scaling-error": _scaling_error,
     "loaders-in-short": _loader("small", "loaders", short=True),
     "loaders-large-in-short": _loader("large", "loaders", short=True),

@@ -24,7 +24,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from bench.rows import append, describe_machine, read_rows
-from bench.studies import COMPARISON_HEADS, comparison_cells
+from bench.studies.rows import COMPARISON_HEADS, comparison_cells
 from errors import UserError
 from experiments.config import Claim, Maps, Plan, Render
 from experiments.maps import measure_maps

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from bench.documentation import fill_tables, write_docs
-from bench.studies import FILES, study_names
+from bench.studies.pictures import Picture, picture_of_claims, picture_of_study
+from bench.studies.rows import FILES, study_names, study_rows
 from errors import UserError
+from train.config.load import read_toml
 
 MACHINE = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,12 @@ def compared(better: str, than: str, metric: str, differences: list[float], low:
     mean = float(np.mean(differences))
     return {"kind": "comparison", "better": better, "than": than, "metric": metric, "differences": differences,
             "mean": mean, "low": low, "high": high, "holds": high < 0, "seeds": [0, 1]}  # fmt: skip
+
+
+def drawn(results: Path, name: str) -> Picture:
+    picture = picture_of_study(name, read_toml(FILES / f"{name}.toml"), "small", study_rows(results, name, "small"))
+    assert picture is not None
+    return picture
 
 
 def test_a_study_without_rows_says_so_and_has_the_published_figures(tmp_path: Path) -> None:
@@ -115,7 +123,57 @@ def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
     assert shifts in made
     assert "0 of the 2 claims" in section(results, "studies")
     write_docs(results, docs)
-    assert (docs / "images" / "study_equivariance_small.png").stat().st_size > 5000
+    assert (docs / "images" / "equivariance_small.png").stat().st_size > 5000
+
+
+def test_the_curve_has_a_line_for_each_start(tmp_path: Path) -> None:
+    rows = [
+        {"study": "label_fractions", **arm(f"{start}_{share:03}", seed, epe_cm=share + factor + seed, pa_epe_cm=1.0)}
+        for factor, start in enumerate(("scratch", "one")) for share in (100, 10) for seed in (0, 1)
+    ]  # fmt: skip
+    write_rows(tmp_path, *rows)
+    picture = drawn(tmp_path, "label_fractions")
+    assert picture.link in section(tmp_path, "study label_fractions")
+    errors, aligned = picture.draw().axes
+    assert (errors.get_ylabel(), aligned.get_ylabel()) == ("EPE, cm", "PA-EPE, cm")
+    lines = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in errors.lines}
+    assert lines["no pre-training"] == [[0.1, 10.5], [1.0, 100.5]]
+    assert lines["PeCLR, one source"] == [[0.1, 11.5], [1.0, 101.5]]
+    assert [mark.get_text() for mark in errors.get_xticklabels()] == ["10", "100"]
+
+
+def test_the_arms_of_a_figure_are_drawn_from_best_to_worst(tmp_path: Path) -> None:
+    means = {"rotation_simclr": 30.0, "rotation_peclr": 20.0, "translation_peclr": 10.0}
+    rows = [arm(name, seed, epe_px=px + seed) for name, px in means.items() for seed in (0, 1)]
+    write_rows(tmp_path, *({"study": "geometric", **row} for row in rows))
+    (axes,) = drawn(tmp_path, "geometric").draw().axes
+    assert [mark.get_text() for mark in axes.get_yticklabels()] == sorted(means, key=lambda name: means[name])
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines[:2]] == [[10.0, 11.0], [10.5]]
+
+
+def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None:
+    rows = [arm(name, seed, epe_px=px, epe_cm=5.0) for name, px in (("peclr", 9), ("simclr", 10)) for seed in (0, 1)]
+    claims = [
+        compared("peclr", "simclr", "epe_px", [-1, -1], -1.5, -0.5),
+        compared("peclr", "simclr", "epe_cm", [1, 1], 0, 2),
+    ]
+    write_rows(tmp_path, *rows, *claims)
+    picture = picture_of_claims(tmp_path, "small")
+    assert picture is not None
+    assert picture.link in section(tmp_path, "studies")
+    (axes,) = picture.draw().axes
+    bars = [np.asarray(line.get_xdata()).tolist() for line in axes.lines[1:]]
+    assert bars == [
+        pytest.approx([-40.0, 0.0]),
+        pytest.approx([-20.0]),
+        pytest.approx([5.0, 15.0]),
+        pytest.approx([10.0]),
+        [3.4, 12.8],
+    ]
+    assert [mark.get_text() for mark in axes.get_yticklabels()] == [
+        "Table 1: peclr over simclr, EPE", "Table 1: peclr over simclr, 2D EPE"
+    ]  # fmt: skip
+    assert picture_of_claims(tmp_path, "paper") is None
 
 
 def test_the_page_has_every_study_once() -> None:

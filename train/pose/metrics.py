@@ -42,6 +42,11 @@ class Metric(NamedTuple):
     higher_is_better: bool
     meaning: str
 
+    @property
+    def title_and_unit(self) -> str:
+        """Such as "EPE, cm"."""
+        return ", ".join(filter(None, (self.title, self.unit)))
+
 
 METRICS: Final = {
     "pa_epe_cm": Metric(
