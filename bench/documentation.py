@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.gpu.cards import CARDS
 from bench.gpu.estimate import SOURCES
 from bench.gpu.estimate_tables import estimate
 from bench.loaders import first_batch
+from bench.proofs import proofs
 from bench.rows import yes_or_no
 from bench.studies.pictures import write_pictures
 from bench.studies.tables import overview
@@ -94,24 +95,6 @@ def _loader(sources: str, part: str, *, short: bool = False) -> Callable[[Path],
 def _first_batch(results: Path) -> str:
     row = _last(results / "first_batch.jsonl")
     return f"{measured_on(row)}: {first_batch.summary(row)}.\n"
-
-
-def _proofs(results: Path) -> str:
-    """A table of rows that tests record: the newest row of each kind."""
-    lines = []
-    for file in sorted(results.glob("*.jsonl")):
-        if file.stem in _IN_OTHER_TABLES:
-            continue
-        for row in {row.get("proof"): row for row in rows_of(file)}.values():
-            figures = ", ".join(f"{name.replace('_', ' ')} {_figure(row[name])}" for name in row if name not in _HEAD)
-            lines.append((f"{row['place']}, {row['machine']['date']}", figures))
-    if not lines:
-        raise NoRowError
-    return markdown(("row", "figures"), lines)
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
 def _train(results: Path) -> str:
@@ -237,9 +220,9 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "first-batch": _first_batch,
     "find-boxes": _find_boxes,
     "networks": _networks,
-    "proofs": _proofs,
+    "proofs": lambda results: proofs(results, _IN_OTHER_TABLES),
 }
-_IN_OTHER_TABLES: Final = {
+_IN_OTHER_TABLES: Final[set[str]] = {
     "loader",
     "train",
     "soak",
@@ -250,7 +233,6 @@ _IN_OTHER_TABLES: Final = {
     "find_boxes",
     "networks",
 }
-_HEAD: Final = {"bench", "machine", "place"}
 
 
 def _on_cpu(row: Row) -> bool:

@@ -55,8 +55,12 @@ def overview(results: Path) -> str:
             waiting.append(f"At scale {scale}: {'everything' if missing == could else named}.")
     said = f"**Not run yet.** {' '.join(waiting)}\n\n" if waiting else ""
     if signs:
-        same = sum(line[-2] == "yes" for line in signs)
-        said += f"{same} of the {len(signs)} claims of the paper that were measured have the paper's sign.\n\n"
+        same = [line for line in signs if line[-2] == "yes"]
+        shown = sum(line[-1] == "yes" for line in same)
+        said += (
+            f"{len(same)} of the {len(signs)} claims that were measured have the paper's sign, "
+            f"{shown} of them with an interval that does not contain zero.\n\n"
+        )
     pictures = filter(None, (picture_of_claims(results, scale) for scale in SCALES))
     said += "".join(f"{picture.link}\n\n" for picture in pictures)
     table = markdown(("study", "source", *(f"scale {scale}" for scale in SCALES)), lines)

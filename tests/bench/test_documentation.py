@@ -111,10 +111,14 @@ def test_the_readme_and_the_page_are_made_from_the_same_row(tmp_path: Path) -> N
     assert (docs / "other.md").read_text() == "no table"
 
 
-def test_what_tests_record_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_a_proof_is_said_in_a_sentence_and_the_newest_row_counts(tmp_path: Path) -> None:
     machine = {"date": "2030-01-01"}
-    rows = [{"bench": "kills", "machine": machine, "kills": kills, "largest_difference": 1 / 3} for kills in (10, 20)]
-    (tmp_path / "kills.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"bench": "world_sizes", "machine": machine, "steps": steps, "precision": "fp64",
+             "largest_relative_difference": {"2": 1e-9, "4": 2e-9}} for steps in (10, 20)]  # fmt: skip
+    (tmp_path / "world_sizes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "other.jsonl").write_text(json.dumps({"bench": "other", "machine": machine, "a_b": 1 / 3}) + "\n")
     made = fill_tables("<!-- rows: proofs -->\n<!-- end rows -->\n", tmp_path)
-    assert "| `kills.jsonl`, row 2, 2030-01-01 | kills 20, largest difference 0.3333 |" in made
-    assert "row 1" not in made
+    assert "row 2, 2030-01-01 | 20 steps on 1 to 4 ranks see the same samples; the weights differ by at most" in made
+    assert "a relative 2e-09 (fp64) |" in made
+    assert "| `other.jsonl`, row 1, 2030-01-01 | a b 0.3333 |" in made  # a proof without a sentence
+    assert "10 steps" not in made
