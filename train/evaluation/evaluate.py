@@ -94,7 +94,8 @@ def evaluate(
         tables.append(report.table_of(f"minus {other.run.path}, on the same images", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = theirs
-    few = dataclasses.replace(evaluation.index, sources=()).select(rows)
+    # In the order of their errors: not as joined sources or blocks of shards, whose rows ascend.
+    few = dataclasses.replace(evaluation.index, sources=(), blocks=None).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     report.save_poses(folder / "hands.csv", evaluation)

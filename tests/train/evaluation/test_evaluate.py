@@ -16,6 +16,7 @@ from models.pose import PoseNetwork, PoseOutput
 from pipelines.config import each_source
 from pipelines.samples.store import Store
 from pipelines.sources import load_index
+from pipelines.sources.shards.pack import pack
 from tests.train import tiny_hands
 from tests.train.pose_metrics import pixel_metrics, pose_metrics
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
@@ -197,6 +198,21 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
         picture = cv2.imread(str(tmp_path / "out" / name))
         assert picture is not None
         assert picture.std() > 10
+
+
+def test_the_worst_poses_are_drawn_from_shards_that_are_shuffled_in_blocks(
+    run: Path, hands: Path, tmp_path: Path
+) -> None:
+    """Their rows do not ascend, as those of blocks do."""
+    packed = tmp_path / "shards"
+    box = load_pose_run(run).config.data
+    assert isinstance(box, FinetuneDataConfig)
+    pack(load_index(dataclasses.replace(box, split="all", box_margin=1.0)), packed, per_shard=16, workers=1)
+    settings = (f"data.root={packed}", "data.source=shards", "data.shuffle_shards=1", "data.split=all")
+    done = call(run, tmp_path / "out", *settings)
+    assert done.files[-1].name == "worst.png"
+    files = [hand["file"] for hand in json.loads((tmp_path / "out" / "metrics.json").read_text())["worst"]]
+    assert files != sorted(files), "in ascending order, they show nothing: take other data"
 
 
 def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
