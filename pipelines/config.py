@@ -23,6 +23,9 @@ SOURCES: Final = {
 }
 """Layout -> "module:function" that makes an `Index` from a `DataConfig`; imported when it is called."""
 
+WITH_PARTS: Final = ("freihand", "youtube3d", "ho3d")
+"""The layouts with a training and an evaluation part (`DataConfig.part`)."""
+
 D = TypeVar("D", bound="DataConfig")
 
 
@@ -35,7 +38,7 @@ class DataConfig:
             COCO's JSON format), "folder" (any tree of JPEG, PNG and WebP files) or "shards" (what the commands `pack`
             and `index` write).
         root: the dataset's folder. For shards, also an address such as "s3://bucket/folder".
-        part: the dataset's part. YouTube3DHands: "evaluation" is its test part.
+        part: the dataset's part, for `WITH_PARTS`. YouTube3DHands: "evaluation" is its test part.
         split: "train" and "val" divide the training part 90/10: FreiHAND by pose, HO-3D by recording, COCO by image,
             shards by the group that was packed (such as FreiHAND's pose). YouTube3DHands has train and val parts of its
             own; there "all" is the train part.

@@ -33,9 +33,14 @@ def load_coco(config: DataConfig) -> Index:
         has none.
 
     Raises:
-        UserError: the file is missing or does not fit the format, or has no labelled keypoint.
+        UserError: the file is missing or does not fit the format, or has no labelled keypoint; a part is chosen.
     """
     refuse_boxes(config, "COCO's annotations hold the boxes")
+    if config.part != "training":
+        raise UserError(
+            f"data.part = {config.part!r}: COCO's annotations have no parts. Leave it out, and set data.split, "
+            "or data.annotations to the file of other images."
+        )
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
     try:

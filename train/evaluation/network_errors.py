@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from pipelines.config import each_source
+from pipelines.config import WITH_PARTS, each_source
 from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
@@ -124,9 +124,11 @@ def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
 
 def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
     """Whether the configurations say that an evaluation uses training images of the run."""
-    same = attrgetter("source", "root", "part", "annotations")
+    same = attrgetter("source", "root", "annotations")
     return run.step > 0 and any(
-        same(source) == same(trained) and {source.split, trained.split} != {"train", "val"}
+        same(source) == same(trained)
+        and (source.part == trained.part or source.source not in WITH_PARTS)
+        and {source.split, trained.split} != {"train", "val"}
         for source in each_source(config.data)
         for trained in each_source(run.config.data)
     )

@@ -72,6 +72,12 @@ def test_the_parts_share_no_image(root: Path) -> None:
     assert len({*val.paths}) == 2
 
 
+def test_a_part_is_refused(root: Path) -> None:
+    """It would be all images, those of training included."""
+    with pytest.raises(UserError, match=r"data\.part = 'evaluation': .*have no parts"):
+        load_coco(DataConfig("coco", str(root), part="evaluation"))
+
+
 def test_the_file_may_lie_elsewhere(root: Path) -> None:
     moved = root.parent / "elsewhere.json"
     (root / "annotations.json").rename(moved)
