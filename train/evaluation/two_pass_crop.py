@@ -18,7 +18,7 @@ from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
 from train.pictures import Image
 from train.pose.inference import Floats, Poses, Progress
-from train.pose.labels import PoseLabels
+from train.pose.labels import PoseLabels, left_for_right
 from writing import whole_file, write_text
 
 FIRST_BOX_FRAC = 0.33
@@ -41,7 +41,9 @@ def estimate_in_two_passes(
 
     The first box is `FIRST_BOX_FRAC` of the image; the second is the rectangle around the predicted 2D keypoints, in
     whole pixels of the first view. The box's longer side is `BOX_IN_VIEW` of the view's side; the view is black outside
-    the image. The authors' code counts pixels from the first pixel's centre. For the authors' networks
+    the image. Both views are mirrored where `Index.mirror` says so, as in training.
+
+    The authors' code counts pixels from the first pixel's centre. For the authors' networks
     (`pose.first_keypoint = "palm"`), this function does the same. For ours, it counts from the corner, as in training.
 
     Arguments and result as in `estimate_poses`; files that cannot be read have -1 in `samples`, and if all have, it is
@@ -49,6 +51,7 @@ def estimate_in_two_passes(
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
+    mirror = np.zeros(count, bool) if index.mirror is None else index.mirror
     keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
     kept: list[Image] = []
@@ -76,13 +79,14 @@ def estimate_in_two_passes(
         if rows:
             k = intrinsics[rows].astype(np.float64)
             sizes = np.array([image.shape[1::-1] for image in images], np.float64)  # (n, 2): width, height
-            crops = crops_around(sizes / 2, FIRST_BOX_FRAC * sizes.max(axis=1), side_px)
+            crops = crops_around(sizes / 2, FIRST_BOX_FRAC * sizes.max(axis=1), side_px, mirror[rows])
             first, _, _ = predict(images, crops, k)
             first = np.nan_to_num(first)
             # (n, 2, 2), in the first view
             edges: Floats = np.trunc(np.stack([first.min(axis=1), first.max(axis=1)], axis=1))
             low, high = _to_source(edges, crops).transpose(1, 0, 2)
-            crops = crops_around((low + high) / 2, np.maximum((high - low).max(axis=1), 1.0), side_px)
+            longer_px = np.abs(high - low).max(axis=1)  # of a mirrored view, low is on the right
+            crops = crops_around((low + high) / 2, np.maximum(longer_px, 1.0), side_px, mirror[rows])
             second, joints[rows], views = predict(images, crops, k)
             keypoints_px[rows], matrices[rows] = _to_source(second, crops), crops
             more = max(0, keep_images - len(kept))
@@ -93,24 +97,32 @@ def estimate_in_two_passes(
     if (samples < 0).all():
         raise UserError(f"{index.root} ({index.name}): none of {count} images can be read; expected JPEG or PNG files")
     shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
-    return Poses(samples, keypoints_px, joints, np.array(kept_rows, np.int64), shown, matrices)
+    return Poses(
+        samples,
+        left_for_right(keypoints_px, mirror, network.skeleton),
+        left_for_right(joints, mirror, network.skeleton),
+        np.array(kept_rows, np.int64),
+        shown,
+        matrices,
+    )
 
 
-def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int) -> Floats:
+def crops_around(centre_px: Floats, side_px: Floats, view_side_px: int, mirror: npt.NDArray[np.bool_]) -> Floats:
     """Maps from source to view with a box in the middle, whose side is `BOX_IN_VIEW` of the view's.
 
     Args:
         centre_px: (N, 2) centres of the boxes, in the source.
         side_px: (N,) sides of the boxes, in the source.
         view_side_px: side of the views.
+        mirror: (N,) the views to mirror, left for right.
 
     Returns:
         (N, 2, 3).
     """
     scale = BOX_IN_VIEW * view_side_px / side_px
     crops = np.zeros((len(scale), 2, 3))
-    crops[:, 0, 0] = crops[:, 1, 1] = scale
-    crops[:, :, 2] = view_side_px / 2 - scale[:, None] * centre_px
+    crops[:, 0, 0], crops[:, 1, 1] = np.where(mirror, -scale, scale), scale
+    crops[:, :, 2] = view_side_px / 2 - crops[:, [0, 1], [0, 1]] * centre_px
     return crops
 
 

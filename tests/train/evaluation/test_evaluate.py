@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import itertools
 import json
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from errors import UserError
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.config import each_source
+from pipelines.samples.index import Index
 from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from pipelines.sources.shards.pack import pack
@@ -231,6 +233,14 @@ def test_training_data_of_the_run_is_recognised(run: Path) -> None:
     assert not trained_on(loaded, evaluation_config(loaded, [], ["data.split=all", "data.part=evaluation"]))
 
 
+def test_a_part_makes_no_other_images_of_a_source_without_parts(run: Path) -> None:
+    loaded = load_pose_run(run)
+    tables = to_dict(loaded.config)
+    tables["data"].update(source="dexter_object", split="all")
+    on_dexter = dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
+    assert trained_on(on_dexter, evaluation_config(on_dexter, [], ["data.part=evaluation"]))
+
+
 @pytest.mark.parametrize("setting", ["data.part=evaluation", "data.0.part=evaluation", "data.source=dexter_object"])
 def test_parts_that_are_not_split_are_used_whole_unless_a_split_is_set(setting: str, run: Path) -> None:
     """The run's own split is of its training part, and nobody asked for it here."""
@@ -326,6 +336,41 @@ def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
     assert poses.images.shape == (2, side_px, side_px, 3)
 
 
+class Seen(Store):
+    """The images of an index, seen in a mirror or not."""
+
+    def __init__(self, index: Index, *, mirrored: bool) -> None:
+        self.index, self.mirrored = index, mirrored
+
+    def read(self, row: int) -> bytes:
+        image = cv2.imread(str(self.index.path(row)))
+        assert image is not None
+        return cv2.imencode(".png", image[:, ::-1] if self.mirrored else image)[1].tobytes()
+
+
+def test_two_passes_show_mirrored_hands_as_the_network_knows_them(run: Path) -> None:
+    """A left hand, which is a right one in a mirror, gives the views and the pose of the right one."""
+    knowing, config = knowing_run(run)
+    index, count = load_index(config.data), 5
+    right = index.select(np.arange(count))
+    right = dataclasses.replace(right, store=Seen(right, mirrored=False))
+    camera = right.targets["K"]
+    in_mirror = np.array([[-1, 0, tiny_hands.SIDE_PX], [0, 1, 0], [0, 0, 1]], np.float32) @ camera
+    left = dataclasses.replace(right, store=Seen(right, mirrored=True), mirror=np.ones(count, bool))
+    network = knowing.network
+    assert isinstance(network, Knowing)
+    config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=count))
+    network.joints, network.error = (table[:count].repeat(4, 1, 1) for table in (network.joints, network.error))
+    expected = estimate_in_two_passes(network, right, camera, config, World(), keep_images=count)
+    found = estimate_in_two_passes(network, left, in_mirror, config, World(), keep_images=count)
+    np.testing.assert_allclose(found.images.astype(int), expected.images.astype(int), atol=8)
+    np.testing.assert_allclose(
+        tiny_hands.SIDE_PX - found.keypoints_px[..., 0], expected.keypoints_px[..., 0], atol=1e-3
+    )
+    np.testing.assert_allclose(found.keypoints_px[..., 1], expected.keypoints_px[..., 1], atol=1e-3)
+    np.testing.assert_allclose(found.joints, expected.joints, atol=1e-6)
+
+
 class Wide(Store):
     """A store of one picture of 100 x 40 pixels."""
 
@@ -372,8 +417,8 @@ def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
 
     image = np.zeros((100, 100, 3), np.uint8)
     image[40:50, 60:70] = 255  # corner-based middle (65, 45), centre-based (64.5, 44.5)
-    (crop,) = crops_around(np.array([[60.0, 50.0]]), np.array([40.0]), 64)
-    for origin_px in (0.0, 0.5):
+    crops = crops_around(np.array([[60.0, 50.0]] * 2), np.array([40.0] * 2), 64, np.array([False, True]))
+    for origin_px, crop in itertools.product((0.0, 0.5), crops):
         view = _view(image, crop, 64, origin_px)[..., 0].astype(float)
         ys, xs = np.mgrid[:64, :64]
         found = np.array([(xs * view).sum(), (ys * view).sum()]) / view.sum() + origin_px
