@@ -26,7 +26,7 @@ from train.config.pretraining import Config
 from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.launcher import leaving_with_launcher
-from train.distributed.together import Together, together
+from train.distributed.together import Together, require_same, together
 from train.distributed.world import World, described_world, joined
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
@@ -35,7 +35,7 @@ from train.runs.folder import Resume, RunFolder
 from train.runs.meter import Meter
 from train.runs.profiler import profiled
 from train.runs.trackers import require_installed
-from train.steps.optim import describe, require_same
+from train.steps.optim import describe
 from train.steps.training_state import N, R, TrainingState
 
 log = logging.getLogger(__name__)
@@ -108,14 +108,17 @@ class Trainer:
         torch.manual_seed(config.run.seed)
 
         index = together(world, lambda: load_index(config.data))
+        if world.world_size > 1:
+            require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
         epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
-        backends = world.gather_objects(describe(task.optimizer))
-        together(world, lambda: require_same(backends))
+        remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
+        require_same(world, "optimisers", describe(task.optimizer), remedy)
+        require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
         if checkpoint is not None:
             together(world, lambda: self._restore(task, checkpoint, index.counts))
         if task.steps_done >= task.total_steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,6 +124,19 @@ class Index:
     def counts(self) -> list[int]:
         """Samples of each source."""
         return [source.count for source in self.sources] or [len(self)]
+
+    def in_words(self) -> str:
+        """Counts of images and checksums of file names and boxes: alike on two hosts with the same images.
+
+        Names are taken without their folders, and those of a store are left out, since they are on the disk.
+        """
+        files = zlib.crc32(b"")
+        if not isinstance(self.paths, LazyNames):
+            files = zlib.crc32(
+                "\n".join(path.rpartition("/")[2] for path in self.paths).encode(errors="surrogateescape")
+            )
+        boxes = zlib.crc32(np.ascontiguousarray(self.box_px).data)
+        return f"{' + '.join(map(str, self.counts))} images (checksums {files:08x} of names, {boxes:08x} of boxes)"
 
     def select(self, rows: npt.NDArray[np.int64]) -> Index:
         """The index of the samples at `rows`, in this order. The index must have a single source."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -23,6 +24,22 @@ def together(world: World, action: Callable[[], T]) -> T:
             machine, such as lack of memory, become a `UserError` too.
     """
     return _together(world, None, action)[0]
+
+
+def require_same(world: World, what: str, mine: str, remedy: str) -> None:
+    """Raise a `UserError` on all ranks if one of them describes its own `what` in other words than rank 0.
+
+    Only the lowest rank reports it; on the other ranks it is a `ToldByAnother`.
+    """
+    everybody = world.gather_objects((mine, platform.node()))
+    first, host = everybody[0]
+    for rank, (other, other_host) in enumerate(everybody):
+        if other != first:
+            kind = UserError if world.is_main else ToldByAnother
+            raise kind(
+                f"the ranks have different {what}: rank 0 on {host} has {first}, rank {rank} on {other_host} has "
+                f"{other}. {remedy}"
+            )
 
 
 class Together:

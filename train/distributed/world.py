@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store
 
-from errors import RanksLost, UserError
+from errors import RanksLost, ToldByAnother, UserError
 from machine.ranks import described_ranks
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Watchdog, activity
@@ -151,7 +153,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     `rank_timeout_s`: seconds to wait for a rank that is missing, or that makes no progress later.
 
     Raises:
-        UserError: the address of the store is missing in the environment.
+        UserError: the address of the store is missing in the environment, or only some ranks have a GPU.
         RanksLost: ranks did not come; the message names them.
     """
     on_gpu = world.device.type == "cuda"
@@ -162,6 +164,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         return
     store = connect(world.rank, world.world_size, rank_timeout_s)
     room = meet(store, world.rank, world.world_size, rank_timeout_s)
+    _require_same_kind_of_device(room, world, rank_timeout_s)
     interface = interface_to(os.environ["MASTER_ADDR"]) if world.world_size > world.local_world_size else None
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -180,3 +183,17 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
     finally:
         dist.destroy_process_group()
+
+
+def _require_same_kind_of_device(room: Store, world: World, timeout_s: float) -> None:
+    """Refuse GPUs on only some ranks: NCCL would wait for the others."""
+    room.set(f"device/{world.rank}", f"{world.device.type} on {platform.node()}")
+    barrier(room, "devices", world.rank, world.world_size, timeout_s)
+    devices = [room.get(f"device/{rank}").decode() for rank in range(world.world_size)]
+    for rank, device in enumerate(devices):
+        if device.split()[0] != devices[0].split()[0]:
+            kind = UserError if world.is_main else ToldByAnother
+            raise kind(
+                f"the ranks have different devices: rank 0 {devices[0]}, rank {rank} {device}. See nvidia-smi "
+                "there, or set train.device"
+            )

@@ -6,7 +6,7 @@ import importlib
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, cast
 
 import torch
@@ -105,16 +105,6 @@ def describe(optimizer: torch.optim.Optimizer) -> str:
         return f"LARS around {describe(optimizer.inner)}"
     kind = type(optimizer)
     return f"{kind.__module__.split('.')[0]}'s {kind.__name__}{', fused' if optimizer.defaults.get('fused') else ''}"
-
-
-def require_same(described: Sequence[str]) -> None:
-    """Raise a `UserError` if the ranks' optimisers, in the words of `describe`, differ."""
-    other = next((rank for rank, one in enumerate(described) if one != described[0]), None)
-    if other is not None:
-        raise UserError(
-            f"the ranks have different optimisers: rank 0 {described[0]}, rank {other} {described[other]}. Install "
-            f'NVIDIA apex on every host or on none, or set optim.backend = "torch"'
-        )
 
 
 def build_optimizer(

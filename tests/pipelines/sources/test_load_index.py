@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from pipelines.config import DataConfig
-from pipelines.samples.index import Index, join
+from pipelines.samples.index import Index, LazyNames, join
 from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from pipelines.sources.freihand import load_freihand
@@ -24,6 +24,29 @@ def test_the_margin_widens_a_box_about_its_centre_and_leaves_the_whole_image_alo
     boxes.write_text("file,x0,y0,x1,y1\nboxed.jpg,10,20,30,50\n")
     index = load_index(DataConfig(source="folder", root=str(tmp_path), box=str(boxes), box_margin=1.5))
     np.testing.assert_allclose(index.box_px, [[20, 35, 45], [0, 0, 0]])
+
+
+def test_other_images_are_described_in_other_words(tmp_path: Path) -> None:
+    """The same images at another place in the same words, without reading the names of a store."""
+
+    def unread(row: int) -> str:
+        raise AssertionError
+
+    box_px = np.full((2, 3), 7, np.float32)
+    index = Index("hands", tmp_path, ["a/1.jpg", "a/2.jpg"], box_px)
+    same = Index("hands", tmp_path / "b", ["1.jpg", "2.jpg"], box_px)
+    stored = dataclasses.replace(index, paths=LazyNames(2, unread))
+    others = [
+        dataclasses.replace(index, paths=["a/1.jpg", "a/3.jpg"]),
+        dataclasses.replace(index, box_px=box_px * np.array([[1], [2]], np.float32)),
+        Index("hands", tmp_path, ["a/1.jpg"], box_px[:1]),
+        join([index, index], [1, 1]),
+        join([index, dataclasses.replace(index, box_px=box_px + 1)], [1, 1]),
+        stored,
+    ]
+    assert same.in_words() == index.in_words()
+    assert len({one.in_words() for one in (index, *others)}) == 1 + len(others)
+    assert join([index, index], [1, 1]).in_words().startswith("2 + 2 images (checksums ")
 
 
 def test_several_sources_become_one_index(tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
-from errors import UserError
+from errors import ToldByAnother, UserError
 from tests.train import ranks, tiny_run
 from train.distributed.interrupt import StopSignals
-from train.distributed.together import Together, together
+from train.distributed.together import Together, require_same, together
 from train.distributed.world import World
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/labels.json")
@@ -42,6 +45,53 @@ def test_errors_of_the_machine_are_reported_like_bad_input(action: Callable[[], 
 def test_a_defect_is_not_reported_as_bad_input() -> None:
     with pytest.raises(ZeroDivisionError):
         together(World(), lambda: 1 / 0)
+
+
+def test_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    everybody = [("fp16", "a"), ("fp16", "a"), ("bf16", "b"), ("bf16", "b")]
+    monkeypatch.setattr(World, "gather_objects", lambda self, mine: everybody)
+    said = "the ranks have different precisions: rank 0 on a has fp16, rank 2 on b has bf16. Set it"
+    for rank, kind in ((0, UserError), (1, ToldByAnother), (3, ToldByAnother)):
+        with pytest.raises(UserError) as caught:
+            require_same(World(rank, 4), "precisions", "", "Set it")
+        assert (type(caught.value), str(caught.value)) == (kind, said)
+    everybody[2:] = everybody[:2]
+    require_same(World(0, 4), "precisions", "", "Set it")
+
+
+def pretrain_where_rank_1_differs(what: str, settings: list[str], other_images: str) -> None:
+    elsewhere = World(1, 2, 1, torch.device("meta"), 2)
+    change: dict[str, AbstractContextManager[Any]] = {
+        "device": patch("train.trainer.described_world", return_value=elsewhere),
+        "precision": patch("train.steps.training_state.resolve_precision", return_value="fp64"),
+        "data": nullcontext(),
+    }
+    if os.environ["RANK"] == "0":
+        ranks.pretrain(settings)
+    with change[what]:
+        ranks.pretrain([*settings, f"data.root={other_images}"] if what == "data" else settings)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("device", r"different devices: rank 0 cpu on \S+, rank 1 meta on "),
+        ("precision", r"different precisions: rank 0 on \S+ has fp32, rank 1 on \S+ has fp64\."),
+        ("data", r"different data: rank 0 on \S+ has 50 images \(.*\), rank 1 on \S+ has 49 images \("),
+    ],
+)
+def test_ranks_that_differ_do_not_begin(what: str, said: str, tmp_path: Path) -> None:
+    """Their weights would part in silence."""
+    tiny_run.write_images(tmp_path / "all")
+    tiny_run.write_images(tmp_path / "few", 49)
+    settings = tiny_run.settings(tmp_path / "all", tmp_path / "run", "train.precision=fp32")
+    started = ranks.start_ranks(
+        2, pretrain_where_rank_1_differs, what, settings, str(tmp_path / "few"), log=tmp_path / "log"
+    )
+    output = ranks.finish(started, tmp_path / "log", code=2)
+    (line,) = (line for line in output.splitlines() if not line.startswith("[Gloo]"))
+    assert re.match(f"error: the ranks have {said}", line)
+    assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def pretrain_where_rank_1_has_no_room(settings: list[str]) -> None:
