@@ -26,8 +26,8 @@ import experiments.commands
 import train.commands.data
 import train.commands.networks
 import train.commands.training
-from errors import RanksLost, ToldByAnother, UserError
-from errors.refused import of_machine
+from errors import ToldByAnother, UserError
+from errors.refused import may_pass, of_machine
 from errors.terminal import OneLine
 from machine.compiled import choose_cache_folder
 from train.commands.options import is_first_on_host, is_main_rank, say
@@ -50,12 +50,10 @@ class OneLineErrors(click.Group):
         try:
             _check_environment()
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
-        except ToldByAnother:
-            _leave_in_silence()
-        except RanksLost as error:
-            _fail(str(error), restart=True)
+        except ToldByAnother as error:
+            _leave_in_silence(restart=may_pass(error))
         except UserError as error:
-            _fail(str(error))
+            _fail(str(error), restart=may_pass(error))
         except Interrupted as stop:
             if is_main_rank():
                 say(str(stop), err=True)
@@ -75,7 +73,7 @@ class OneLineErrors(click.Group):
             message = of_machine(error)
             if message is None:  # a bug of ours
                 raise
-            _fail(message)
+            _fail(message, restart=may_pass(error))
         sys.exit(0)
 
 
@@ -84,8 +82,7 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
         _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
     say(f"{prefix}: {' '.join(_shortened(word) for word in message.split())}", err=True)
-    if not restart:
-        restarts.refuse()
+    restarts.reported(restart=restart)
     sys.exit(2)
 
 
@@ -113,9 +110,9 @@ def _hint(error: click.UsageError) -> str:
     return ""
 
 
-def _leave_in_silence() -> None:
+def _leave_in_silence(*, restart: bool = False) -> None:
     restarts.wait_for_report()
-    restarts.refuse()
+    restarts.reported(restart=restart)
     sys.exit(2)
 
 

@@ -11,8 +11,20 @@ class UserError(Exception):
 
 
 class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
-    """Another rank reports the error. This one ends silently with the same exit code."""
+    """Another rank reports the error. This one ends silently with the same exit code.
+
+    Attributes:
+        may_pass: whether the other rank's error may pass, see `errors.refused.may_pass`.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
-class RanksLost(UserError):  # noqa: N818  what has happened, not a defect
-    """Other ranks or the rendezvous cannot be reached. The input is not the cause, and a restart may help."""
+class Outage(UserError):  # noqa: N818  what has happened, not a defect
+    """The network, the storage or another process failed. The input is not the cause, and a restart may help."""
+
+
+class RanksLost(Outage):
+    """Other ranks or the rendezvous cannot be reached."""

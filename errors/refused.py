@@ -8,6 +8,8 @@ import re
 import traceback
 from pathlib import Path
 
+from errors import Outage, ToldByAnother, UserError
+
 _ROOT = Path(__file__).parents[1]
 _LACKS_MEMORY = re.compile(
     r"(can't|cannot|unable to|failed to) allocate|out of memory|insufficient memory|bad_?alloc|alloc_failed"
@@ -26,6 +28,26 @@ _TASKS = (
     ("pipelines/", "the loader", "Lower pipelines.batch, pipelines.ahead or pipelines.threads"),
 )
 """Start of a source file's path, the task of that file, and the setting that lowers its memory."""
+
+
+_OF_THE_INPUT = (
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV, errno.EROFS,
+)  # fmt: skip
+"""Errors of files that a wrong path or wrong permissions cause. The others are of the storage."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a restart may help: storage, network or another process failed, and not the input.
+
+    An `OSError` counts as such, and a `UserError` that was raised from one, unless the path or its permissions are
+    wrong. Lack of memory does not count: the same settings need it again.
+    """
+    if isinstance(error, ToldByAnother):
+        return error.may_pass
+    cause = error.__cause__ if isinstance(error, UserError) else error
+    told = isinstance(cause, OSError) and cause.errno not in (None, errno.ENOMEM, *_OF_THE_INPUT)
+    return isinstance(error, Outage) or told
 
 
 def of_machine(error: BaseException) -> str | None:

@@ -13,6 +13,7 @@ import click
 
 from bounds import LARGEST_COUNT, LARGEST_SEED
 from errors import ToldByAnother, UserError
+from errors.refused import may_pass
 from errors.terminal import printable
 from train.config.shell import is_left_to_shell
 
@@ -86,7 +87,7 @@ def same_on_this_host() -> Iterator[None]:
         yield
     except UserError as error:
         if not is_first_on_host():
-            raise ToldByAnother(str(error)) from error
+            raise ToldByAnother(str(error), may_pass=may_pass(error)) from error
         raise
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from errors import ToldByAnother, UserError
-from errors.refused import of_machine
+from errors.refused import may_pass, of_machine
 from train.distributed.interrupt import StopSignals
 from train.distributed.world import World
 
@@ -93,13 +93,13 @@ def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -
         if message is None:
             raise
         error = UserError(message)
-        error.__cause__ = refused
+        error.__cause__ = refused  # tells whether it may pass
     mine = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
     signal_number, failed = world.max_(torch.tensor([mine, int(error is not None)])).tolist()
     if not failed:
         return result, signal_number
-    messages = world.gather_objects(None if error is None else str(error))
-    first = next(rank for rank, said in enumerate(messages) if said is not None)
-    if error is not None and world.rank == first:
+    errors = world.gather_objects(None if error is None else (str(error), may_pass(error)))
+    rank, (message, passing) = next((rank, told) for rank, told in enumerate(errors) if told is not None)
+    if error is not None and world.rank == rank:
         raise error
-    raise ToldByAnother(f"rank {first}: {messages[first]}")
+    raise ToldByAnother(f"rank {rank}: {message}", may_pass=passing)

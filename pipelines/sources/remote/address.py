@@ -20,7 +20,7 @@ from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
-from errors import UserError
+from errors import Outage, UserError
 
 log = logging.getLogger(__name__)
 
@@ -153,8 +153,9 @@ class Remote:
             stop: ends the wait before another attempt.
 
         Raises:
-            UserError: it does not exist, may not be read, the address or the credentials are wrong, or all attempts
-                failed. After wrong bytes there are fewer attempts.
+            UserError: it does not exist, may not be read, the address or the credentials are wrong, or it holds wrong
+                bytes, for which there are fewer attempts.
+            Outage: all attempts failed.
             Stopped: `stop` was set.
         """
 
@@ -189,9 +190,10 @@ class Remote:
                 wrong += isinstance(error, WrongBytes)
                 if failed == self._retries.attempts or wrong == READS:
                     remedy = "Check the network and the server, then start again: what the cache holds stays."
+                    kind: type[UserError] = Outage
                     if isinstance(error, WrongBytes):
-                        remedy = "Copy the file there again, or pack again."
-                    raise UserError(f"{what}; {failed} attempts failed. {remedy}") from error
+                        remedy, kind = "Copy the file there again, or pack again.", UserError
+                    raise kind(f"{what}; {failed} attempts failed. {remedy}") from error
                 if failed > 2:
                     log.warning("%s; attempt %d of %d failed", what, failed, self._retries.attempts)
                 if (stop or _NEVER).wait(self._retries.wait_s(failed)):

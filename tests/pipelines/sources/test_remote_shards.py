@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 from s3fs import S3FileSystem  # type: ignore[import-untyped]
 
-from errors import UserError
+from errors import Outage, UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.epoch_loader import make_loader
@@ -275,7 +275,7 @@ def test_more_shards_than_open_files(
 def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_attempts: None) -> None:
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
-    with pytest.raises(UserError, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
+    with pytest.raises(Outage, match=r"s3://images/packed/shard-.*3 attempts failed. Check the network"):
         batches(index)
 
 

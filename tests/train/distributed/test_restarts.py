@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from errors import RanksLost, UserError
+from errors import Outage, RanksLost, ToldByAnother, UserError
+from errors.refused import of_machine
 from tests.command_line import run_cli
 from tests.train.ranks import free_port
 from train.commands import training
@@ -61,19 +63,62 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "launch"
 
 
-@pytest.mark.parametrize(("error", "refused"), [(UserError("a wrong key"), True), (RanksLost("rank 2"), False)])
+def caused_by(cause: OSError) -> UserError:
+    error = UserError("cannot be written")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (UserError("a wrong key"), True),
+        (RanksLost("rank 2"), False),
+        (Outage("s3://images: 11 attempts failed"), False),
+        (OSError(errno.ENOENT, "No such file or directory", "/a"), True),
+        (OSError(errno.EIO, "Input/output error", "/a"), False),
+        (MemoryError(), True),
+        (caused_by(OSError(errno.EACCES, "Permission denied")), True),
+        (caused_by(OSError(errno.ENOSPC, "No space left on device")), False),
+        (caused_by(OSError("not a regular file")), True),
+    ],
+    ids=repr,
+)
 def test_a_restart_follows_where_it_may_help(
-    error: UserError, refused: bool, attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, refused: bool, attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(training, "_resolve", fail)
     assert run_cli("pretrain") == 2
-    assert capsys.readouterr().err == f"error: {error}\n"
+    assert capsys.readouterr().err == f"error: {of_machine(error) or error}\n"
     assert restarts.refused_before() == refused
     assert run_cli("pretrain") == 2
     assert (capsys.readouterr().err == "") == refused
+
+
+@pytest.mark.parametrize("may_pass", [False, True])
+def test_a_rank_leaves_after_another_has_reported(
+    may_pass: bool, attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise ToldByAnother("rank 1: no room", may_pass=may_pass)
+
+    def reported_meanwhile(seconds: float) -> None:
+        assert not slept, "the other rank has reported, so this one leaves"
+        slept.append(seconds)
+        restarts.reported(restart=may_pass)
+
+    slept: list[float] = []
+    monkeypatch.setattr(training, "_resolve", fail)
+    monkeypatch.setattr("train.distributed.restarts.time.sleep", reported_meanwhile)
+    assert run_cli("pretrain") == 2
+    assert capsys.readouterr().err == ""
+    assert slept
+    assert restarts.refused_before() != may_pass
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(attempt / "attempt_1" / "0" / "error.json"))
+    assert restarts.refused_before() != may_pass
 
 
 def test_the_first_rank_of_a_host_reports_a_mistake(
