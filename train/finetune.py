@@ -135,7 +135,8 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         figures, poses = validate(self.network, validation, self.config, self.world)
         self._train_mode()
         row = {"step": self.steps_done, **figures}
-        if not self.best or best_of([self.best, row]) is row:
+        better = not self.best or best_of([self.best, row]) is row
+        if better and self.weights_are_finite():  # the loss is checked at log steps only
             self.best = row
             together(self.world, lambda: self._keep_best(folder, validation, poses) if self.world.is_main else None)
         return row

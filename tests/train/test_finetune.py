@@ -19,6 +19,7 @@ from torch import Tensor
 from errors import UserError
 from models.config import EncoderConfig, PoseConfig
 from models.encoders import build_encoder
+from models.pose import PoseNetwork
 from pipelines.sources import load_index
 from tests.train import ranks, tiny_hands, tiny_run
 from tests.train.narrow import full_resnet18
@@ -146,6 +147,19 @@ def test_a_run_continues_if_no_held_out_hand_can_be_measured(hands: Path, tmp_pa
     (row,) = folder.read_validations()
     assert all(np.isnan(row[name]) for name in ("pa_epe_cm", "epe_cm", "epe_px"))
     assert folder.predictions_picture.exists()
+
+
+def test_a_network_whose_weights_are_not_finite_is_never_the_best(
+    hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(network: PoseNetwork, *arguments: Any) -> tuple[dict[str, float], Poses]:
+        network.head.weight.data.fill_(np.nan)  # type: ignore[union-attr, operator]
+        return validate(network, *arguments)
+
+    monkeypatch.setattr("train.finetune.validate", broken)
+    with pytest.raises(UserError, match="the loss is nan at step 6"):
+        finetune(config_of(hands, tmp_path / "run"))
+    assert not (tmp_path / "run" / "best").exists()
 
 
 def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
