@@ -129,14 +129,14 @@ class BackgroundWriter:
     Only one is written at a time: the next one, and the end of the `with` block, wait for it.
 
     Args:
-        finally_do: called in the thread after each checkpoint.
+        draw: draws the run's curves; called in the thread after each checkpoint. If it fails, one warning says so.
 
     Attributes:
         waited_s: seconds that the caller has waited.
     """
 
-    def __init__(self, checkpoints: Checkpoints, finally_do: Callable[[], None] = lambda: None) -> None:
-        self.checkpoints, self._finally_do = checkpoints, finally_do
+    def __init__(self, checkpoints: Checkpoints, draw: Callable[[], None] = lambda: None) -> None:
+        self.checkpoints, self._draw, self._drawn = checkpoints, draw, True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
         self._step = 0
@@ -176,7 +176,13 @@ class BackgroundWriter:
     def _write(self, step: int, state: Mapping[str, Any], when_copied: Callable[[], None]) -> None:
         when_copied()
         self.checkpoints.save(step, state)
-        self._finally_do()
+        try:
+            self._draw()
+        except Exception as error:  # no picture is worth a run
+            if self._drawn:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                log.warning("the curves cannot be drawn after step %d (%s); the run goes on without", step, reason)
+            self._drawn = False
 
 
 def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:

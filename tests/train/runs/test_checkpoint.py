@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Mapping
@@ -148,11 +149,31 @@ def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
     assert values == [1.0, 2.0]
 
 
-def test_a_defect_in_the_thread_is_not_hidden(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ZeroDivisionError("0 / 0")])
+def test_a_run_goes_on_without_its_curves(error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
-        raise ZeroDivisionError
+        raise error
 
     with BackgroundWriter(Checkpoints(tmp_path, keep=1), fail) as writer:
+        for step in (1, 2):
+            writer.save(step, state())
+            writer.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000002.pt"]
+    (message,) = caplog.messages
+    assert (
+        message == f"the curves cannot be drawn after step 1 ({type(error).__name__}: {error}); the run goes on without"
+    )
+
+
+class Defective(Checkpoints):
+    """Has a defect."""
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        raise ZeroDivisionError
+
+
+def test_a_defect_in_the_thread_is_not_hidden(tmp_path: Path) -> None:
+    with BackgroundWriter(Defective(tmp_path, keep=1)) as writer:
         writer.save(1, state())
         with pytest.raises(ZeroDivisionError):
             writer.finish()
