@@ -157,7 +157,11 @@ def _resolve(
 
 
 def _show_loss(folder: RunFolder) -> None:
-    first, *others = folder.read_metrics()
+    rows = folder.read_metrics()
+    if not rows:  # of a run that has finished before, whose rows are gone
+        say(f"loss: not in {folder.metrics_file}, which has no undamaged row")
+        return
+    first, *others = rows
     if others:
         say(f"loss {first['loss']:.3f} -> {others[-1]['loss']:.3f} in {others[-1]['step']} steps")
     else:

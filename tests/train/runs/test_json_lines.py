@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from train.commands.training import _show_loss
+from train.runs.folder import RunFolder
 from train.runs.json_lines import cut_rows, read_undamaged_rows
 
 DAMAGED = [
@@ -40,3 +42,14 @@ def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_undamaged_rows(tmp_path / "no.jsonl") == []
     cut_rows(tmp_path / "no.jsonl", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [None, "", '{"step": 1, "lo'])
+def test_a_finished_run_without_rows_has_no_loss_to_show(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path, keep=1)
+    if content is not None:
+        folder.metrics_file.write_text(content)
+    _show_loss(folder)
+    assert f"loss: not in {folder.metrics_file}, which has no undamaged row" in capsys.readouterr().out
