@@ -34,7 +34,7 @@ from synthetic import is_unfinished, make_dataset
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
-from train.distributed.world import described_world
+from train.distributed.world import World, described_world
 from train.evaluation.network_errors import evaluation_config, measure
 from train.finetune import finetune
 from train.pose.inference import estimate_poses
@@ -179,7 +179,7 @@ def measure_arm(run: PoseRun, overrides: Sequence[str]) -> dict[str, Floats]:
     config = evaluation_config(run, (), overrides)
     index = load_index(config.data)
     labels = labels_to_learn(index, config.pose)
-    world = described_world(config.train.device)
+    world = World(device=described_world(config.train.device).device)  # each process measures all images
     with progress_bar("measuring") as progress:
         poses = estimate_poses(run.network, index, labels.intrinsics, config, world, progress=progress)
     return measure(run, config, index, labels, poses).tables()

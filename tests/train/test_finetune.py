@@ -153,7 +153,7 @@ def test_a_network_whose_weights_are_not_finite_is_never_the_best(
     hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(network: PoseNetwork, *arguments: Any) -> tuple[dict[str, float], Poses]:
-        network.head.weight.data.fill_(np.nan)  # type: ignore[union-attr, operator]
+        network.head.weight.data.fill_(np.nan)  # type: ignore[operator]
         return validate(network, *arguments)
 
     monkeypatch.setattr("train.finetune.validate", broken)

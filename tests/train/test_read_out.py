@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge  # type: ignore[import-untyped]
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
-from errors import UserError
+from errors import ToldByAnother, UserError
 from pipelines.sources import load_index
 from tests.train import tiny_hands
 from train.config.finetuning import FinetuneConfig
@@ -63,6 +63,19 @@ def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> Non
     poses = estimate_poses(run.network, index, labels.intrinsics, config, World())
     np.testing.assert_allclose(poses.keypoints_px, expected, rtol=0, atol=0.02)
     assert np.abs(poses.keypoints_px - labels.keypoints_px).max() > 0.5  # nothing is read off the labels
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, UserError), (1, ToldByAnother)])
+def test_several_processes_are_refused_in_one_line(
+    rank: int, kind: type[UserError], hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would fit to its share of the images."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match="by one process, and torchrun started 2: leave torchrun out") as caught:
+        fit_read_out(config_of(hands, tmp_path / "run"))
+    assert type(caught.value) is kind
+    assert not (tmp_path / "run").exists()
 
 
 def test_it_is_fitted_once_and_the_encoder_stays(hands: Path, tmp_path: Path) -> None:

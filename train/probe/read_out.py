@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from errors import UserError
+from errors import ToldByAnother, UserError
 from models.pose import PoseNetwork
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
@@ -44,7 +44,7 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         resume: "auto": a fit that is there already is kept.
 
     Raises:
-        UserError: the input cannot be used, or no image has all its labels.
+        UserError: the input cannot be used, no image has all its labels, or there are several processes.
     """
     config = dataclasses.replace(
         config,
@@ -52,6 +52,9 @@ def fit_read_out(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
         train=dataclasses.replace(config.train, precision="fp32", frozen=True),
     )
     world, folder = described_world(config.train.device), RunFolder(Path(config.run.out), keep=1)
+    if world.world_size > 1:
+        kind = UserError if world.local_rank == 0 else ToldByAnother
+        raise kind(f"a read-out is fitted by one process, and torchrun started {world.world_size}: leave torchrun out")
     with folder.lock(config, resume):
         if folder.check(config, resume) is not None:
             log.info("%s holds the fitted head already", folder.root)
