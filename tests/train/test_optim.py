@@ -352,3 +352,30 @@ def test_lars_on_weights_leaves_the_gradient_of_vectors_as_it_is() -> None:
     assert torch.equal(after["weights"][1], after["off"][1])
     assert not torch.allclose(after["all"][0], after["off"][0])
     assert not torch.allclose(after["all"][1], after["off"][1])
+
+
+@pytest.mark.parametrize("least_dims", [0, 2])
+def test_vectors_that_are_not_scaled_still_decay(least_dims: int) -> None:
+    """As in torch's Adam alone, whose weight decay is added to the gradient; float64, of the vector with a decay."""
+    start = [torch.randn(4, dtype=torch.float64) for _ in range(2)]
+    gradients = [torch.randn(4, dtype=torch.float64) for _ in range(2)]
+    ours, theirs = with_gradients(start, gradients), with_gradients(start, gradients)
+    config = OptimConfig(lr=0.1, weight_decay=0.3, decay_exempt="upstream", lars="weights" if least_dims else "all")
+    ours_step = build_optimizer(config, [("stem.norm.weight", ours[0]), ("stem.norm.bias", ours[1])], batch=1)
+    groups = [{"params": [theirs[0]], "weight_decay": 0.3}, {"params": [theirs[1]], "weight_decay": 0.0}]
+    theirs_step = torch.optim.Adam(groups, lr=0.1)
+    for factor in (1.0, -3.0, 0.0):
+        for parameter, gradient in zip(ours + theirs, gradients * 2, strict=True):
+            parameter.grad = factor * gradient
+        ours_step.step()
+        theirs_step.step()
+    for our, their in zip(ours, theirs, strict=True):
+        assert torch.allclose(our, their, rtol=1e-12, atol=1e-14) == (least_dims == 2)
+    assert [group["weight_decay"] for group in ours_step.param_groups] == [0.3, 0.0]
+
+
+def test_the_gradient_of_a_vector_is_its_own_plus_the_decay() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    weight.grad = torch.tensor([0.25, 0.0], dtype=torch.float64)
+    Lars(torch.optim.SGD([weight], lr=0.5, weight_decay=0.1), least_dims=2).step()
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.825, -1.9], dtype=torch.float64))

@@ -39,7 +39,8 @@ class Lars(torch.optim.Optimizer):
     Args:
         inner: the optimiser that makes the step, such as torch.optim.SGD. Groups without a weight decay have none.
         trust_coefficient: c.
-        least_dims: tensors with fewer dimensions keep their gradient as it is; 2 leaves out biases and norms.
+        least_dims: tensors with fewer dimensions are not scaled, and the inner optimiser steps with g + wd w; 2 leaves
+            out biases and norms.
     """
 
     def __init__(
@@ -83,7 +84,12 @@ class Lars(torch.optim.Optimizer):
         lr, decay = group["lr"], group.get("weight_decay", 0.0)
         alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for weight in group["params"]:
-            if weight.grad is not None and weight.ndim >= self.least_dims:
+            if weight.grad is None:
+                continue
+            if weight.ndim < self.least_dims:
+                if decay:
+                    weight.grad.add_(weight, alpha=decay)
+            else:
                 weights, gradients = alike[weight.device, weight.dtype]
                 weights.append(weight)
                 gradients.append(weight.grad)
