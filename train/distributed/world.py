@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import Store
 
 from errors import RanksLost, ToldByAnother, UserError
+from errors.refused import of_machine
 from machine.ranks import described_ranks
 from train.distributed.rendezvous import barrier, connect, interface_to, meet
 from train.distributed.watchdog import Watchdog, activity
@@ -51,11 +52,13 @@ class World:
 
     @contextmanager
     def _message(self) -> Iterator[None]:
-        """Wrap a collective: `RanksLost` if another rank has ended."""
+        """Wrap a collective: `RanksLost` if another rank has ended. Lack of memory here is raised as it is."""
         try:
             with activity.message():
                 yield
         except RuntimeError as error:
+            if of_machine(error) is not None and "gloo/transport" not in str(error):  # that is its code for connections
+                raise
             if activity.verdict.wait(activity.patience_s):
                 time.sleep(60)  # the watchdog has given its message and ends this process
             reason = str(error).strip().splitlines()[0]

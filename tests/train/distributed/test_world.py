@@ -3,9 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errors import UserError
+from errors import RanksLost, UserError
 from machine.cores import warn_of_threads
 from pipelines.samples.shares import micro_batch_share
+from train.distributed.watchdog import activity
 from train.distributed.world import World, described_world, joined
 from train.trainer import set_threads
 
@@ -75,6 +76,29 @@ def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is said without a GPU")
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), torch.OutOfMemoryError),
+        (torch.distributed.DistBackendError("NCCL error in: x.cpp\nCuda failure 2 'out of memory'"),
+         torch.distributed.DistBackendError),
+        (RuntimeError("[gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:9"), RanksLost),
+        (RuntimeError("[gloo/gloo/transport/tcp/pair.cc:211] recv: Resource temporarily unavailable"), RanksLost),
+    ],
+)  # fmt: skip
+def test_lack_of_memory_in_an_exchange_is_not_taken_for_a_lost_rank(
+    error: RuntimeError, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(activity, "patience_s", 0.0)
+    monkeypatch.setattr(torch.distributed, "all_reduce", fail)
+    with pytest.raises(Exception) as found:  # noqa: PT011  of several kinds
+        World(0, 2).sum_(torch.ones(1))
+    assert type(found.value) is kind
+
+
 def test_missing_gpu_is_named() -> None:
     with pytest.raises(UserError, match='device = "cuda", but torch sees no GPU'):
         described_world("cuda")
