@@ -134,11 +134,6 @@ def make_dataset(
     (out / _BEGUN).unlink()
 
 
-def is_unfinished(out: Path) -> bool:
-    """Whether `out` holds a dataset whose rendering was interrupted or is not finished yet."""
-    return (out / _BEGUN).is_file()
-
-
 def _marker(recipe: Recipe) -> str:
     return json.dumps(asdict(recipe), indent=2) + "\n"
 
