@@ -21,7 +21,7 @@ from experiments.compare import Row, compare
 from experiments.config import Maps, Plan, Render
 from experiments.maps import measure_maps
 from experiments.measure import measure_constants, measured_errors, measured_from, network_file
-from synthetic import make_dataset
+from synthetic import is_rendered, make_dataset
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.finetune import finetune
@@ -67,13 +67,14 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
 
 
 def _render(root: Path, render: Render) -> None:
-    """Render a dataset, unless it is finished. A second process waits for the first."""
+    """Render a dataset, unless it is finished or the folder holds another one. A second process waits for the first."""
     root.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(root.with_name(f"{root.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with progress_bar(f"rendering {root}") as progress:
-            make_dataset(root, progress=progress, **dataclasses.asdict(render))
+        if not root.exists() or is_rendered(root):
+            with progress_bar(f"rendering {root}") as progress:
+                make_dataset(root, progress=progress, **dataclasses.asdict(render))
     finally:
         os.close(lock)
 

@@ -134,6 +134,11 @@ def make_dataset(
     (out / _BEGUN).unlink()
 
 
+def is_rendered(out: Path) -> bool:
+    """Whether `out` holds a dataset of `make_dataset`, finished or not."""
+    return any((out / name).is_file() for name in (_FINISHED, _BEGUN))
+
+
 def _marker(recipe: Recipe) -> str:
     return json.dumps(asdict(recipe), indent=2) + "\n"
 

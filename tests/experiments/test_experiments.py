@@ -236,8 +236,6 @@ def test_a_second_process_waits_for_the_rendering(tmp_path: Path, monkeypatch: p
     root, begun, made = tmp_path / "data" / "hands", threading.Event(), []
 
     def make(out: Path, **options: Any) -> None:
-        if out.exists():
-            return
         made.append(options["poses"])
         begun.set()
         time.sleep(0.2)
@@ -251,3 +249,9 @@ def test_a_second_process_waits_for_the_rendering(tmp_path: Path, monkeypatch: p
     assert root.is_dir()
     first.join()
     assert made == [10]
+
+
+def test_hands_of_another_recipe_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text('{"poses": 10, "seed": 1, "scenes": 4, "format": 1}')
+    with pytest.raises(UserError, match=r"holds a dataset made with .*'poses': 10.* not with .*'poses': 20"):
+        run._render(tmp_path, Render(poses=20, seed=1, scenes=4))
