@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.config import Maps
 from experiments.maps import measure_maps, shifted
-from experiments.run import measure_arm
+from experiments.measure import measure_arm
 from models.pose import PoseOutput
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
@@ -89,8 +89,8 @@ def test_each_process_of_torchrun_measures_all_images(blobs: Path, monkeypatch: 
         monkeypatch.setenv(name, str(value))
     np.testing.assert_allclose(maps_of(blobs, finds=True)["rotation_error_px"], 0, atol=0.5)
     network: Any = Known(finds=True)
-    tables = measure_arm(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
-    assert np.isfinite(tables["epe_px"]).all()
+    errors = measure_arm(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
+    assert np.isfinite(errors.tables["epe_px"]).all()
 
 
 def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs: Path) -> None:
