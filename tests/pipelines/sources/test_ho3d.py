@@ -150,6 +150,20 @@ def test_by_configuration(root: Path) -> None:
         load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"))
 
 
+def test_a_file_of_boxes_has_all_listed_frames(root: Path) -> None:
+    """Also those of the other split, those without an image and those without a hand."""
+    frames = [f"train/{line.replace('/', '/rgb/')}.png" for line in (root / "train.txt").read_text().split()]
+    boxes = root.parent / "boxes.json"
+    boxes.write_text(json.dumps({frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)}))
+    (root / frames[1]).unlink()
+    empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
+    (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))
+    splits = [load_ho3d(DataConfig("ho3d", str(root), split=split, box=str(boxes))) for split in ("train", "val")]
+    assert sum(map(len, splits)) == 8
+    for index in splits:
+        assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
+
+
 class Runs:
     def __init__(self, command: str) -> None:
         self.command = command
