@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import b85decode
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from errors import UserError
+from errors.refused import of_machine
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
+from pipelines.views.plan import Plan
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 
@@ -40,6 +45,7 @@ class Runner:
 
         Raises:
             DecodeError: a file of the request does not decode; later requests are not affected.
+            UserError: memory is short.
             StopIteration: after the last one.
         """
         if not self._started:
@@ -48,20 +54,59 @@ class Runner:
         try:
             outputs = tuple(self._pipeline.outputs())
         except RuntimeError as error:
-            raise DecodeError(str(error)) from error
+            raise _error_of(error) from error
         finally:
             self._pipeline.schedule_run()
         return outputs
 
 
-def decodes(request: Request, config: GraphConfig) -> bool:
-    """Whether the single file of a request decodes, in the request's region.
+class FileDecoder:
+    """Decodes requests one by one, to find the files that do not decode.
 
     DALI names the failed file of a batch only in the text of its message.
     """
-    alone = replace(config, batch=1, threads=1, prefetch=1)
-    try:
-        next(Runner(partial(decode_pipeline, alone), iter([request]).__next__))
-    except DecodeError:
-        return False
-    return True
+
+    def __init__(self, config: GraphConfig) -> None:
+        self._request = _SOUND
+        self._pipeline = decode_pipeline(replace(config, prefetch=1), lambda: self._request)
+
+    def error(self, request: Request) -> DecodeError | UserError | None:
+        """The error when a request is decoded, in its regions; None if all its files decode."""
+        self._request = request
+        try:
+            self._pipeline.run()
+        except RuntimeError as error:
+            return _error_of(error)
+        return None
+
+    def decodes(self, request: Request) -> bool:
+        """Whether the files of a request decode, in its regions.
+
+        Raises:
+            UserError: they do not, and the machine is at fault, as without memory.
+        """
+        error = self.error(request)
+        if isinstance(error, DecodeError) and (again := self.error(_SOUND)) is not None:
+            error = UserError(
+                f"DALI does not decode a sound image either ({again}). So the machine is at fault, and no image is "
+                "replaced. Check its memory and its GPU; a run goes on with --resume auto."
+            )
+        if isinstance(error, UserError):
+            raise error
+        return error is None
+
+
+def _error_of(error: RuntimeError) -> DecodeError | UserError:
+    """DALI's error: of the machine if its text says so, else of a file."""
+    message = of_machine(error)
+    return DecodeError(str(error)) if message is None else UserError(message)
+
+
+_SOUND: Final = Request(
+    [np.frombuffer(b85decode(
+        "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-S6^ahXlFi6ad~iLcwA"
+        "*?WB<Sa3kU!R00;pA5di<h02BZL00000000000000000000|HJ?k5CH%H0000000000000000095m00;pA002J#KmXY"
+    ), np.uint8)],
+    Plan(np.zeros((1, 2), np.int64), np.full((1, 2), 8), ()),
+)  # fmt: skip
+"""A grey JPEG of 8 x 8 pixels."""
