@@ -133,13 +133,12 @@ def test_shares_are_summed_when_counts_change(tmp_path: Path) -> None:
     bad_files = BadFiles(
         index, DataConfig(max_bad_share=0.6), tmp_path / "a", cast(Any, state), cast(Any, world), Quarantine()
     )
-    assert not bad_files.too_many
+    found = [bad_files.too_many]
     state.bad_files["met"][1][1] *= 2
-    assert not bad_files.too_many
-    bad_files.count(Batch((), torch.tensor([0]), torch.tensor([0])), agree=False)
-    assert not bad_files.too_many
-    bad_files.count(Batch((), torch.tensor([0]), torch.tensor([1])), agree=True)
-    assert bad_files.too_many
+    for agree in (False, True):
+        found.append(bad_files.too_many)
+        bad_files.count(Batch((), torch.tensor([0]), torch.tensor([0])), agree=agree)
+    assert [*found, bad_files.too_many] == [False, False, False, True]
     with pytest.raises(UserError, match=r"66\.67% of the images"):
         bad_files.require_few()
 
