@@ -130,6 +130,13 @@ def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.
         np.testing.assert_array_equal(load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"], first.targets["xyz_m"])
     train = load_ho3d(DataConfig("ho3d", str(root), split="train"))  # another selection is another entry
     assert len(train) < len(first)
+    folder, file = root / "train/MC1/meta", root / "train/MC1/meta/0001.pkl"
+    before = folder.stat().st_mtime_ns
+    file.write_bytes(python2_pickle(ho3d_meta(77)))  # in place, of the same size
+    assert folder.stat().st_mtime_ns == before
+    np.testing.assert_allclose(
+        load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"][7], camera_frame(ho3d_joints(77)), rtol=1e-5
+    )
     write_image(root / "train/MC1/rgb/0009.png", 320, 240)
     (root / "train/MC1/meta/0009.pkl").write_bytes(python2_pickle(ho3d_meta(9)))
     (root / "train.txt").write_text("MC1/0009\n")
