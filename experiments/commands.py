@@ -57,7 +57,8 @@ def experiment(file: Path, scale: Any, overrides: Sequence[str], listed: bool, r
             )
     from rich.console import Console
 
-    from experiments.run import as_table, run_study
+    from experiments.compare import as_table
+    from experiments.run import run_study
     from train.distributed.interrupt import Interrupted
     from train.runs.log import configure_logging
 

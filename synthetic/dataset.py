@@ -134,9 +134,9 @@ def make_dataset(
     (out / _BEGUN).unlink()
 
 
-def is_unfinished(out: Path) -> bool:
-    """Whether `out` holds a dataset whose rendering was interrupted or is not finished yet."""
-    return (out / _BEGUN).is_file()
+def is_rendered(out: Path) -> bool:
+    """Whether `out` holds a dataset of `make_dataset`, finished or not."""
+    return any((out / name).is_file() for name in (_FINISHED, _BEGUN))
 
 
 def _marker(recipe: Recipe) -> str:

@@ -6,19 +6,22 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from errors import UserError
-from experiments import run
+from experiments import measure, run
+from experiments.compare import compare
 from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
-from experiments.run import compare, constant_errors, run_study
+from experiments.measure import Errors, constant_errors
+from experiments.run import run_study
 from tests.train import tiny_hands
 from train.distributed.interrupt import Interrupted
+from train.runs.checkpoint import write_checkpoint
 
 HANDS = 50
 
@@ -56,16 +59,23 @@ class Training:
         self._now += 2.0 if "pretrain" in config.run.out else 1.0
         if self.interrupted:
             raise Interrupted(15, 3, Path(config.run.out))
-        return SimpleNamespace(checkpoints=SimpleNamespace(latest=lambda: Path(config.run.out)))
+        write_network(Path(config.run.out), "first")
 
     def process_time(self) -> float:
         return self._now
 
 
-def measured(run: Path, overrides: list[str]) -> dict[str, Any]:
+def write_network(run: Path, content: str) -> None:
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    write_checkpoint(run / "checkpoints" / "step_000000001.pt", 1, {"content": content})
+
+
+def measured(network: Path, overrides: list[str]) -> Errors:
+    run = network.parents[1]
     seed = int(run.parent.name.removeprefix("seed_"))
     error = np.full((HANDS, 21), 1.0 + 0.01 * seed - (0.2 if "ours" in run.name else 0.0))
-    return {"pa_epe_cm": error, "epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "pa_auc": 1 - error / 5}
+    tables = {"pa_epe_cm": error, "epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "pa_auc": 1 - error / 5}
+    return Errors(tables, None)
 
 
 @pytest.fixture
@@ -73,8 +83,8 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     made = Training()
     monkeypatch.setattr(run, "pretrain", made)
     monkeypatch.setattr(run, "finetune", made)
-    monkeypatch.setattr(run, "measure_arm", measured)
-    monkeypatch.setattr(run, "load_pose_run", lambda path: path)
+    monkeypatch.setattr(measure, "measure_arm", measured)
+    monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
     monkeypatch.setattr(
         run, "measure_constants", lambda overrides: {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
     )
@@ -120,18 +130,21 @@ def test_one_seed_supports_no_claim(training: Training, tmp_path: Path) -> None:
     assert "comparison" not in {row["kind"] for row in rows_of(record)}
 
 
-def write_tables_of(plan: Plan, ours: list[float], spread: float = 0.0) -> None:
-    noise = spread * np.random.default_rng(0).normal(size=(HANDS, 1)).repeat(21, axis=1)
+def write_errors_of(plan: Plan, ours: list[float], hands: npt.NDArray[np.float64] | None = None) -> None:
+    """Errors of 1 without pre-training; with it, another one for each seed, to which that of a hand (N,) is added."""
+    of_hand = np.zeros(HANDS) if hands is None else hands
     for seed, difference in zip(plan.study.seeds, ours, strict=True):
         folder = plan.out / f"seed_{seed}"
-        folder.mkdir(parents=True)
-        np.savez(folder / "errors_finetune_scratch.npz", pa_epe_cm=np.ones((HANDS, 21)))
-        np.savez(folder / "errors_finetune_ours.npz", pa_epe_cm=1 + difference + noise)
+        folder.mkdir(parents=True, exist_ok=True)
+        ones = np.ones((len(of_hand), 21))
+        groups = np.arange(len(of_hand)) // 4
+        np.savez(folder / "errors_finetune_scratch.npz", pa_epe_cm=ones, groups=groups)
+        np.savez(folder / "errors_finetune_ours.npz", pa_epe_cm=ones + difference + of_hand[:, None], groups=groups)
 
 
 def test_the_interval_holds_the_seeds_variance(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    write_tables_of(plan, [-0.1, -0.2, -0.3])
+    write_errors_of(plan, [-0.1, -0.2, -0.3])
     outcome = compare(plan, plan.compare[0])
     # Student's for three numbers: mean -0.2, deviation 0.1, 4.303 for two degrees of freedom.
     assert outcome["mean"] == pytest.approx(-0.2)
@@ -140,10 +153,36 @@ def test_the_interval_holds_the_seeds_variance(tmp_path: Path) -> None:
 
 
 def test_the_interval_holds_the_hands_variance(tmp_path: Path) -> None:
+    """Four images of a hand count as one hand."""
     plan = plan_of(tmp_path)
-    write_tables_of(plan, [-0.2, -0.2, -0.2], spread=1.0)
+    of_hand = np.random.default_rng(0).normal(size=HANDS)
+    write_errors_of(plan, [-0.2, -0.2, -0.2], of_hand.repeat(4))
     outcome = compare(plan, plan.compare[0])
-    assert outcome["high"] - outcome["low"] == pytest.approx(2 * 4.303 / HANDS**0.5, rel=0.35)
+    assert outcome["high"] - outcome["low"] == pytest.approx(2 * 1.96 * of_hand.std() / HANDS**0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("share_of_seeds", [0.0, 0.5, 1.0])
+def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_seeds: float, tmp_path: Path) -> None:
+    """Two seeds, and errors of a hand that all seeds share. The true difference is 0."""
+    plan, rng, hits = plan_of(tmp_path, (0, 1)), np.random.default_rng(1), 0
+    for _ in range(trials := 100):
+        seeds = rng.normal(size=2) * share_of_seeds
+        hands = rng.normal(size=20) * (20 * (1 - share_of_seeds**2) / 2) ** 0.5
+        write_errors_of(plan, list(seeds), hands.repeat(4))
+        outcome = compare(plan, plan.compare[0])
+        hits += outcome["low"] <= 0 <= outcome["high"]
+    assert 0.88 * trials <= hits <= 0.99 * trials
+
+
+def test_a_network_that_was_trained_again_is_measured_again(training: Training, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, (0,))
+    run_study(plan, None)
+    file = measure.errors_file(plan, 0, "ours")
+    for changed, network in ((False, "first"), (True, "second")):
+        before = file.stat().st_mtime_ns
+        write_network(plan.run_of("ours", 0), network)
+        measure.measured_errors(plan, 0, "ours")
+        assert (file.stat().st_mtime_ns != before) == changed
 
 
 def test_constants_of_a_hand_that_only_turns() -> None:
@@ -210,3 +249,9 @@ def test_a_second_process_waits_for_the_rendering(tmp_path: Path, monkeypatch: p
     assert root.is_dir()
     first.join()
     assert made == [10]
+
+
+def test_hands_of_another_recipe_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text('{"poses": 10, "seed": 1, "scenes": 4, "format": 1}')
+    with pytest.raises(UserError, match=r"holds a dataset made with .*'poses': 10.* not with .*'poses': 20"):
+        run._render(tmp_path, Render(poses=20, seed=1, scenes=4))

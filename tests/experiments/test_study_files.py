@@ -89,7 +89,7 @@ def toy(file: Path, hands: Path, out: Path) -> Plan:
     """A study at toy size: the first two measured arms that are compared, with what they start from."""
     study = load_study(file)
     settings = [f"scales.small.data.{name}.root={hands}" for name in study.scales["small"].data]
-    settings += [f"scales.small.data.{name}.held_out=['data.split=val']" for name in study.scales["small"].data]
+    settings += [f"scales.small.data.{name}.held_out=['data.split=all']" for name in study.scales["small"].data]
     for kind in ("pretrain", "measured"):
         settings += [f"scales.small.{kind}.config=[]", f"scales.small.{kind}.set={list(TOY)}"]
     for table, arms in (("pretrain", study.pretrain), ("arms", study.arms)):
