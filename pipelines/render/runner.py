@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from base64 import b85decode
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
+import cv2
 import numpy as np
 
 from errors import UserError
@@ -67,7 +67,7 @@ class FileDecoder:
     """
 
     def __init__(self, config: GraphConfig) -> None:
-        self._request = _SOUND
+        self._request = self._sound = _sound_request()
         self._pipeline = decode_pipeline(replace(config, prefetch=1), lambda: self._request)
 
     def error(self, request: Request) -> DecodeError | UserError | None:
@@ -86,7 +86,7 @@ class FileDecoder:
             UserError: they do not, and the machine is at fault, as without memory.
         """
         error = self.error(request)
-        if isinstance(error, DecodeError) and (again := self.error(_SOUND)) is not None:
+        if isinstance(error, DecodeError) and (again := self.error(self._sound)) is not None:
             error = UserError(
                 f"DALI does not decode a sound image either ({again}). So the machine is at fault, and no image is "
                 "replaced. Check its memory and its GPU; a run goes on with --resume auto."
@@ -102,11 +102,7 @@ def _error_of(error: RuntimeError) -> DecodeError | UserError:
     return DecodeError(str(error)) if message is None else UserError(message)
 
 
-_SOUND: Final = Request(
-    [np.frombuffer(b85decode(
-        "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-S6^ahXlFi6ad~iLcwA"
-        "*?WB<Sa3kU!R00;pA5di<h02BZL00000000000000000000|HJ?k5CH%H0000000000000000095m00;pA002J#KmXY"
-    ), np.uint8)],
-    Plan(np.zeros((1, 2), np.int64), np.full((1, 2), 8), ()),
-)  # fmt: skip
-"""A grey JPEG of 8 x 8 pixels."""
+def _sound_request() -> Request:
+    """A request for a grey JPEG of 64 x 64 pixels."""
+    encoded = cv2.imencode(".jpg", np.full((64, 64, 3), 128, np.uint8))[1]
+    return Request([encoded], Plan(np.zeros((1, 2), np.int64), np.full((1, 2), 64), ()))
