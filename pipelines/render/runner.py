@@ -54,7 +54,7 @@ class Runner:
         try:
             outputs = tuple(self._pipeline.outputs())
         except RuntimeError as error:
-            raise _error_of(error) from error
+            raise decode_error(error) from error
         finally:
             self._pipeline.schedule_run()
         return outputs
@@ -76,7 +76,7 @@ class FileDecoder:
         try:
             self._pipeline.run()
         except RuntimeError as error:
-            return _error_of(error)
+            return decode_error(error)
         return None
 
     def decodes(self, request: Request) -> bool:
@@ -96,8 +96,8 @@ class FileDecoder:
         return error is None
 
 
-def _error_of(error: RuntimeError) -> DecodeError | UserError:
-    """DALI's error: of the machine if its text says so, else of a file."""
+def decode_error(error: RuntimeError) -> DecodeError | UserError:
+    """The error that DALI's error means: a `UserError` if its text tells of a lack of memory."""
     message = of_machine(error)
     return DecodeError(str(error)) if message is None else UserError(message)
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvidia.dali import Pipeline
 from PIL import Image
 
 from errors import UserError
@@ -497,6 +498,15 @@ def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None
     good = np.setdiff1d(np.arange(COUNT), [4, 9])
     ours = batches(loaded(tmp_path / "out"), GEOMETRIES[0], "opencv", steps=1)
     assert_equal(ours, batches(with_margin(source).select(good), GEOMETRIES[0], "opencv", steps=1), 1, 0.02)
+
+
+def test_lack_of_memory_leaves_no_image_out(source: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(pipeline: Pipeline) -> object:
+        raise RuntimeError("std::bad_alloc")
+
+    monkeypatch.setattr(Pipeline, "run", run)
+    with pytest.raises(UserError, match="out of memory"):
+        packed_by(source, tmp_path / "out", GEOMETRIES[0])
 
 
 def test_changed_bytes_are_found(source: Index, tmp_path: Path) -> None:
