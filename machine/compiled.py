@@ -34,7 +34,7 @@ def choose_cache_folder() -> None:
 
 
 def cached(compile_: Callable[..., Any], *signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that compiles a function by `numba.njit` or `numba.cfunc`; `arguments` are passed to them.
+    """Decorator that compiles a function by `numba.njit` or `numba.cfunc`, which get `signature` and `options`.
 
     The result is kept on disk, if there is a writable folder.
     """

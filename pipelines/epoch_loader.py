@@ -19,6 +19,7 @@ from machine.ranks import described_ranks
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
+from pipelines.randomness import MOST_VIEWS
 from pipelines.render.backends import prepare_process
 from pipelines.request_maker import Quarantine
 from pipelines.samples.index import Index
@@ -57,7 +58,7 @@ def make_loader(
         world_size: number of processes that share each batch. None: from torchrun's environment variables.
         micro_batch: a rank gets whole micro-batches of so many images, as its `train.ExactStep` takes them. If the
             micro-batches are no multiple of the number of ranks, the first ranks get one more.
-        views: number of views of each image.
+        views: number of views of each image, at most 256.
         geometry: ranges of the random affine maps, and the size of the views.
         colour: ranges of the colour jitter.
         appearance: further augmentations of pixels.
@@ -71,7 +72,7 @@ def make_loader(
     """
     _require("batch", batch, 1)
     _require("micro_batch", micro_batch, 1)
-    _require("views", views, 1)
+    _require("views", views, 1, MOST_VIEWS)
     _require("seed", seed, 0, LARGEST_SEED)
     ranks = described_ranks(rank, world_size)
     if batch < ranks.world_size:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from pipelines.config import PipelinesConfig
 from pipelines.render.backends import configure_graph, make_renderer, resolve_backend
 from pipelines.render.buffers import PixelBuffers
 from pipelines.render.request import Request
-from pipelines.render.runner import DecodeError, Outputs, Runner, decodes
+from pipelines.render.runner import DecodeError, FileDecoder, Outputs, Runner
 from pipelines.request_maker import Chunk, Quarantine, RequestMaker
 from pipelines.samples.index import Index
 from pipelines.samples.order import Schedule
@@ -107,7 +108,7 @@ class Loader:
         """Yield this rank's rows of the batch of every step, in order.
 
         Raises:
-            UserError: too many files are bad to fill a position.
+            UserError: too many files are bad to fill a position, or the machine cannot read or decode.
             RuntimeError: the loader is closed.
         """
         if self._thread is not None:
@@ -212,10 +213,19 @@ class Loader:
             positions = self._schedule.rows.positions(step)
             yield from np.array_split(positions, -(-len(positions) // self.graph.batch))
 
+    @cached_property
+    def _decoder(self) -> FileDecoder:
+        """Decodes single files; few runs need it."""
+        return FileDecoder(replace(self.graph, batch=1, threads=1))
+
     def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
-        """Make a chunk again without the files that do not decode. Other chunks are not affected."""
+        """Make a chunk again without the files that do not decode. Other chunks are not affected.
+
+        Raises:
+            UserError: the machine is at fault, not the files.
+        """
         while True:
-            failing = [row for row in range(len(chunk.samples)) if not decodes(chunk.request.only(row), self.graph)]
+            failing = [row for row in range(len(chunk.samples)) if not self._decoder.decodes(chunk.request.only(row))]
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in chunk.samples[failing].tolist():

@@ -12,18 +12,19 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import numpy as np
-import nvidia.dali.types as types
-from nvidia.dali import Pipeline, fn
 
 from errors import UserError
 from machine.decoder_memory import prepare_decoder_memory
-from pipelines.render.dali_graph import GraphConfig, decode
-from pipelines.render.request import Encoded
+from pipelines.render.dali_graph import GraphConfig
+from pipelines.render.request import Encoded, Request
+from pipelines.render.runner import FileDecoder
+from pipelines.views.plan import Plan
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 
@@ -31,6 +32,9 @@ LIMIT_S: Final = 60.0
 """Seconds for a request, plus one for each image; a process that takes longer counts as hanging."""
 
 _START_LIMIT_S: Final = 600.0
+
+_WHOLE: Final = Plan(np.empty((0, 2), np.int64), np.empty((0, 2), np.int64), ())
+"""A plan that is not read: images are decoded whole."""
 
 Decoder = Callable[[Sequence[Encoded]], Sequence[bool]]
 """N files, each (bytes,) uint8 -> N times whether it decodes."""
@@ -44,33 +48,18 @@ class DaliDecoder:
     def __init__(self, config: GraphConfig) -> None:
         if config.device == "cpu" and config.decoder_memory == "auto":
             prepare_decoder_memory()
-        self._encoded: Sequence[Encoded] = ()
-        self._many, self._one = (self._pipeline(config, batch) for batch in (config.batch, 1))
+        whole = replace(config, regions=False)
+        self._many, self._one = FileDecoder(whole), FileDecoder(replace(whole, batch=1))
 
     def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
-        """For each of at most `config.batch` files, whether it decodes."""
-        if self._decodes(self._many, encoded):
+        """For each of at most `config.batch` files, whether it decodes.
+
+        Raises:
+            UserError: one does not, and the machine is at fault, as without memory.
+        """
+        if self._many.error(Request(encoded, _WHOLE)) is None:
             return [True] * len(encoded)
-        # DALI names the file only in the text of its message.
-        return [self._decodes(self._one, [one]) for one in encoded]
-
-    def _pipeline(self, config: GraphConfig, batch: int) -> Pipeline:
-        pipeline = Pipeline(
-            batch_size=batch, num_threads=config.threads, device_id=config.device_id, prefetch_queue_depth=1
-        )
-        with pipeline:
-            files = fn.external_source(source=lambda: self._encoded, dtype=types.UINT8, ndim=1, batch=True)
-            pipeline.set_outputs(decode(files, config))
-        pipeline.build()
-        return pipeline
-
-    def _decodes(self, pipeline: Pipeline, encoded: Sequence[Encoded]) -> bool:
-        self._encoded = encoded
-        try:
-            pipeline.run()
-        except RuntimeError:
-            return False
-        return True
+        return [self._one.decodes(Request([one], _WHOLE)) for one in encoded]
 
 
 class DecoderProcess:

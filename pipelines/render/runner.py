@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
+import cv2
+import numpy as np
+
+from errors import UserError
+from errors.refused import of_machine
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
+from pipelines.views.plan import Plan
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 
@@ -40,6 +45,7 @@ class Runner:
 
         Raises:
             DecodeError: a file of the request does not decode; later requests are not affected.
+            UserError: memory is short.
             StopIteration: after the last one.
         """
         if not self._started:
@@ -48,20 +54,55 @@ class Runner:
         try:
             outputs = tuple(self._pipeline.outputs())
         except RuntimeError as error:
-            raise DecodeError(str(error)) from error
+            raise decode_error(error) from error
         finally:
             self._pipeline.schedule_run()
         return outputs
 
 
-def decodes(request: Request, config: GraphConfig) -> bool:
-    """Whether the single file of a request decodes, in the request's region.
+class FileDecoder:
+    """Decodes requests one by one, to find the files that do not decode.
 
     DALI names the failed file of a batch only in the text of its message.
     """
-    alone = replace(config, batch=1, threads=1, prefetch=1)
-    try:
-        next(Runner(partial(decode_pipeline, alone), iter([request]).__next__))
-    except DecodeError:
-        return False
-    return True
+
+    def __init__(self, config: GraphConfig) -> None:
+        self._request = self._sound = _sound_request()
+        self._pipeline = decode_pipeline(replace(config, prefetch=1), lambda: self._request)
+
+    def error(self, request: Request) -> DecodeError | UserError | None:
+        """The error when a request is decoded, in its regions; None if all its files decode."""
+        self._request = request
+        try:
+            self._pipeline.run()
+        except RuntimeError as error:
+            return decode_error(error)
+        return None
+
+    def decodes(self, request: Request) -> bool:
+        """Whether the files of a request decode, in its regions.
+
+        Raises:
+            UserError: they do not, and the machine is at fault, as without memory.
+        """
+        error = self.error(request)
+        if isinstance(error, DecodeError) and (again := self.error(self._sound)) is not None:
+            error = UserError(
+                f"DALI does not decode a sound image either ({again}). So the machine is at fault, and no image is "
+                "replaced. Check its memory and its GPU; a run goes on with --resume auto."
+            )
+        if isinstance(error, UserError):
+            raise error
+        return error is None
+
+
+def decode_error(error: RuntimeError) -> DecodeError | UserError:
+    """The error that DALI's error means: a `UserError` if its text tells of a lack of memory."""
+    message = of_machine(error)
+    return DecodeError(str(error)) if message is None else UserError(message)
+
+
+def _sound_request() -> Request:
+    """A request for a grey JPEG of 64 x 64 pixels."""
+    encoded = cv2.imencode(".jpg", np.full((64, 64, 3), 128, np.uint8))[1]
+    return Request([encoded], Plan(np.zeros((1, 2), np.int64), np.full((1, 2), 64), ()))

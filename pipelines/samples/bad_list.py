@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from errors import UserError
 from parsing import parse_json, regular
 from pipelines.arrays import IntArray
 from pipelines.samples.index import Index
+from pipelines.samples.store import SelectedStore
 from writing import write_text
 
 
@@ -31,14 +32,25 @@ def write_bad_list(file: Path, reasons: Mapping[str, str], *, checked: int) -> N
     write_text(file, "\n".join(lines) + "\n")
 
 
-def rows_not_listed(index: Index, file: Path) -> IntArray:
+def rows_not_listed(index: Index, file: Path, whole: Callable[[], Iterator[Index]] = lambda: iter(())) -> IntArray:
     """Rows (M,) int64 of an index whose files are not on the list, ascending.
 
+    The list may also have files of the dataset that the index does not have, such as those of another split.
+
+    Args:
+        whole: loads the dataset with all splits and parts; called if the index does not have a listed file. If the
+            index has some rows of a store, the first has all of them.
+
     Raises:
-        UserError: the list is missing or incomplete, has a file that is not in the index, or lists all files.
+        UserError: the list is missing or incomplete, has no file of the dataset, or lists all files of the index.
     """
     listed = _read_paths(file)
-    bad = (_rows_of_paths if index.store is None else _rows_of_store)(index, listed, file)
+    bad = _rows_of(index, listed, whole)
+    if listed and not len(bad) and not any(len(_rows_of(one, listed, whole)) for one in whole()):
+        raise UserError(
+            f"{file}: {index.root} has no {min(listed)!r}: the list is of another dataset. Make it again with "
+            "'check-data'."
+        )
     left = np.setdiff1d(np.arange(len(index)), bad)
     if not len(left):
         raise UserError(f"{file}: lists all {len(index)} images of {index.root} as bad. Check the data again.")
@@ -63,29 +75,30 @@ def _read_paths(file: Path) -> list[str]:
     return paths
 
 
-def _rows_of_paths(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """All rows of the listed files; a file may hold several hands, a row each."""
+def _rows_of(index: Index, listed: Sequence[str], whole: Callable[[], Iterator[Index]]) -> IntArray:
+    """All rows of the listed files; a file may hold several hands, a row each.
+
+    If the names of shards are sorted, bisection reads only a few of them.
+    """
+    if index.store is not None:
+        rows, unknown = _bisect(index, listed)
+        if unknown and isinstance(index.store, SelectedStore):
+            of_whole, unknown = _bisect(next(whole()), unknown)
+            rows += np.flatnonzero(np.isin(index.store.rows, of_whole)).tolist()
+        if not unknown:
+            return np.array(rows, np.int64)
     wanted = set(listed)
-    missing = wanted.difference(index.paths)
-    if missing:
-        raise _unknown(index, min(missing), file)
     return np.array([row for row, path in enumerate(index.paths) if path in wanted], np.int64)
 
 
-def _rows_of_store(index: Index, listed: Sequence[str], file: Path) -> IntArray:
-    """As `_rows_of_paths`, for shards. If their names are sorted, bisection reads only a few of them."""
-    rows = []
+def _bisect(index: Index, listed: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Rows of the listed files, and the files not found: these are unknown, or the names are not sorted."""
+    rows, unknown = list[int](), list[str]()
     for path in listed:
         row = bisect_left(index.paths, path)
-        if row == len(index) or index.paths[row] != path:  # unknown, or the names are not sorted
-            return _rows_of_paths(index, listed, file)
+        if row == len(index) or index.paths[row] != path:
+            unknown.append(path)
         while row < len(index) and index.paths[row] == path:
             rows.append(row)
             row += 1
-    return np.array(rows, np.int64)
-
-
-def _unknown(index: Index, path: str, file: Path) -> UserError:
-    return UserError(
-        f"{file}: {index.root} has no {path!r}: the list is of another dataset. Make it again with 'check-data'."
-    )
+    return rows, unknown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,11 @@ from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.kept_pixels import KeptPixels, join_pixels
 from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
+
+_FAULTS_OF_A_FILE: Final = (
+    None,  # an error of our own, such as a wrong checksum
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
+)  # fmt: skip
 
 WHOLE_IMAGE = (0.0, 0.0, 0.0)
 """The box for the square around a whole image; its size is read later, from the file's header."""
@@ -164,9 +170,19 @@ class Index:
         """Read the bytes of one sample's file; any thread may call it.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: it cannot be read; the file is at fault.
+            UserError: the machine is at fault, as without memory or with too many open files.
         """
-        return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store.read(sample)
+        try:
+            return read_file(f"{self.root}/{self.paths[sample]}") if self.store is None else self.store.read(sample)
+        except OSError as error:
+            if error.errno in _FAULTS_OF_A_FILE:
+                raise
+            raise UserError(
+                f"{self.path(sample)}: {error.strerror}. This may be an error of the machine, so the image is not "
+                "replaced. Check memory, disk, network and 'ulimit -n'; a run goes on with --resume auto. If only "
+                "this file cannot be read, replace or remove it."
+            ) from error
 
     def follow(self, steps: Steps) -> Follower:
         """Let the store prepare for the samples of the coming steps."""

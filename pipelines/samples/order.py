@@ -19,7 +19,7 @@ import numpy as np
 
 from errors import UserError
 from pipelines.arrays import IntArray
-from pipelines.randomness import Stream, philox
+from pipelines.randomness import MOST_VIEWS, Stream, philox
 from pipelines.samples.index import Blocks, Index
 
 
@@ -29,11 +29,13 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
     An epoch has as many whole batches as the images fill.
 
     Raises:
-        UserError: a source's weight gives it no row of a batch.
+        UserError: a source's weight gives it no row of a batch, or there are too many sources.
     """
     length = len(index) // batch * batch
     if len(index.sources) < 2:
         return EpochOrder(len(index), length, seed=seed, blocks=index.blocks)
+    if len(index.sources) > MOST_VIEWS:  # the number of a source takes the place of a view's
+        raise UserError(f"{len(index.sources)} sources; expected at most {MOST_VIEWS}. Put several into one folder")
     rows = rows_per_batch([source.weight for source in index.sources], batch)
     for number, (source, count) in enumerate(zip(index.sources, rows, strict=True)):
         if count == 0:

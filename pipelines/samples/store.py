@@ -75,18 +75,18 @@ class Store:
 
 
 class SelectedStore(Store):
-    """Some rows (N,) of another store, in this order."""
+    """Some `rows` (N,) of another store, in this order."""
 
     def __init__(self, store: Store, rows: IntArray) -> None:
-        self._store, self._rows = store, rows
+        self._store, self.rows = store, rows
 
     def read(self, row: int) -> bytes:
         """See `Store`."""
-        return self._store.read(int(self._rows[row]))
+        return self._store.read(int(self.rows[row]))
 
     def follow(self, steps: Steps) -> Follower:
         """See `Store`."""
-        return self._store.follow(lambda: (self._rows[rows] for rows in steps()))
+        return self._store.follow(lambda: (self.rows[rows] for rows in steps()))
 
     def traffic(self) -> Traffic | None:
         """See `Store`."""

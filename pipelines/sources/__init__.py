@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +38,9 @@ def _load(config: DataConfig, verify: bool) -> Index:
     with paths_in_one_line(Path(config.root)):
         index = _load_source(config, verify)
         check_boxes(index)
-        left = None if config.bad_list is None else rows_not_listed(index, Path(config.bad_list))
+        left = None
+        if config.bad_list is not None:
+            left = rows_not_listed(index, Path(config.bad_list), partial(_whole, config))
     if config.label_fraction < 1:
         group = np.arange(len(index)) if index.group is None else index.group
         chosen = np.flatnonzero(in_fraction(group, config.label_fraction, seed=config.label_seed))
@@ -45,6 +50,18 @@ def _load(config: DataConfig, verify: bool) -> Index:
     box_px = index.box_px.copy()
     box_px[:, 2] *= config.box_margin
     return dataclasses.replace(index, box_px=box_px)
+
+
+def _whole(config: DataConfig) -> Iterator[Index]:
+    """Load the whole dataset of a configuration, in as many indices as its layout needs."""
+    if config.source == "shards":
+        yield _load_source(dataclasses.replace(config, split="all"), verify=False)
+        return
+    choices: tuple[dict[str, Any], ...] = ({}, {"split": "val"}, {"part": "evaluation"})
+    of_dataset = {name: getattr(config, name) for name in ("source", "root", "annotations", "regressor")}
+    for choice in choices:  # in YouTube3DHands, "all" does not include "val"
+        with suppress(UserError):  # the dataset has no such part or split
+            yield _load_source(DataConfig(**of_dataset, **choice), verify=False)
 
 
 def _load_source(config: DataConfig, verify: bool) -> Index:

@@ -61,7 +61,7 @@ def load_dexter_object(config: DataConfig) -> Index:
     Only visible fingertips are annotated. All other keypoints are NaN in `keypoints_px` and `xyz_m`. The box is the
     square around the fingertips, or of side `LEAST_BOX_M` at their depth if that is larger. All samples are left hands
     and mirrored. Frames without an annotated fingertip are left out and counted in one warning. A file of boxes calls
-    an image "data/Grasp1/color/NAME.png".
+    an image "data/Grasp1/color/NAME.png", and may have all frames.
 
     Returns:
         The index, with targets K and xyz_m, in the colour camera's frame.
@@ -97,15 +97,14 @@ def load_dexter_object(config: DataConfig) -> Index:
     if len(kept) < len(paths) or len(present) < len(SEQUENCES):
         used = f"{len(kept)} of {len(paths)} frames are used, of {len(present)} of {len(SEQUENCES)} sequences"
         log.warning("%s: %s; the other frames have no annotated fingertip", data, used)
-    names = [paths[row] for row in kept.tolist()]
     xyz_m = np.full((len(kept), len(HAND), 3), np.nan)
     xyz_m[:, TIPS] = tips_m[kept]
     keypoints_px = project_px(COLOUR_K, xyz_m)
     return Index(
         name="dexter_object",
         root=root,
-        paths=names,
-        box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else boxes_of_images(boxes, names),
+        paths=[paths[row] for row in kept.tolist()],
+        box_px=_boxes_px(keypoints_px, xyz_m) if boxes is None else boxes_of_images(boxes, paths)[kept],
         keypoints_px=keypoints_px.astype(np.float32),
         mirror=np.ones(len(kept), bool),
         targets={

@@ -38,8 +38,12 @@ def load_folder(config: DataConfig) -> Index:
     mirrored, and images without a hand are left out.
 
     Raises:
-        UserError: the folder is missing, unreadable or has no images, or the boxes do not fit it.
+        UserError: the folder is missing, unreadable or has no images, the boxes do not fit it, or a split is set.
     """
+    if config.split != "all":
+        raise UserError(
+            f'data.split = {config.split!r}: a folder of images is not split. Use "all", and a folder for each split.'
+        )
     root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"

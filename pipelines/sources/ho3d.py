@@ -59,7 +59,7 @@ def load_ho3d(config: DataConfig) -> Index:
     Listed frames whose image is missing, or whose annotation has no hand, are left out and counted in one warning. A
     group is a moment: the frames with the same number in all sequences of one recording. The names of these sequences
     differ only in the last of at least two digits, the camera. Splits divide the recordings. A file of boxes calls an
-    image "train/ABF10/rgb/0000.png".
+    image "train/ABF10/rgb/0000.png", and may have all listed frames.
 
     Returns:
         The index, with targets K, xyz_m and scale_m.
@@ -80,11 +80,10 @@ def load_ho3d(config: DataConfig) -> Index:
     places = np.arange(listed)
     if split != "all":
         places = np.flatnonzero(_in_split(root, frames, split))
-    chosen = [frames[place] for place in places.tolist()]
     paths = first_stored(
-        root, ([f"{folder}/{sequence}/rgb/{frame}.{ending}" for ending in _ENDINGS] for sequence, frame in chosen)
+        root, ([f"{folder}/{sequence}/rgb/{frame}.{ending}" for ending in _ENDINGS] for sequence, frame in frames)
     )
-    there = np.array([path is not None for path in paths], bool)
+    there = np.array([paths[place] is not None for place in places.tolist()], bool)
     if not there.any():
         sequence, frame = frames[places[0]]
         raise UserError(
@@ -92,7 +91,8 @@ def load_ho3d(config: DataConfig) -> Index:
             ".jpg). Unpack the dataset again, or check data.root."
         )
     places = places[there]
-    stored = [path for path in paths if path is not None]
+    ending = str(paths[places[0]]).rpartition(".")[2]
+    names = [path or f"{folder}/{'/rgb/'.join(frame)}.{ending}" for path, frame in zip(paths, frames, strict=True)]
     tables = _annotations(root, folder, [frames[place] for place in places.tolist()])
     xyz_m, box_px = tables["xyz_m"], tables["box_px"]
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
@@ -113,14 +113,14 @@ def load_ho3d(config: DataConfig) -> Index:
         )
     if not len(usable):
         raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
-    used = [frames[place] for place in places[usable].tolist()]
-    names = [stored[row] for row in usable.tolist()]
-    xyz_m = xyz_m[usable]
+    places, xyz_m = places[usable], xyz_m[usable]
+    used = [frames[place] for place in places.tolist()]
+    box_px = squares_around(low_px[usable], high_px[usable]) if boxes is None else boxes_of_images(boxes, names)[places]
     return Index(
         name=f"ho3d {part}",
         root=root,
-        paths=names,
-        box_px=squares_around(low_px[usable], high_px[usable]) if boxes is None else boxes_of_images(boxes, names),
+        paths=[names[place] for place in places.tolist()],
+        box_px=box_px,
         keypoints_px=keypoints_px[usable].astype(np.float32),
         group=np.array([_number(f"{_recording(sequence)}/{frame}") for sequence, frame in used]),
         targets={

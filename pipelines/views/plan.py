@@ -111,6 +111,9 @@ def plan_views(
         kept: the kept regions, which must serve this geometry (see `keep`); None: the images are in files.
         as_decoded: plan kept regions as if their files were decoded: the regions of JPEGs or whole images, halved as
             often as the kept pixels were.
+
+    Raises:
+        ValueError: a view needs fewer halvings than kept pixels have.
     """
     box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
@@ -120,6 +123,8 @@ def plan_views(
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
     start_px, shape_px, done = kept or (np.zeros_like(size_px), size_px, np.zeros(len(box), np.int64))
+    if any((halved < done).any() for halved in halvings):
+        raise ValueError("a view needs fewer halvings than the kept pixels have")
     if as_decoded:
         start_px, shape_px = np.zeros_like(size_px), size_px
     if croppable is not None and croppable.any():

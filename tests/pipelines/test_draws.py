@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipelines.arrays import FloatArray
+from pipelines.randomness import MOST_VIEWS
 from pipelines.views.appearance import CHANGES, Column
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import COLUMNS, UNIFORMS_PER_VIEW, Draw, draw_view
@@ -50,6 +51,15 @@ def test_seed_epoch_view_and_position_all_matter() -> None:
     ]
     angles = {float(row[Draw.ANGLE_DEG]) for row in rows}
     assert len(angles) == len(rows)
+
+
+def test_no_view_has_the_draws_of_another() -> None:
+    def first(view: int) -> bytes:
+        return draw_view(Augmentation(), seed=0, epoch=0, view=view, places=np.arange(1)).tobytes()
+
+    assert len({first(view) for view in range(MOST_VIEWS)}) == MOST_VIEWS
+    with pytest.raises(ValueError, match="view 256"):
+        first(MOST_VIEWS)
 
 
 def test_draws_fill_their_ranges_evenly_and_independently() -> None:

@@ -240,6 +240,7 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
         ({"batch": 0}, "batch = 0: expected a whole number from 1 to"),
         ({"batch": 2.5}, r"batch = 2\.5: expected a whole number from 1 to"),
         ({"batch": 6, "views": 0}, "views = 0: expected a whole number from 1 to"),
+        ({"batch": 6, "views": 257}, "views = 257: expected a whole number from 1 to 256"),
         ({"batch": 6, "seed": -1}, "seed = -1: expected a whole number from 0 to"),
         ({"batch": 6, "seed": 2**63}, f"seed = {2**63}: expected a whole number from 0 to"),
         ({"batch": 6, "device": "gpu0"}, "device = 'gpu0': expected 'cpu', 'cuda'"),

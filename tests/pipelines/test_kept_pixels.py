@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvidia.dali import Pipeline
 from PIL import Image
 
 from errors import UserError
@@ -317,6 +318,14 @@ def test_what_is_kept_is_enough_for_every_draw(
         assert (np.minimum((high + 1) * block, size) <= stop).all()
 
 
+def test_a_view_of_pixels_that_were_halved_too_often_is_refused() -> None:
+    size_px, upright, box_px = np.array([[800, 800]]), np.array([1]), np.array([[400, 400, 800]], np.float32)
+    small, large = (GeometryConfig(side_px=64, scale=(scale, scale)) for scale in (0.5, 2.0))
+    draws = [draw_view(Augmentation(large, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(1))]
+    with pytest.raises(ValueError, match="fewer halvings"):
+        plan_views(size_px, upright, box_px, draws, large, kept=keep(size_px, upright, box_px, small))
+
+
 @settings(max_examples=100, deadline=None)
 @given(geometries, st.integers(0, 2**32))
 def test_the_reach_is_that_of_the_draws(geometry: GeometryConfig, seed: int) -> None:
@@ -489,6 +498,15 @@ def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None
     good = np.setdiff1d(np.arange(COUNT), [4, 9])
     ours = batches(loaded(tmp_path / "out"), GEOMETRIES[0], "opencv", steps=1)
     assert_equal(ours, batches(with_margin(source).select(good), GEOMETRIES[0], "opencv", steps=1), 1, 0.02)
+
+
+def test_lack_of_memory_leaves_no_image_out(source: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(pipeline: Pipeline) -> object:
+        raise RuntimeError("std::bad_alloc")
+
+    monkeypatch.setattr(Pipeline, "run", run)
+    with pytest.raises(UserError, match="out of memory"):
+        packed_by(source, tmp_path / "out", GEOMETRIES[0])
 
 
 def test_changed_bytes_are_found(source: Index, tmp_path: Path) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
+import itertools
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +17,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from nvidia.dali import Pipeline
 from PIL import Image as PillowImage
 
 from errors import UserError
@@ -20,8 +26,9 @@ from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.request_maker import SUBSTITUTE_ATTEMPTS
-from pipelines.samples.index import WHOLE_IMAGE, Index, join
+from pipelines.samples.index import WHOLE_IMAGE, Index, join, read_file
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
+from pipelines.samples.store import Store
 from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.harness import BACKENDS, smooth_image
@@ -294,6 +301,98 @@ def test_a_missing_file_is_replaced(folder: Index, tmp_path: Path, caplog: pytes
     assert "No such file" in record.getMessage()
     assert 60 not in made[0].samples.tolist()
     assert len(made[0]) == 61
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_error_of_the_machine_ends_the_run_and_makes_no_file_bad(
+    folder: Index, number: int, stored: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(path: str) -> bytes:
+        if path.endswith("/007.jpg"):
+            raise OSError(number, os.strerror(number))
+        return read_file(path)
+
+    class Files(Store):
+        def read(self, row: int) -> bytes:
+            return read(f"{folder.root}/{folder.paths[row]}")
+
+    monkeypatch.setattr("pipelines.samples.index.read_file", read)
+    monkeypatch.setattr("pipelines.request_maker.read_sound_jpegs", lambda paths: [None] * len(paths))
+    index = dataclasses.replace(folder, store=Files() if stored else None)
+    with pytest.raises(UserError, match=rf"/007\.jpg: {os.strerror(number)}\. This may be an error of the machine"):
+        batches(index)
+    assert "cannot be used" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("Error in operator:\nstd::bad_alloc", "^out of memory: the loader asked for more memory"),
+        ("cudaErrorUnknown", r"DALI does not decode a sound image either \(cudaErrorUnknown\)"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_decoder_that_fails_on_every_image_ends_the_run_and_makes_no_file_bad(
+    folder: Index, backend: Backend, told: str, expected: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    calls, real = itertools.count(), Pipeline.outputs
+
+    def outputs(pipeline: Pipeline, stream: object = None) -> object:
+        if next(calls) >= 2:
+            raise RuntimeError(told)
+        return real(pipeline, stream)
+
+    monkeypatch.setattr(Pipeline, "outputs", outputs)
+    with pytest.raises(UserError, match=expected):
+        batches(folder, backend)
+    assert "cannot be used" not in caplog.text
+
+
+LITTLE_MEMORY = """
+import resource
+import cv2
+import numpy as np
+import psutil
+from pipelines.render.dali_graph import GraphConfig
+from pipelines.render.request import Request
+from pipelines.render.runner import FileDecoder
+from pipelines.views.plan import Plan
+
+def request(side_px):
+    encoded = cv2.imencode(".jpg", np.zeros((side_px, side_px, 3), np.uint8))[1]
+    return Request([encoded] * 8, Plan(np.zeros((8, 2), int), np.full((8, 2), side_px), ()))
+
+decoder = FileDecoder(GraphConfig("cpu", None, batch=8, threads=2, prefetch=1, views=2))
+assert decoder.decodes(request(64))
+limit = psutil.Process().memory_info().vms + 2**26
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(decoder.error(request(4000)))
+print(decoder.decodes(request(64)))
+"""
+
+
+def test_lack_of_memory_is_no_fault_of_a_file() -> None:
+    run = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, check=True)
+    told, small = run.stdout.splitlines()
+    assert told.startswith("out of memory: the loader asked for more memory")
+    assert small == "True"
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG])
+def test_an_error_of_a_file_makes_it_bad(
+    folder: Index, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(path: str) -> bytes:
+        if path.endswith("/007.jpg"):
+            raise OSError(number, os.strerror(number))
+        return read_file(path)
+
+    monkeypatch.setattr("pipelines.samples.index.read_file", read)
+    monkeypatch.setattr("pipelines.request_maker.read_sound_jpegs", lambda paths: [None] * len(paths))
+    assert len(batches(folder)) == 6
+    assert f"007.jpg cannot be used ({os.strerror(number)})" in caplog.text
 
 
 def test_a_bad_file_s_substitute_is_of_its_source(folder: Index, tmp_path: Path) -> None:

@@ -228,5 +228,10 @@ def test_a_weight_of_less_than_a_row_is_refused() -> None:
         build_order(index_of([50, 50], [1.0, 0.001]), batch=12, seed=0)
 
 
+def test_more_sources_than_the_generator_tells_apart_are_refused() -> None:
+    with pytest.raises(UserError, match="257 sources; expected at most 256"):
+        build_order(index_of([1] * 257), batch=257, seed=0)
+
+
 def test_an_epoch_of_several_sources_has_the_batches_that_all_images_fill() -> None:
     assert build_order(index_of([100, 31]), batch=12, seed=0).length == 120

@@ -85,20 +85,34 @@ def test_a_folder_of_bad_files_gets_its_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "code", "last"), [(0, 0, "0 of 3 images"), (2, 1, "data.bad_list="), (3, 2, "no image")]
+    ("hands", "bad", "code", "last"),
+    [
+        ((1, 1, 1), 0, 0, "0 of 3 images"),
+        ((1, 1, 1), 2, 1, "data.bad_list="),
+        ((1, 1, 1), 3, 2, "no image"),
+        ((2, 1, 1), 2, 1, "data.bad_list="),
+        ((2, 2, 1), 3, 2, "no image"),
+    ],
 )
 def test_the_exit_code_says_whether_all_some_or_no_images_can_be_used(
-    bad: int, code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["a.jpg", "b.jpg", "c.jpg"]
-    index = Index("images", tmp_path, names, np.zeros((3, 3), np.float32))
-    found = Checked("data", index, dict.fromkeys(names[:bad], "empty file"), tmp_path / "bad.jsonl")
-    monkeypatch.setattr(check_data_file, "check_data", lambda *args, **kwargs: [found])
-    monkeypatch.setattr(sys, "argv", ["cli.py", "check-data", str(tmp_path / "bad.jsonl")])
+    hands: tuple[int, ...], bad: int, code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Each image shows some hands, and the first `bad` images are empty files."""
+    root = tmp_path / "images"
+    root.mkdir()
+    good = jpeg(smooth_image(np.random.default_rng(0), 40, 48, 3))
+    names = [f"{row}.jpg" for row, count in enumerate(hands) for _ in range(count)]
+    for row in range(len(hands)):
+        (root / f"{row}.jpg").write_bytes(b"" if row < bad else good)
+    index = Index("images", root, names, np.zeros((len(names), 3), np.float32))
+    monkeypatch.setattr(check_data_file, "load_index", lambda *args, **kwargs: index)
+    monkeypatch.setattr(sys, "argv", ["cli.py", "check-data", "--set", f"data.root={root}", str(tmp_path / "b.jsonl")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code or 0) == code
     told = capsys.readouterr()
+    assert f"{sum(hands[:bad])} of {sum(hands)} {'images' if max(hands) == 1 else 'hands, in'}" in told.out
     assert last in (told.err if code == 2 else told.out).splitlines()[-1]
 
 
@@ -201,7 +215,8 @@ def test_lists_that_do_not_fit_are_one_clear_line(images: Path, tmp_path: Path) 
     assert "damaged" in message()
     file.write_text("")
     assert "damaged" in message()
-    (images / "07.jpg").unlink()
+    for name in ("07.jpg", "31.jpg"):
+        (images / name).unlink()
     file.write_text(whole)
     assert f"{images} has no '07.jpg': the list is of another dataset" in message()
 

@@ -280,6 +280,23 @@ def test_a_pipe_a_device_and_a_folder_are_refused_at_once(tmp_path: Path) -> Non
             load(files=[path])
 
 
+@pytest.mark.parametrize("kind", [Config, FinetuneConfig])
+def test_a_range_upside_down_is_refused(kind: type[Config | FinetuneConfig]) -> None:
+    config = load_config(kind, [], [])
+    ranges = [
+        (f"{table.name}.{field.name}", value)
+        for table in dataclasses.fields(config)
+        for field in dataclasses.fields(getattr(config, table.name))
+        if isinstance(value := getattr(getattr(config, table.name), field.name), tuple)
+        and len(value) == 2
+        and all(isinstance(number, float) for number in value)
+    ]
+    assert {"geometry.rotation_deg", "geometry.scale", "colour.hue"} <= {key for key, _ in ranges}
+    for key, (low, high) in ranges:
+        with pytest.raises(UserError, match=f"{key}.*from low to high"):
+            load_config(kind, [], [f"{key}=[{max(high, low + 0.1)}, {low}]"])
+
+
 @pytest.mark.parametrize("key", ["run.out", "data.root", "data.box", "data.bad_list", "encoder.weights"])
 def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
     with pytest.raises(UserError, match=rf"{key} = 'H\\udce4nde': expected UTF-8"):

@@ -79,13 +79,14 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     with progress_bar("checking") as progress:
         found = check.check_data(config.data, config.pipelines, out, device=device, progress=progress)
     for one in found:
-        say(f"{one.index.root}: {len(one.reasons)} of {len(one.index)} images cannot be used, see {one.list_file}")
+        what = "images" if one.bad == len(one.reasons) else f"hands, in {len(one.reasons)} images,"
+        say(f"{one.index.root}: {one.bad} of {len(one.index)} {what} cannot be used, see {one.list_file}")
         for path, reason in list(one.reasons.items())[:5]:
             say(f"  {path}: {reason}")
-        if 0 < len(one.reasons) < len(one.index):
+        if 0 < one.bad < len(one.index):
             say(f"leave them out with --set {one.key}.bad_list={one.list_file}")
     for one in found:
-        if len(one.reasons) == len(one.index):
+        if one.bad == len(one.index):
             raise UserError(
                 f"{one.index.root}: no image can be used. Mend or replace the files, or name another folder."
             )

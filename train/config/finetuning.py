@@ -11,7 +11,7 @@ from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
 from models.config import EncoderConfig, PoseConfig
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.ranges import Range
+from pipelines.views.ranges import Ordered, Range
 from train.config.pretraining import OneOrMore, RunConfig, StepsConfig
 
 
@@ -39,7 +39,7 @@ class FinetuneGeometryConfig(GeometryConfig):
 
     rotation_deg: Range = (-90.0, 90.0)
     translation_frac: Fraction = 20 / 128
-    scale: tuple[Factor, Factor] = (0.7, 1.3)
+    scale: Annotated[tuple[Factor, Factor], Ordered] = (0.7, 1.3)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -35,11 +35,13 @@ class Checked:
     Attributes:
         key: the source's table in the configuration, "data" or "data.0".
         reasons: path -> reason why the file cannot be used.
+        bad: number of samples of these files; an image with several hands is several samples.
     """
 
     key: str
     index: Index
     reasons: dict[str, str]
+    bad: int
     list_file: Path
 
 
@@ -95,26 +97,27 @@ def check_data(
         else:
             with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
                 reasons = _bad_files(index, graph, decoder, advance)
-        write_bad_list(file, reasons, checked=len(index))
-        checked.append(Checked(name, index, reasons, file))
+        of_paths = {index.paths[row]: reason for row, reason in sorted(reasons.items())}
+        write_bad_list(file, of_paths, checked=len(index))
+        checked.append(Checked(name, index, of_paths, len(reasons), file))
         done += len(index)
     return checked
 
 
-def _changed_pixels(index: Index, pixels: KeptPixels, progress: Callable[[int], None]) -> dict[str, str]:
-    """Path -> reason for each sample whose pixels are not those that were packed."""
+def _changed_pixels(index: Index, pixels: KeptPixels, progress: Callable[[int], None]) -> dict[int, str]:
+    """Row -> reason for each sample whose pixels are not those that were packed."""
     reasons = {}
     for row in range(len(index)):
         if not pixels.matches(row):
-            reasons[index.paths[row]] = "not the pixels that were packed (wrong checksum)"
+            reasons[row] = "not the pixels that were packed (wrong checksum)"
         progress(row + 1)
     return reasons
 
 
 def _bad_files(
     index: Index, graph: GraphConfig, decoder: DecoderProcess, progress: Callable[[int], None]
-) -> dict[str, str]:
-    """Path -> reason for each file that cannot be used, in the order of the index."""
+) -> dict[int, str]:
+    """Row -> reason for each sample whose file cannot be used."""
     reasons: dict[int, str] = {}
     done = 0
     for found, samples, encoded in _read_ahead(index, graph):
@@ -122,7 +125,7 @@ def _bad_files(
         reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
         done += len(found) + len(samples)
         progress(done)
-    return {index.paths[row]: reason for row, reason in sorted(reasons.items())}
+    return reasons
 
 
 _Read = tuple[dict[int, str], list[int], list[Encoded]]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from errors import UserError
+from pipelines.arrays import IntArray
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, each_source
 from pipelines.request_maker import Quarantine
@@ -47,10 +48,11 @@ class BadFiles:
             state.bad_files = {"used": [0] * len(self._used), "met": {}}
         elif world.is_main:
             self._write()  # rows written after the checkpoint belong to steps that are repeated
+        self._shares = self._sum_shares()
 
     def count(self, batch: Batch, *, agree: bool) -> None:
         """Count a batch of this rank. With `agree`, which must be the same on all ranks, sum over ranks."""
-        self._used += self._per_source(batch.samples.numpy())
+        self._used += np.bincount(self._source(batch.samples.numpy()), minlength=len(self._ends))
         self._met.update(batch.bad.tolist())
         if not agree:
             return
@@ -67,15 +69,16 @@ class BadFiles:
             self._write()
         self._used[:] = 0
         self._met.clear()
+        self._shares = self._sum_shares()
 
     @property
     def too_many(self) -> bool:
         """Whether a limit was exceeded at the last sum; the same on all ranks."""
-        return any(share > limit for share, limit in zip(self._shares(), self._limits, strict=True))
+        return any(share > limit for share, limit in zip(self._shares, self._limits, strict=True))
 
     def require_few(self) -> None:
         """Raise a `UserError`, on all ranks after the same step, if a limit is exceeded."""
-        for number, (share, limit) in enumerate(zip(self._shares(), self._limits, strict=True)):
+        for number, (share, limit) in enumerate(zip(self._shares, self._limits, strict=True)):
             if share > limit:
                 of = "" if len(self._limits) == 1 else f"{number}."
                 raise UserError(
@@ -86,19 +89,22 @@ class BadFiles:
                     f"limit and go on with --resume auto"
                 )
 
-    def _per_source(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.bincount(np.searchsorted(self._ends, rows, side="right"), minlength=len(self._ends))
+    def _source(self, rows: IntArray) -> IntArray:
+        """Number of the source of each row."""
+        return np.searchsorted(self._ends, rows, side="right")
 
-    def _shares(self) -> list[float]:
+    def _sum_shares(self) -> list[float]:
         """Share of bad files among the files drawn from each source."""
         met, used = self._state.bad_files["met"], self._state.bad_files["used"]
-        rows = np.repeat(np.array(list(met), np.int64), [times for _, times in met.values()])
-        return [bad / max(1, bad + good) for bad, good in zip(self._per_source(rows).tolist(), used, strict=True)]
+        times = np.array([times for _, times in met.values()], np.int64)
+        bad = np.bincount(self._source(np.array(list(met), np.int64)), weights=times, minlength=len(self._ends))
+        return [some / max(1, some + good) for some, good in zip(bad.tolist(), used, strict=True)]
 
     def _summary(self, source: int) -> str:
         """The most frequent reasons, with an example for each, and the number of bad files."""
         met = self._state.bad_files["met"]
-        here = [row for row in sorted(met) if np.searchsorted(self._ends, row, side="right") == source]
+        rows = np.array(sorted(met), np.int64)
+        here: list[int] = rows[self._source(rows) == source].tolist()
         files = Counter(met[row][0] for row in here)
         example = {met[row][0]: self._index.path(row) for row in reversed(here)}
         shown = [f"{count} x {reason} ({example[reason]})" for reason, count in files.most_common(3)]

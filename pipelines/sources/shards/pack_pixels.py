@@ -23,6 +23,7 @@ from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline, halving_pipeline
 from pipelines.render.request import Request
+from pipelines.render.runner import decode_error
 from pipelines.samples.index import Index
 from pipelines.samples.kept_pixels import KEPT
 from pipelines.sources.shards.index_file import index_tables
@@ -201,11 +202,14 @@ class _Decoder:
 
         Raises:
             BadImage: it does not decode.
+            UserError: memory is short.
         """
         whole = Plan(np.zeros((1, 2), np.int64), np.array([image.size_px]), ())
         self._request = Request([image.encoded], whole)
         try:
             (images,) = self._pipeline(halvings).run()
         except RuntimeError as error:
+            if isinstance(told := decode_error(error), UserError):
+                raise told from error
             raise BadImage("its compressed data does not decode") from error
         return np.asarray(images[0])

@@ -84,6 +84,12 @@ def test_by_configuration(root: Path) -> None:
     boxes.write_text(json.dumps({"data/Rotate/color/image_00001_color.png": [0, 0, 10, 20]}))
     index = load_index(DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1))
     assert index.box_px[9].tolist() == [5, 10, 20]
+    config = DataConfig(source="dexter_object", root=str(root), box=str(boxes), box_margin=1)
+    frames = [f"data/{path.parts[-3]}/color/{path.name}" for path in sorted(root.glob("data/*/color/*"))]
+    boxes.write_text(json.dumps({frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)}))
+    index = load_index(config)  # the box of the frame that is not used is ignored
+    assert len(index) < len(frames)
+    assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
     with pytest.raises(UserError, match="Dexter\\+Object is not split"):
         load_index(DataConfig(source="dexter_object", root=str(root), split="train"))
 

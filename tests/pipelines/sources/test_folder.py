@@ -1,6 +1,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,12 @@ def test_links_are_followed_once(root: Path, tmp_path: Path) -> None:
     (root / "out").symlink_to(elsewhere)
     (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
     assert load_folder(DataConfig("folder", str(root))).paths == [*PATHS, "out/e.jpg"]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_is_refused(root: Path, split: Any) -> None:
+    with pytest.raises(UserError, match=f"data.split = '{split}': a folder of images is not split"):
+        load_folder(DataConfig("folder", str(root), split=split))
 
 
 @pytest.mark.parametrize("form", ["csv", "mapping", "objects"])

@@ -130,6 +130,13 @@ def test_annotations_are_read_once(root: Path, cache: Path, monkeypatch: pytest.
         np.testing.assert_array_equal(load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"], first.targets["xyz_m"])
     train = load_ho3d(DataConfig("ho3d", str(root), split="train"))  # another selection is another entry
     assert len(train) < len(first)
+    folder, file = root / "train/MC1/meta", root / "train/MC1/meta/0001.pkl"
+    before = folder.stat().st_mtime_ns
+    file.write_bytes(python2_pickle(ho3d_meta(77)))  # in place, of the same size
+    assert folder.stat().st_mtime_ns == before
+    np.testing.assert_allclose(
+        load_ho3d(DataConfig("ho3d", str(root))).targets["xyz_m"][7], camera_frame(ho3d_joints(77)), rtol=1e-5
+    )
     write_image(root / "train/MC1/rgb/0009.png", 320, 240)
     (root / "train/MC1/meta/0009.pkl").write_bytes(python2_pickle(ho3d_meta(9)))
     (root / "train.txt").write_text("MC1/0009\n")
@@ -148,6 +155,20 @@ def test_by_configuration(root: Path) -> None:
     assert len(set(half.group.tolist())) == 4
     with pytest.raises(UserError, match="only its training part can be split"):
         load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"))
+
+
+def test_a_file_of_boxes_has_all_listed_frames(root: Path) -> None:
+    """Also those of the other split, those without an image and those without a hand."""
+    frames = [f"train/{line.replace('/', '/rgb/')}.png" for line in (root / "train.txt").read_text().split()]
+    boxes = root.parent / "boxes.json"
+    boxes.write_text(json.dumps({frame: [row, 0, row + 2, 1] for row, frame in enumerate(frames)}))
+    (root / frames[1]).unlink()
+    empty = {**ho3d_meta(0), "handJoints3D": None, "camMat": None}
+    (root / "train/MC1/meta/0001.pkl").write_bytes(python2_pickle(empty))
+    splits = [load_ho3d(DataConfig("ho3d", str(root), split=split, box=str(boxes))) for split in ("train", "val")]
+    assert sum(map(len, splits)) == 8
+    for index in splits:
+        assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
 
 
 class Runs:

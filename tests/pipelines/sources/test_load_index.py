@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
+import pytest
 
+from errors import UserError
 from pipelines.config import DataConfig
+from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index, LazyNames, join
 from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from pipelines.sources.freihand import load_freihand
+
+SPLITS: Final[tuple[Literal["all", "train", "val"], ...]] = ("all", "train", "val")
 
 
 def test_the_margin_widens_a_box_about_its_centre_and_leaves_the_whole_image_alone(tmp_path: Path) -> None:
@@ -152,3 +157,30 @@ def test_the_center_box_has_one_default(tmp_path: Path) -> None:
     by_config = load_index(DataConfig(root=str(tmp_path), box_margin=1.0))
     np.testing.assert_array_equal(load_freihand(DataConfig("freihand", str(tmp_path))).box_px, by_config.box_px)
     assert by_config.box_px[0].tolist() == [30, 20, 24]
+
+
+def test_a_bad_list_holds_files_of_all_splits_and_parts(tmp_path: Path) -> None:
+    poses = 20
+    for part, count in (("training", 4 * poses), ("evaluation", 3)):
+        (tmp_path / part / "rgb").mkdir(parents=True)
+        for image in range(count):
+            cv2.imwrite(str(tmp_path / f"{part}/rgb/{image:08}.jpg"), np.zeros((4, 4, 3), np.uint8))
+    bad = tmp_path / "bad.jsonl"
+
+    def left(**keys: Any) -> set[str]:
+        return set(load_index(DataConfig(root=str(tmp_path), bad_list=str(bad), **keys)).paths)
+
+    whole = {split: list(load_index(DataConfig(root=str(tmp_path), split=split)).paths) for split in SPLITS}
+    assert set(whole["train"]).isdisjoint(whole["val"])
+    for listed in (whole["train"][:2] + whole["val"][:1], whole["val"][:1], whole["train"][:2]):
+        write_bad_list(bad, dict.fromkeys(listed, "empty file"), checked=4 * poses)
+        for split in SPLITS:
+            assert left(split=split) == set(whole[split]) - set(listed)
+        assert left(split="val", versions=("auto",)) == {
+            path for path in whole["val"] if int(Path(path).stem) >= 3 * poses
+        } - set(listed)
+        assert len(left(part="evaluation")) == 3
+    write_bad_list(bad, {"training/rgb/99999999.jpg": "empty file"}, checked=4 * poses)
+    for split in SPLITS:
+        with pytest.raises(UserError, match="the list is of another dataset"):
+            left(split=split)

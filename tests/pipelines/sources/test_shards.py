@@ -548,6 +548,12 @@ def test_a_part_of_the_shards_opens_without_reading_names(
     assert set(index.paths) <= {whole.paths[row] for row in kept}
     assert index.paths[:3] == [index.paths[0], index.paths[1], index.paths[2]]
     assert index.paths[-1] == list(index.paths)[-1]
+    for split in ("train", "val"):  # one of them does not have the bad one
+        without = load_index(DataConfig("shards", str(packed), split=split))
+        asked.clear()
+        index = load_index(DataConfig("shards", str(packed), split=split, bad_list=str(bad)))
+        assert len(asked) < 30
+        assert list(index.paths) == [path for path in without.paths if path != whole.paths[20]]
 
 
 def json_path(index: Index, row: int) -> str:

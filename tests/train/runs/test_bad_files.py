@@ -125,6 +125,24 @@ def test_good_data_leaves_no_file(tmp_path: Path, images: Path) -> None:
     assert not (out / "quarantine.jsonl").exists()
 
 
+def test_shares_are_summed_when_counts_change(tmp_path: Path) -> None:
+    """Their cost does not grow with the times that files are met, and no step between two sums pays it."""
+    index = Index("images", tmp_path, ["a.jpg", "b.jpg"], np.zeros((2, 3), np.float32))
+    state = SimpleNamespace(bad_files={"used": [10**15], "met": {1: ["empty file", 10**15]}}, steps_done=7)
+    world = SimpleNamespace(is_main=True, gather_objects=lambda mine: [mine])
+    bad_files = BadFiles(
+        index, DataConfig(max_bad_share=0.6), tmp_path / "a", cast(Any, state), cast(Any, world), Quarantine()
+    )
+    found = [bad_files.too_many]
+    state.bad_files["met"][1][1] *= 2
+    for agree in (False, True):
+        found.append(bad_files.too_many)
+        bad_files.count(Batch((), torch.tensor([0]), torch.tensor([0])), agree=agree)
+    assert [*found, bad_files.too_many] == [False, False, False, True]
+    with pytest.raises(UserError, match=r"66\.67% of the images"):
+        bad_files.require_few()
+
+
 def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     """A tenth of the second source is bad: its own limit decides, whatever the first one's is."""
     sources = [
