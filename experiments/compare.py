@@ -50,7 +50,9 @@ def compare(plan: Plan, claim: Claim) -> Row:
 
 def as_table(outcomes: Sequence[Row]) -> Table:
     """The comparisons as a table for the terminal."""
-    table = Table(*COMPARISON_HEADS, title="better minus than, paired by seed and hand")
+    table = Table(title="better minus than, paired by seed and hand")
+    for head in COMPARISON_HEADS:
+        table.add_column(head, overflow="fold")
     for row in outcomes:
         table.add_row(*comparison_cells(row))
     return table
