@@ -30,46 +30,56 @@ _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_err
 
 def overview(results: Path) -> str:
     """Which studies have been run, and the signs of all claims of the paper."""
-    names = study_names()
-    all_of = {(name, scale): study_rows(results, name, scale) for name in names for scale in SCALES}
     lines, signs = [], []
-    for name in names:
+    for name in study_names():
         study = read_toml(FILES / f"{name}.toml")
-        run = [
-            f"seeds {_listed(sorted({seed for rows in found.arms.values() for seed in rows}))}"
-            if (found := all_of[name, scale]).arms
-            else "not run yet" if scale in study["scales"] else "-"
-            for scale in SCALES
-        ]  # fmt: skip
+        found = {scale: study_rows(results, name, scale) for scale in SCALES}
+        run = [_seeds(found[scale]) if scale in study["scales"] else "-" for scale in SCALES]
         lines.append((f"[{study['title']}](#{_anchor(study['title'])})", study["source"], *run))
         for scale in SCALES:
-            found = all_of[name, scale]
-            compared = [*_claims(study, found), *_map_claims(study, found)]
+            compared = [*_claims(study, found[scale]), *_map_claims(study, found[scale])]
             signs += [(study["source"], scale, *line) for line in compared if line[-2] != "-"]
-    waiting = []
+    pictures = filter(None, (picture_of_claims(results, scale) for scale in SCALES))
+    parts = [_waiting(lines), _same_signs(signs), *(f"{picture.link}\n" for picture in pictures)]
+    parts.append(markdown(("study", "source", *(f"scale {scale}" for scale in SCALES)), lines))
+    if signs:
+        heads = ("source", "scale", *_CLAIM_HEADS)
+        keep = [heads.index(head) for head in ("source", "scale", "", "metric", *_CLAIM_HEADS[4:])]
+        chosen = [[line[column] for column in keep] for line in signs]
+        parts.append(markdown([heads[column] for column in keep], chosen))
+    return "\n".join(filter(None, parts))
+
+
+_NOT_RUN: Final = "not run yet"
+
+
+def _seeds(found: StudyRows) -> str:
+    seeds = sorted({seed for rows in found.arms.values() for seed in rows})
+    return f"seeds {_listed(seeds)}" if seeds else _NOT_RUN
+
+
+def _waiting(lines: Sequence[tuple[str, ...]]) -> str:
+    """The studies that have not been run, in words; `lines` are those of the table of all studies."""
+    said = []
     for place, scale in enumerate(SCALES, 2):
         could = [line for line in lines if line[place] != "-"]
-        missing = [line for line in could if line[place] == "not run yet"]
+        missing = [line for line in could if line[place] == _NOT_RUN]
         if missing:
             named = "; ".join(line[1] if line[1].startswith(("Figure", "Table")) else line[0] for line in missing)
-            waiting.append(f"At scale {scale}: {'everything' if missing == could else named}.")
-    said = f"**Not run yet.** {' '.join(waiting)}\n\n" if waiting else ""
-    if signs:
-        same = [line for line in signs if line[-2] == "yes"]
-        shown = sum(line[-1] == "yes" for line in same)
-        said += (
-            f"{len(same)} of the {len(signs)} claims that were measured have the paper's sign, "
-            f"{shown} of them with an interval that does not contain zero.\n\n"
-        )
-    pictures = filter(None, (picture_of_claims(results, scale) for scale in SCALES))
-    said += "".join(f"{picture.link}\n\n" for picture in pictures)
-    table = markdown(("study", "source", *(f"scale {scale}" for scale in SCALES)), lines)
-    if not signs:
-        return f"{said}{table}"
-    heads = ("source", "scale", *_CLAIM_HEADS)
-    keep = [heads.index(head) for head in ("source", "scale", "", "metric", *_CLAIM_HEADS[4:])]
-    chosen = [[line[column] for column in keep] for line in signs]
-    return f"{said}{table}\n{markdown([heads[column] for column in keep], chosen)}"
+            said.append(f"At scale {scale}: {'everything' if missing == could else named}.")
+    return f"**Not run yet.** {' '.join(said)}\n" if said else ""
+
+
+def _same_signs(signs: Sequence[tuple[str, ...]]) -> str:
+    """How many claims have the paper's sign."""
+    same = [line for line in signs if line[-2] == "yes"]
+    shown = sum(line[-1] == "yes" for line in same)
+    return (
+        f"{len(same)} of the {len(signs)} claims that were measured have the paper's sign, {shown} of them with an "
+        "interval that does not contain zero.\n"
+        if signs
+        else ""
+    )
 
 
 def tables(results: Path, name: str) -> str:
