@@ -98,8 +98,7 @@ def _draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     axes.set_yticks(
         [-place for place in range(len(claims))],
         [
-            f"{source.removeprefix('Supplement, ')}: {gain.row['better']} over {gain.row['than']}, "
-            f"{METRICS[gain.row['metric']].title}"
+            f"{source.split(',')[0]}: {gain.row['better']} over {gain.row['than']}, {METRICS[gain.row['metric']].title}"
             for source, gain in claims
         ],
         fontsize=8,

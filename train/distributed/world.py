@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -193,10 +193,17 @@ def _require_same_kind_of_device(room: Store, world: World, timeout_s: float) ->
     room.set(f"device/{world.rank}", f"{world.device.type} on {platform.node()}")
     barrier(room, "devices", world.rank, world.world_size, timeout_s)
     devices = [room.get(f"device/{rank}").decode() for rank in range(world.world_size)]
-    for rank, device in enumerate(devices):
-        if device.split()[0] != devices[0].split()[0]:
-            kind = UserError if world.is_main else ToldByAnother
-            raise kind(
-                f"the ranks have different devices: rank 0 {devices[0]}, rank {rank} {device}. See nvidia-smi "
-                "there, or set train.device"
-            )
+    differs = (rank for rank, device in enumerate(devices) if device.split()[0] != devices[0].split()[0])
+    rank = next(differs, None)
+    if rank is None:
+        return
+    message = (
+        f"the ranks have different devices: rank 0 {devices[0]}, rank {rank} {devices[rank]}. See nvidia-smi there, or "
+        "set train.device"
+    )
+    room.set(f"devices read/{world.rank}", "1")
+    if not world.is_main:
+        raise ToldByAnother(message)
+    with suppress(dist.DistStoreError):  # the process with the store must not end while another still reads
+        room.wait([f"devices read/{other}" for other in range(world.world_size)], timedelta(seconds=timeout_s))
+    raise UserError(message)
