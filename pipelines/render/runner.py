@@ -11,9 +11,9 @@ import numpy as np
 
 from errors import UserError
 from errors.refused import of_machine
+from pipelines.files.check import check_image
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
-from pipelines.views.plan import Plan
 
 Outputs = tuple[Any, ...]  # DALI's TensorLists carry no types
 
@@ -67,7 +67,7 @@ class FileDecoder:
     """
 
     def __init__(self, config: GraphConfig) -> None:
-        self._request = self._sound = _sound_request()
+        self._request: Request
         self._pipeline = decode_pipeline(replace(config, prefetch=1), lambda: self._request)
 
     def error(self, request: Request) -> DecodeError | UserError | None:
@@ -86,7 +86,7 @@ class FileDecoder:
             UserError: they do not, and the machine is at fault, as without memory.
         """
         error = self.error(request)
-        if isinstance(error, DecodeError) and (again := self.error(self._sound)) is not None:
+        if isinstance(error, DecodeError) and (again := self.error(_sound(request))) is not None:
             error = UserError(
                 f"DALI does not decode a sound image either ({again}). So the machine is at fault, and no image is "
                 "replaced. Check its memory and its GPU; a run goes on with --resume auto."
@@ -102,7 +102,8 @@ def decode_error(error: RuntimeError) -> DecodeError | UserError:
     return DecodeError(str(error)) if message is None else UserError(message)
 
 
-def _sound_request() -> Request:
-    """A request for a grey JPEG of 64 x 64 pixels."""
-    encoded = cv2.imencode(".jpg", np.full((64, 64, 3), 128, np.uint8))[1]
-    return Request([encoded], Plan(np.zeros((1, 2), np.int64), np.full((1, 2), 64), ()))
+def _sound(request: Request) -> Request:
+    """A request like this one, but for grey JPEGs of the files' sizes, which take as much memory."""
+    sizes_px = (check_image(file).size_px for file in request.encoded)
+    grey = (np.full((height, width, 3), 128, np.uint8) for height, width in sizes_px)
+    return replace(request, encoded=[cv2.imencode(".jpg", image)[1] for image in grey])
