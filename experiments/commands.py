@@ -23,14 +23,18 @@ from train.commands.options import PATH
     help="small: rendered hands, minutes on a CPU; paper: the datasets and settings of the paper.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key; repeatable.")
+@click.option("--arm", "only", multiple=True, metavar="NAME", help="Run this arm, not all of them; repeatable.")
 @click.option("--list", "listed", is_flag=True, help="Print the commands of all runs, one a line, and run nothing.")
 @record_option
-def experiment(file: Path, scale: Any, overrides: Sequence[str], listed: bool, record: Path | None) -> None:
+def experiment(
+    file: Path, scale: Any, overrides: Sequence[str], only: Sequence[str], listed: bool, record: Path | None
+) -> None:
     """Run the study of FILE.toml: pre-train and measure in several ways with several seeds, and compare.
 
     \b
       python cli.py experiment configs/studies/compositions.toml --record bench/results/experiments.jsonl
       python cli.py experiment configs/studies/compositions.toml --set 'seeds=[0]'
+      python cli.py experiment configs/studies/fidelity.toml --arm peclr --arm lars_off
       python cli.py experiment configs/studies/compositions.toml --scale paper --list
 
     An interrupted study continues at the step where it stopped. Several processes can run different seeds. A call that
@@ -39,11 +43,11 @@ def experiment(file: Path, scale: Any, overrides: Sequence[str], listed: bool, r
     from experiments.config import Plan, load_study
     from train.commands.options import say
 
-    plan = Plan(file, load_study(file, overrides), scale)
+    plan = Plan(file, load_study(file, overrides), scale, only)
     if listed:
         from experiments.jobs import commands_of
 
-        for line in commands_of(plan, overrides):
+        for line in commands_of(plan, overrides, only):
             say(line)
         return
     from errors import UserError

@@ -206,6 +206,7 @@ class Plan:
         file: the study's file; its name without the ending names the study.
         study: what it holds.
         scale: the scale.
+        only: the measured arms to run; none: all of the study.
 
     Attributes:
         name: name of the study.
@@ -214,16 +215,19 @@ class Plan:
         compare: the claims about these arms.
 
     Raises:
-        UserError: the study has no such scale.
+        UserError: the study has no such scale, or no such arm at this scale.
     """
 
-    def __init__(self, file: Path, study: Study, scale: ScaleName) -> None:
+    def __init__(self, file: Path, study: Study, scale: ScaleName, only: Sequence[str] = ()) -> None:
         if scale not in study.scales:
             raise UserError(f"{file}: has no scale {scale!r}; expected --scale {' or '.join(study.scales)}")
         self.file, self.study, self.scale, self.name = file, study, scale, file.stem
         self.at = study.scales[scale]
         self.out = (study.out or Path("runs/studies") / self.name) / scale
         self.arms = _at(scale, study.arms)
+        for name in only:
+            _require(f"{file}: at scale {scale}: --arm", name, self.arms, "arms")
+        self.arms = {name: arm for name, arm in self.arms.items() if not only or name in only}
         starts = {arm.start for arm in self.arms.values()}
         self.pretrain = {name: arm for name, arm in _at(scale, study.pretrain).items() if name in starts}
         self.compare = tuple(claim for claim in study.compare if {claim.better, claim.than} <= self.arms.keys())

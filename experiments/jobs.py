@@ -13,12 +13,13 @@ _RESUME = ("--resume", "auto")
 _RECORD = ("--record", "bench/results/experiments.jsonl")
 
 
-def commands_of(plan: Plan, overrides: Sequence[str] = ()) -> Iterator[str]:
+def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> Iterator[str]:
     """Shell commands, in an order in which each finds what it needs; lines that begin with # are comments.
 
     Args:
         plan: the study.
         overrides: the overrides of the study, for the last command.
+        only: the arms that were asked for, for the last command.
     """
     rendered = {one.root: one.render for one in plan.used_data().values() if one.render is not None}
     for root, render in rendered.items():
@@ -48,7 +49,8 @@ def commands_of(plan: Plan, overrides: Sequence[str] = ()) -> Iterator[str]:
             out = ("--out", plan.folder(seed, "evaluation", name))
             yield _line(*python, "evaluate", plan.run_of(name, seed), *_config("--set", plan.held_out(name)), *out)
     yield "# when all runs are done: measure what the study compares, and record it"
-    yield _line(*python, "experiment", plan.file, "--scale", plan.scale, *_config("--set", overrides), *_RECORD)
+    chosen = (*_config("--set", overrides), *_config("--arm", only))
+    yield _line(*python, "experiment", plan.file, "--scale", plan.scale, *chosen, *_RECORD)
 
 
 def _config(name: str, values: Sequence[object]) -> Iterator[object]:
