@@ -206,13 +206,14 @@ class Plan:
         file: the study's file; its name without the ending names the study.
         study: what it holds.
         scale: the scale.
-        only: the measured arms to run; none: all of the study.
+        only: the measured arms to run, besides those whose networks they measure; none: all of the study.
 
     Attributes:
         name: name of the study.
         pretrain: the pre-training arms that the measured ones start from.
         arms: the measured arms.
         compare: the claims about these arms.
+        maps: the maps, if both of their arms are among these.
 
     Raises:
         UserError: the study has no such scale, or no such arm at this scale.
@@ -227,10 +228,12 @@ class Plan:
         self.arms = _at(scale, study.arms)
         for name in only:
             _require(f"{file}: at scale {scale}: --arm", name, self.arms, "arms")
-        self.arms = {name: arm for name, arm in self.arms.items() if not only or name in only}
+        wanted = {*only, *(self.arms[name].network for name in only)} or self.arms.keys()
+        self.arms = {name: arm for name, arm in self.arms.items() if name in wanted}
         starts = {arm.start for arm in self.arms.values()}
         self.pretrain = {name: arm for name, arm in _at(scale, study.pretrain).items() if name in starts}
-        self.compare = tuple(claim for claim in study.compare if {claim.better, claim.than} <= self.arms.keys())
+        self.compare = tuple(claim for claim in study.compare if self._has_both(claim))
+        self.maps = study.maps if study.maps is not None and self._has_both(study.maps) else None
 
     def folder(self, seed: int, kind: str, name: str) -> Path:
         """Folder of an arm's run of this kind: "pretrain", "finetune", "probe", and others."""
@@ -272,6 +275,9 @@ class Plan:
         except UserError as error:
             table = "pretrain" if pretraining else "arms"
             raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}") from error
+
+    def _has_both(self, compared: Claim | Maps) -> bool:
+        return {compared.better, compared.than} <= self.arms.keys()
 
     def _datasets(self, arm: Arm) -> tuple[str, ...]:
         return arm.data or (next(iter(self.at.data)),)

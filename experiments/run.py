@@ -50,8 +50,8 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
     for seed in plan.study.seeds:
         rows = [_pretrain(plan, seed, name) for name in plan.pretrain]
         rows += [_measure(plan, seed, name) for name in plan.arms]
-        if plan.study.maps is not None:
-            rows += [_map(plan, plan.study.maps, seed, name) for name in (plan.study.maps.better, plan.study.maps.than)]
+        if plan.maps is not None:
+            rows += [_map(plan, plan.maps, seed, name) for name in (plan.maps.better, plan.maps.than)]
         took = {key: sum(row.get(key, 0) for row in rows) for key in ("seconds", "cpu_seconds")}
         log.info(
             "seed %d: %.1f minutes, %.1f minutes of CPU time", seed, took["seconds"] / 60, took["cpu_seconds"] / 60

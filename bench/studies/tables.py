@@ -95,7 +95,7 @@ def tables(results: Path, name: str) -> str:
     study = read_toml(FILES / f"{name}.toml")
     found = {scale: study_rows(results, name, scale) for scale in SCALES}
     parts = [f"Source: {study['source']}. File: `configs/studies/{name}.toml`. {study.get('note', '')}".strip() + "\n"]
-    parts += [f"{_what_was_run(scale, found[scale])}\n" for scale in SCALES if scale in study["scales"]]
+    parts += [f"{_what_was_run(study, scale, found[scale])}\n" for scale in SCALES if scale in study["scales"]]
     parts.append(_arms(study, found))
     for scale in SCALES:
         if found[scale].claims:
@@ -115,7 +115,7 @@ def tables(results: Path, name: str) -> str:
     return "\n".join(filter(None, parts))
 
 
-def _what_was_run(scale: str, found: StudyRows) -> str:
+def _what_was_run(study: Row, scale: str, found: StudyRows) -> str:
     rows = [row for by_seed in found.arms.values() for row in by_seed.values()]
     if not rows:
         return f"Scale {scale}: **not run yet**."
@@ -123,7 +123,10 @@ def _what_was_run(scale: str, found: StudyRows) -> str:
     minutes = [seconds / 60 for seconds in found.seconds.values()]
     took = f", {_span(minutes)} minutes of CPU time each, pre-training included" if minutes else ""
     seeds = sorted({row["seed"] for row in rows})
-    return f"Scale {scale}: {len(seeds)} seeds{took}. Last row: {measured_on(last)}."
+    here = [name for name, arm in study["arms"].items() if arm.get("only", scale) == scale]
+    missing = [name for name in here if name not in found.arms]
+    waiting = f" **Not run yet**: {_listed(missing)}." if missing else ""
+    return f"Scale {scale}: {len(seeds)} seeds{took}.{waiting} Last row: {measured_on(last)}."
 
 
 def _arms(study: Row, found: dict[str, StudyRows]) -> str:

@@ -56,6 +56,15 @@ def test_a_study_without_rows_says_so_and_has_the_published_figures(tmp_path: Pa
     assert "have the paper's sign" not in page
 
 
+def test_arms_that_were_not_run_are_named(tmp_path: Path) -> None:
+    write_rows(
+        tmp_path, *({**arm(name, 0, epe_cm=9.0), "study": "label_fractions"} for name in ("scratch_010", "one_010"))
+    )
+    made = section(tmp_path, "study label_fractions")
+    assert "**Not run yet**: two_010, scratch_020, one_020, two_020, scratch_040" in made
+    assert "one_060" not in made  # an arm of scale paper
+
+
 def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
     rows = [
         arm("simclr", 0, epe_px=99.0), arm("simclr", 0, epe_px=30.0), arm("simclr", 1, epe_px=34.0),  # the last counts

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cli import main
+from errors import UserError
 from experiments.config import Plan, ScaleName, load_study
 from experiments.jobs import commands_of
 from experiments.run import run_study
@@ -64,6 +65,34 @@ def test_the_commands_are_accepted(file: Path, scale: ScaleName) -> None:
     assert all(scale == "small" or "small" not in path for path in made)
 
 
+def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
+    file = ROOT / "configs" / "studies" / "label_fractions.toml"
+    plan = Plan(file, load_study(file), "small", ["scratch_010", "one_010", "one_100"])
+    assert list(plan.arms) == ["scratch_010", "one_010", "one_100"]
+    assert list(plan.pretrain) == ["one"]
+    assert {(claim.better, claim.than) for claim in plan.compare} == {("one_010", "scratch_010")}
+    assert list(plan.used_data()) == ["first"]
+    *_, last = commands_of(plan, (), ["scratch_010"])
+    assert "--arm scratch_010" in last
+
+
+def test_an_arm_brings_the_one_whose_network_it_measures() -> None:
+    file = ROOT / "configs" / "studies" / "cross_domain.toml"
+    assert list(Plan(file, load_study(file), "small", ["rn152_on_second"]).arms) == ["rn152_224", "rn152_on_second"]
+
+
+def test_maps_need_both_arms() -> None:
+    file = ROOT / "configs" / "studies" / "equivariance.toml"
+    assert Plan(file, load_study(file), "small").maps is not None
+    assert Plan(file, load_study(file), "small", ["peclr"]).maps is None
+
+
+def test_an_arm_of_the_other_scale_is_refused() -> None:
+    file = ROOT / "configs" / "studies" / "label_fractions.toml"
+    with pytest.raises(UserError, match="at scale small: --arm 'one_060': expected a name in arms: scratch_010"):
+        Plan(file, load_study(file), "small", ["one_060"])
+
+
 def test_the_list_does_not_wait_for_torch(capsys: pytest.CaptureFixture[str]) -> None:
     import subprocess
     import sys
@@ -99,21 +128,12 @@ def toy(file: Path, hands: Path, out: Path) -> Plan:
             settings.append(f"{table}.{name}.set={kept}")
     if study.maps is not None:
         settings += ["maps.rotations=2", "maps.translations=2"]
-    plan = Plan(
-        file,
-        load_study(file, [*settings, "seeds=[0, 1]" if file.stem == "compositions" else "seeds=[0]", f"out={out}"]),
-        "small",
-    )
-    claim = plan.compare[0] if plan.compare else plan.study.maps
+    seeds = "seeds=[0, 1]" if file.stem == "compositions" else "seeds=[0]"
+    study = load_study(file, [*settings, seeds, f"out={out}"])
+    whole = Plan(file, study, "small")
+    claim = whole.compare[0] if whole.compare else whole.maps
     assert claim is not None
-    wanted = {claim.better, claim.than}
-    wanted |= {arm.network for name, arm in plan.arms.items() if name in wanted and arm.network is not None}
-    plan.arms = {name: arm for name, arm in plan.arms.items() if name in wanted}
-    plan.pretrain = {
-        name: arm for name, arm in plan.pretrain.items() if name in {one.start for one in plan.arms.values()}
-    }
-    plan.compare = tuple(one for one in plan.compare if {one.better, one.than} <= wanted)
-    return plan
+    return Plan(file, study, "small", [claim.better, claim.than])
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
