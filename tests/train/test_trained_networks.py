@@ -29,7 +29,7 @@ def errors(data: Path, out: Path) -> dict[str, list[float]]:
     evaluate(
         NETWORK, [], overrides, out=out, compare=None, crop="boxes", worst=1, submission=False, proper_rotation=False
     )
-    return read_errors(out / "hands.csv")
+    return read_errors(out / "poses.csv")
 
 
 def read_errors(file: Path) -> dict[str, list[float]]:
@@ -80,7 +80,7 @@ def test_the_demo_ends_with_skeletons_on_hands(tmp_path: Path, record: Record) -
     began_s = time.monotonic()
     subprocess.run(["make", "demo"], cwd=clone, check=True)
     minutes = (time.monotonic() - began_s) / 60
-    figures = summary(read_errors(clone / "runs" / "finetune_demo" / "evaluation" / "hands.csv"))
+    figures = summary(read_errors(clone / "runs" / "finetune_demo" / "evaluation" / "poses.csv"))
     record("networks", network="make demo", measured_on="80 hands", minutes=round(minutes, 2), **figures)
     assert (clone / "runs" / "report.html").exists()
     assert figures["pa_epe_cm"] <= 2.4

@@ -50,7 +50,7 @@ def evaluate(
 
     The metrics are EPE, AUC, PA-EPE, PA-AUC and 2D EPE; without depths in the labels, only 2D EPE. It measures on the
     images that the run held out, or on all images of a part that is not split (data.part=evaluation). -c and --set
-    change the run's configuration. The results are metrics.json, hands.csv with a row per pose, pck.png and worst.png.
+    change the run's configuration. The results are metrics.json, poses.csv with a row per pose, pck.png and worst.png.
     Intervals are bootstrapped over images and do not include the variation between training runs. --freihand-submission
     measures the evaluation part in two passes.
     """

@@ -98,11 +98,11 @@ def evaluate(
     few = dataclasses.replace(evaluation.index, sources=(), blocks=None).select(rows)
     closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
-    report.save_poses(folder / "hands.csv", evaluation)
+    report.save_poses(folder / "poses.csv", evaluation)
     report.save_pck(folder / "pck.png", shown)
     report.save_worst(folder / "worst.png", evaluation, rows, closer)
     return Evaluated(
-        tables, [*written, *(folder / name for name in ("metrics.json", "hands.csv", "pck.png", "worst.png"))]
+        tables, [*written, *(folder / name for name in ("metrics.json", "poses.csv", "pck.png", "worst.png"))]
     )
 
 

@@ -53,7 +53,7 @@ def results(
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
         "predicted_as_one_point": int(evaluation.errors.in_3d.collapsed.sum()),
-        "hands": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
+        "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
         "metrics": intervals_for_json(intervals),
         "confidence": 0.95,
         "per_keypoint": {

@@ -178,7 +178,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
 def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", seed=1)
     done = call(run, tmp_path / "out", compare=other)
-    assert [file.name for file in done.files] == ["metrics.json", "hands.csv", "pck.png", "worst.png"]
+    assert [file.name for file in done.files] == ["metrics.json", "poses.csv", "pck.png", "worst.png"]
     assert len(done.tables) == 2
     content = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert content["images"] == 4 * POSES // 10  # the held-out poses with their four backgrounds
@@ -191,7 +191,7 @@ def test_the_command_writes_everything(run: Path, hands: Path, tmp_path: Path) -
     for name, entry in minus["difference"].items():
         theirs = minus["other"]["metrics"][name]["value"]
         assert entry["value"] == pytest.approx(content["metrics"][name]["value"] - theirs)
-    rows = list(csv.DictReader((tmp_path / "out" / "hands.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "out" / "poses.csv").read_text().splitlines()))
     by_error = sorted(rows, key=lambda row: -float(row["pa_epe_cm"]))
     assert [hand["file"] for hand in content["worst"]] == [row["file"] for row in by_error[:3]]
     assert content["worst"][0]["pa_epe_cm"] == pytest.approx(float(by_error[0]["pa_epe_cm"]), 1e-4)
