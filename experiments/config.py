@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from bounds import Count, Number, Seed
 from errors import UserError
 from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config
+from train.config.load import load_config, read_toml
 from train.config.pretraining import Config
 from train.config.tables import as_toml
 
@@ -225,11 +224,11 @@ class Plan:
         self.file, self.study, self.scale, self.name = file, study, scale, file.stem
         self.at = study.scales[scale]
         self.out = (study.out or Path("runs/studies") / self.name) / scale
-        self.arms = _at(scale, study.arms)
+        self._all_arms = _at(scale, study.arms)
         for name in only:
-            _require(f"{file}: at scale {scale}: --arm", name, self.arms, "arms")
-        wanted = {*only, *(self.arms[name].network for name in only)} or self.arms.keys()
-        self.arms = {name: arm for name, arm in self.arms.items() if name in wanted}
+            _require(f"{file}: at scale {scale}: --arm", name, self._all_arms, "arms")
+        wanted = {*only, *(self._all_arms[name].network for name in only)} or self._all_arms.keys()
+        self.arms = {name: arm for name, arm in self._all_arms.items() if name in wanted}
         starts = {arm.start for arm in self.arms.values()}
         self.pretrain = {name: arm for name, arm in _at(scale, study.pretrain).items() if name in starts}
         self.compare = tuple(claim for claim in study.compare if self._has_both(claim))
@@ -245,8 +244,13 @@ class Plan:
 
     def measured_on(self, name: str) -> str:
         """Name of the dataset on which an arm is measured."""
-        arm = self.arms[name]
-        return arm.on or self._datasets(self.arms[arm.network] if arm.network else arm)[0]
+        arm = self._all_arms[name]
+        return arm.on or self._datasets(self._all_arms[arm.network] if arm.network else arm)[0]
+
+    @property
+    def first_arm(self) -> str:
+        """The first measured arm of the study at this scale, whether it runs or not."""
+        return next(iter(self._all_arms))
 
     def held_out(self, name: str) -> list[str]:
         """Overrides that choose the images on which an arm is measured."""
@@ -264,7 +268,7 @@ class Plan:
         pretraining = kind is Config
         arm: Arm = self.pretrain[name] if pretraining else self.arms[name]
         shared: Shared = self.at.pretrain if pretraining else self.at.measured
-        overrides = self._data_keys(arm, [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())])
+        overrides = self._data_keys(arm, shared.config, [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())])
         folder = self.folder(seed, "pretrain" if pretraining else self.at.by, name)
         own: dict[str, str | int] = {"run.seed": seed, "run.out": str(folder)}
         if isinstance(arm, MeasuredArm) and arm.start is not None:
@@ -282,16 +286,22 @@ class Plan:
     def _datasets(self, arm: Arm) -> tuple[str, ...]:
         return arm.data or (next(iter(self.at.data)),)
 
-    def _data_keys(self, arm: Arm, overrides: Sequence[str]) -> list[str]:
-        """Overrides with those of the arm's datasets before them. With several datasets, all get the keys of `data`."""
+    def _data_keys(self, arm: Arm, files: Sequence[Path], overrides: Sequence[str]) -> list[str]:
+        """Overrides with those of the arm's datasets before them.
+
+        With several datasets, all get the keys of `data`, those of the files included: the array of datasets replaces
+        the files' table.
+        """
         datasets = [self.at.data[name] for name in self._datasets(arm)]
         if len(datasets) == 1:
             return [f"data.root={as_toml(datasets[0].root)}", *datasets[0].set, *overrides]
         tables = ", ".join(f"{{root = {as_toml(dataset.root)}}}" for dataset in datasets)
         numbers = range(len(datasets))
+        in_files = [f"data.{key}={as_toml(value)}" for file in files for key, value in _data_table(file).items()]
+        before = [_numbered(key, number) for key in in_files for number in numbers]
         own = [_numbered(key, number) for number in numbers for key in datasets[number].set]
-        shared = [[_numbered(key, number) for number in numbers] for key in overrides]
-        return [f"data=[{tables}]", *own, *dict.fromkeys(itertools.chain.from_iterable(shared))]
+        shared = [_numbered(key, number) for key in overrides for number in numbers]
+        return [f"data=[{tables}]", *before, *own, *dict.fromkeys(shared)]
 
 
 def load_study(file: Path, overrides: Sequence[str] = ()) -> Study:
@@ -336,6 +346,18 @@ def _check(plan: Plan) -> None:
     for name, one in (*pretraining.items(), *plan.arms.items()):
         for dataset in one.data:
             _require(f"{here} {name}.data =", dataset, data, "data")
+    for name, arm in plan.arms.items():
+        if len(arm.data) > 1:
+            raise UserError(
+                f"{here} arms.{name}.data = {list(arm.data)}: expected one dataset; only pre-training mixes"
+            )
+    for claim in plan.compare:
+        better, than = (plan.measured_on(name) for name in (claim.better, claim.than))
+        if better != than:
+            raise UserError(
+                f"{here} compare: {claim.better} is measured on {better}, {claim.than} on {than}: expected two arms "
+                "that are measured on the same images"
+            )
     for name in plan.pretrain:
         plan.settings(Config, name, plan.study.seeds[0])
     for name, arm in plan.arms.items():
@@ -354,6 +376,14 @@ A = TypeVar("A", bound=Arm)
 
 def _at(scale: ScaleName, arms: Mapping[str, A]) -> dict[str, A]:
     return {name: arm for name, arm in arms.items() if arm.only in (None, scale)}
+
+
+def _data_table(file: Path) -> Mapping[str, object]:
+    """The keys of `data` in a configuration file, without the root, which arms name."""
+    table = read_toml(file).get("data", {})
+    if not isinstance(table, Mapping):
+        raise UserError(f"{file}: has several tables [[data]]; expected one, since the arms name their datasets")
+    return {key: value for key, value in table.items() if key != "root"}
 
 
 def _numbered(override: str, number: int) -> str:

@@ -41,8 +41,8 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
 
     Args:
         plan: the study at one scale.
-        record: file to which rows are appended: for each arm and seed, the time of each seed, the constant predictions,
-            the maps, and each comparison. A row that the file holds already is not repeated.
+        record: file to which rows are appended: for each arm and seed, the constant predictions, the maps, and each
+            comparison. A row that equals the newest one of its kind is not repeated.
     """
     for dataset in plan.used_data().values():
         if dataset.render is not None:
@@ -56,9 +56,11 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
         log.info(
             "seed %d: %.1f minutes, %.1f minutes of CPU time", seed, took["seconds"] / 60, took["cpu_seconds"] / 60
         )
-        for row in [*rows, {"kind": "seed", "seed": seed, **took}]:
+        for row in rows:
             _append(record, plan, row)
-    _append(record, plan, {"kind": "constant", **measure_constants(plan.held_out(next(iter(plan.arms))))})
+    if record is not None:
+        on = plan.measured_on(plan.first_arm)
+        _append(record, plan, {"kind": "constant", "on": on, **measure_constants(plan.held_out(plan.first_arm))})
     outcomes = [compare(plan, claim) for claim in plan.compare]
     if len(plan.study.seeds) > 1:
         for outcome in outcomes:
@@ -114,10 +116,13 @@ def _map(plan: Plan, maps: Maps, seed: int, name: str) -> Row:
 def _clock(folder: Path) -> Iterator[dict[str, float]]:
     """Time a run over all calls: wall time and CPU time of all cores, in whole seconds.
 
-    A call that finds a finished run adds nothing. The yielded dictionary is filled at the end.
+    A call that finds a finished run adds nothing; a run whose folder was removed is timed anew. The yielded dictionary
+    is filled at the end.
     """
     file = folder.with_name(f"{folder.name}.clock.json")
-    before = json.loads(file.read_text()) if file.exists() else {"seconds": 0.0, "cpu_seconds": 0.0, "finished": False}
+    before = {"seconds": 0.0, "cpu_seconds": 0.0, "finished": False}
+    if file.exists() and folder.exists():
+        before = json.loads(file.read_text())
     took: dict[str, float] = {}
     wall, cpu, finished = time.perf_counter(), time.process_time(), False
     try:
@@ -133,13 +138,19 @@ def _clock(folder: Path) -> Iterator[dict[str, float]]:
         took.update({key: round(before[key]) for key in ("seconds", "cpu_seconds")})
 
 
+_SUBJECT = ("study", "scale", "kind", "seed", "arm", "better", "than", "metric")
+"""Keys that say what a row is about. Of rows with the same values, the newest counts."""
+
+
 def _append(record: Path | None, plan: Plan, own: Row) -> None:
-    """Append a row to a file, unless the file holds it already."""
+    """Append a row to a file, unless it equals the newest one about the same."""
     if record is None:
         return
     # As reading it back gives it.
     row = json.loads(json.dumps({"bench": "experiment", "study": plan.name, "scale": plan.scale, **own}))
-    known = read_rows(record) if record.exists() else []
-    if any(row == {key: value for key, value in other.items() if key != "machine"} for other in known):
-        return
+    for other in reversed(list(read_rows(record)) if record.exists() else []):
+        if all(other.get(key) == row.get(key) for key in _SUBJECT):
+            if row == {key: value for key, value in other.items() if key != "machine"}:
+                return
+            break
     append(record, {**row, "machine": describe_machine()})

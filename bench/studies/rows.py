@@ -25,16 +25,25 @@ class StudyRows(NamedTuple):
     Attributes:
         arms: arm -> seed -> row.
         claims: (better, than, metric) -> row.
-        seconds: CPU seconds of each seed.
+        pretrained: pre-training arm -> seed -> row.
         constant: the constant predictions; empty if they were not measured.
         maps: arm -> seed -> row.
     """
 
     arms: dict[str, dict[int, Row]]
     claims: dict[tuple[str, str, str], Row]
-    seconds: dict[int, float]
+    pretrained: dict[str, dict[int, Row]]
     constant: Row
     maps: dict[str, dict[int, Row]]
+
+    def cpu_seconds(self) -> dict[int, float]:
+        """CPU seconds of each seed, pre-training included."""
+        runs = [row for by_seed in (*self.pretrained.values(), *self.arms.values()) for row in by_seed.values()]
+        return {seed: sum(row.get("cpu_seconds", 0) for row in runs if row["seed"] == seed) for seed in self.seeds()}
+
+    def seeds(self) -> list[int]:
+        """The seeds with which any arm was measured."""
+        return sorted({seed for rows in self.arms.values() for seed in rows})
 
     def mean(self, arm: str, metric: str, seeds: Iterable[int] | None = None) -> float:
         """Mean over seeds of an arm's metric; NaN if there is none."""
@@ -55,8 +64,8 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = row
             case "comparison":
                 found.claims[row["better"], row["than"], row["metric"]] = row
-            case "seed":
-                found.seconds[row["seed"]] = row["cpu_seconds"]
+            case "pretrain":
+                found.pretrained.setdefault(row["arm"], {})[row["seed"]] = row
             case "constant":
                 found = found._replace(constant=row)
             case "map":

@@ -54,7 +54,7 @@ _NOT_RUN: Final = "not run yet"
 
 
 def _seeds(found: StudyRows) -> str:
-    seeds = sorted({seed for rows in found.arms.values() for seed in rows})
+    seeds = found.seeds()
     return f"seeds {_listed(seeds)}" if seeds else _NOT_RUN
 
 
@@ -120,13 +120,12 @@ def _what_was_run(study: Row, scale: str, found: StudyRows) -> str:
     if not rows:
         return f"Scale {scale}: **not run yet**."
     last = max(rows, key=lambda row: int(row["place"].split()[-1]))
-    minutes = [seconds / 60 for seconds in found.seconds.values()]
-    took = f", {_span(minutes)} minutes of CPU time each, pre-training included" if minutes else ""
-    seeds = sorted({row["seed"] for row in rows})
+    minutes = [seconds / 60 for seconds in found.cpu_seconds().values()]
+    took = f", {_span(minutes)} minutes of CPU time each, pre-training included" if any(minutes) else ""
     here = [name for name, arm in study["arms"].items() if arm.get("only", scale) == scale]
     missing = [name for name in here if name not in found.arms]
     waiting = f" **Not run yet**: {_listed(missing)}." if missing else ""
-    return f"Scale {scale}: {len(seeds)} seeds{took}.{waiting} Last row: {measured_on(last)}."
+    return f"Scale {scale}: {len(found.seeds())} seeds{took}.{waiting} Last row: {measured_on(last)}."
 
 
 def _arms(study: Row, found: dict[str, StudyRows]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -48,15 +50,18 @@ class Training:
     """Takes the place of training: pre-training takes 2 seconds of a CPU, fine-tuning 1.
 
     Attributes:
-        interrupted: whether the next run ends by a signal.
+        interrupted: whether the next run ends by a signal, after it has made its folder.
+        slowness: the times are multiplied by this.
     """
 
     def __init__(self) -> None:
         self.interrupted = False
+        self.slowness = 1
         self._now = 0.0
 
     def __call__(self, config: Any, resume: str) -> Any:
-        self._now += 2.0 if "pretrain" in config.run.out else 1.0
+        self._now += self.slowness * (2.0 if "pretrain" in config.run.out else 1.0)
+        Path(config.run.out).mkdir(parents=True, exist_ok=True)
         if self.interrupted:
             raise Interrupted(15, 3, Path(config.run.out))
         write_network(Path(config.run.out), "first")
@@ -96,7 +101,7 @@ def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     outcomes = run_study(plan_of(tmp_path), record)
     rows = rows_of(record)
-    assert [row["kind"] for row in rows] == ["pretrain", "arm", "arm", "seed"] * 3 + [
+    assert [row["kind"] for row in rows] == ["pretrain", "arm", "arm"] * 3 + [
         "constant",
         "comparison",
         "comparison",
@@ -107,10 +112,28 @@ def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     assert rows_of(record) == rows
 
 
-def test_a_seed_s_time_is_that_of_its_runs(training: Training, tmp_path: Path) -> None:
+def test_a_row_that_changed_and_changed_back_is_written_again(training: Training, tmp_path: Path) -> None:
+    """The newest row counts, so the first one cannot stand for the third."""
+    record = tmp_path / "rows.jsonl"
+    for error_cm in (3.0, 4.0, 3.0, 3.0):
+        with patch.object(run, "measure_constants", lambda overrides, error_cm=error_cm: {"mean_pose": error_cm}):
+            run_study(plan_of(tmp_path, (0,)), record)
+    assert [row["mean_pose"] for row in rows_of(record) if row["kind"] == "constant"] == [3.0, 4.0, 3.0]
+
+
+def test_a_row_s_time_is_that_of_its_run(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     run_study(plan_of(tmp_path, (0,)), record)
-    assert [row["cpu_seconds"] for row in rows_of(record) if "cpu_seconds" in row] == [2, 1, 1, 4]
+    assert [row["cpu_seconds"] for row in rows_of(record) if "cpu_seconds" in row] == [2, 1, 1]
+
+
+def test_a_run_whose_folder_was_removed_is_timed_anew(training: Training, tmp_path: Path) -> None:
+    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+    run_study(plan, record)
+    shutil.rmtree(plan.folder(0, "pretrain", "peclr"))
+    training.slowness = 10
+    run_study(plan, record)
+    assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [2, 20]
 
 
 def test_an_interrupted_run_s_time_counts(training: Training, tmp_path: Path) -> None:

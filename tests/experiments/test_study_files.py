@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 from cli import main
 from errors import UserError
-from experiments.config import Plan, ScaleName, load_study
+from experiments.config import Arm, MeasuredArm, Plan, ScaleName, load_study
 from experiments.jobs import commands_of
 from experiments.run import run_study
+from pipelines.config import DataConfig
 from pipelines.samples.shares import micro_batch_share
 from tests.train import tiny_hands
 from tests.train.narrow import narrow_resnet18
@@ -76,6 +78,24 @@ def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
     assert "--arm scratch_010" in last
 
 
+@pytest.mark.parametrize(("file", "scale"), SCALES, ids=[f"{file.stem}-{scale}" for file, scale in SCALES])
+def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does(file: Path, scale: ScaleName) -> None:
+    """The keys of `data` in the configuration files count for every dataset."""
+    plan = Plan(file, load_study(file), scale)
+    alone = dataclasses.replace(plan.study, pretrain={"alone": Arm()}, arms={"alone": MeasuredArm(start="alone")})
+    expected, _ = Plan(file, alone, scale).settings(Config, "alone", 0)
+    assert isinstance(expected.data, DataConfig)
+    for name, arm in plan.pretrain.items():
+        sources = plan.settings(Config, name, 0)[0].data
+        if len(arm.data) < 2:
+            continue
+        assert isinstance(sources, tuple)
+        for dataset, source in zip(arm.data, sources, strict=True):
+            own = {key.partition("=")[0].removeprefix("data.") for key in plan.at.data[dataset].set}
+            same = {key: getattr(expected.data, key) for key in own}
+            assert dataclasses.replace(source, root=expected.data.root, **same) == expected.data
+
+
 def test_an_arm_brings_the_one_whose_network_it_measures() -> None:
     file = ROOT / "configs" / "studies" / "cross_domain.toml"
     assert list(Plan(file, load_study(file), "small", ["rn152_on_second"]).arms) == ["rn152_224", "rn152_on_second"]
@@ -85,6 +105,18 @@ def test_maps_need_both_arms() -> None:
     file = ROOT / "configs" / "studies" / "equivariance.toml"
     assert Plan(file, load_study(file), "small").maps is not None
     assert Plan(file, load_study(file), "small", ["peclr"]).maps is None
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("arms.rn152_on_second.on=first", "rn152_peclr_on_second is measured on second, rn152_on_second on first"),
+        ("arms.rn152_224.data=['first', 'second']", "arms.rn152_224.data = .*expected one dataset"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_study(ROOT / "configs" / "studies" / "cross_domain.toml", [override])
 
 
 def test_an_arm_of_the_other_scale_is_refused() -> None:
