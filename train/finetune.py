@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.pose_step import PoseStep, PoseStepResult
 from train.pose.validation import Validation, best_of, load_validation, validate
-from train.runs.checkpoint import not_written
+from train.runs.checkpoint import Checkpoints, not_written
 from train.runs.folder import Resume, RunFolder
 from train.trainer import Task, Trainer
 from train.weights.starting_weights import start_pose_network
@@ -170,8 +171,13 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         return {**super().state_dict(), "best": self.best, **self._labels.note}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the best validation too."""
+        """Restore the best validation too, if the run still has its network.
+
+        A later validation may have been better and have replaced it, after the checkpoint that is restored; the run
+        then removes that network, since its steps are repeated.
+        """
         super().load_state_dict(saved)
         if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
             raise TypeError(f"the best validation is {saved['best']!r}")
-        self.best = saved["best"]
+        kept = Checkpoints(Path(self.config.run.out) / "best", keep=1)
+        self.best = saved["best"] if saved["best"] and kept.path_of(saved["best"]["step"]).exists() else {}

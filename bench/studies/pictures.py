@@ -65,7 +65,7 @@ def picture_of_claims(results: Path, scale: str) -> Picture | None:
 
 
 def picture_of_study(name: str, study: Row, scale: str, found: StudyRows) -> Picture | None:
-    """The picture of a study at a scale: its maps, its curve, or its arms where the paper has a figure."""
+    """The picture of a study at a scale: its maps, its curve, or its arms if there are more than two."""
     file = f"{name}_{scale}.png"
     if found.maps:
         return Picture(file, "Improvement over rotations and shifts", partial(_draw_maps, study["maps"], found))
@@ -73,7 +73,7 @@ def picture_of_study(name: str, study: Row, scale: str, found: StudyRows) -> Pic
         return None
     if "curve" in study:
         return Picture(file, f"The error over {study['curve']['title']}", partial(_draw_curve, study, found))
-    if "igure" in study["source"]:
+    if len(found.arms) > 2:
         return Picture(file, "The error of each arm", partial(_draw_arms, study, found))
     return None
 

@@ -53,22 +53,23 @@ class StudyRows(NamedTuple):
 
 
 def study_rows(results: Path, study: str, scale: str) -> StudyRows:
-    """The rows of a study in the folder `results`."""
+    """The rows of a study in the folder `results`; those of arms that its file has no more do not count."""
+    arms = read_toml(FILES / f"{study}.toml")["arms"].keys()
     found = StudyRows({}, {}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
         # The first rows were written when there was one study.
         if (row.get("study", "hands"), row.get("scale", "small")) != (study, scale):
             continue
         match row["kind"]:
-            case "arm" | "finetune":
+            case "arm" | "finetune" if row["arm"] in arms:
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = row
-            case "comparison":
+            case "comparison" if {row["better"], row["than"]} <= arms:
                 found.claims[row["better"], row["than"], row["metric"]] = row
             case "pretrain":
                 found.pretrained.setdefault(row["arm"], {})[row["seed"]] = row
             case "constant":
                 found = found._replace(constant=row)
-            case "map":
+            case "map" if row["arm"] in arms:
                 found.maps.setdefault(row["arm"], {})[row["seed"]] = row
     return found
 

@@ -30,7 +30,7 @@ _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_err
 
 def overview(results: Path) -> str:
     """Which studies have been run, and the signs of all claims of the paper."""
-    lines, signs = [], []
+    lines, signs, counted = [], [], set[tuple[str, ...]]()
     for name in study_names():
         study = read_toml(FILES / f"{name}.toml")
         found = {scale: study_rows(results, name, scale) for scale in SCALES}
@@ -38,7 +38,11 @@ def overview(results: Path) -> str:
         lines.append((f"[{study['title']}](#{_anchor(study['title'])})", study["source"], *run))
         for scale in SCALES:
             compared = [*_claims(study, found[scale]), *_map_claims(study, found[scale])]
-            signs += [(study["source"], scale, *line) for line in compared if line[-2] != "-"]
+            for line in compared:
+                of = (study.get("out", name), scale, *line[:2])  # two studies may share these networks
+                if line[-2] != "-" and of not in counted:
+                    counted.add(of)
+                    signs.append((study["source"], scale, *line))
     pictures = filter(None, (picture_of_claims(results, scale) for scale in SCALES))
     parts = [_waiting(lines), _same_signs(signs), *(f"{picture.link}\n" for picture in pictures)]
     parts.append(markdown(("study", "source", *(f"scale {scale}" for scale in SCALES)), lines))

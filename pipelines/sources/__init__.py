@@ -37,6 +37,11 @@ def load_index(config: DataConfig | Sequence[DataConfig], *, verify: bool = Fals
 def _load(config: DataConfig, verify: bool) -> Index:
     with paths_in_one_line(Path(config.root)):
         index = _load_source(config, verify)
+        if not len(index):
+            raise UserError(
+                f"{config.root}: data.split = {config.split!r} has no image: a tenth of its few groups is none. Set "
+                'data.split = "all", or use a larger set.'
+            )
         check_boxes(index)
         left = None
         if config.bad_list is not None:

@@ -30,7 +30,7 @@ def load_coco(config: DataConfig) -> Index:
 
     Returns:
         The index; an image is a group. The box is the square around the annotation's box, or around its keypoints if it
-        has none.
+        has none. Without a box, an annotation of a single keypoint is left out: it does not say how large a person is.
 
     Raises:
         UserError: the file is missing or does not fit the format, or has no labelled keypoint; a part is chosen.
@@ -68,19 +68,19 @@ def load_coco(config: DataConfig) -> Index:
     points = values.reshape(len(people), len(skeleton), 3)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (box[:, 2:] > 0).all(axis=1, keepdims=True)
+    low = np.where(boxed, box[:, :2], np.nanmin(keypoints_px, axis=1))
+    high = np.where(boxed, box[:, :2] + box[:, 2:], np.nanmax(keypoints_px, axis=1))
+    sized = np.flatnonzero((high > low).any(axis=1))
     index = Index(
         name="coco",
         root=root,
         paths=paths,
-        box_px=squares_around(
-            np.where(boxed, box[:, :2], np.nanmin(keypoints_px, axis=1)),
-            np.where(boxed, box[:, :2] + box[:, 2:], np.nanmax(keypoints_px, axis=1)),
-        ),
+        box_px=squares_around(low, high),
         keypoints_px=keypoints_px.astype(np.float32),
         group=image,
         skeleton=skeleton,
     )
-    return index if config.split == "all" else index.select(rows_of_split(image, config.split))
+    return index.select(sized[rows_of_split(image[sized], config.split)])
 
 
 def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:

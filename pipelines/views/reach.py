@@ -29,9 +29,7 @@ class Reach:
 
 def reach_of(geometry: GeometryConfig) -> Reach:
     """The reach of all views that `pipelines.views.draws.draw_view` can draw."""
-    least, most = geometry.scale
-    if geometry.scale_is == "margin":
-        least, most = 1 / most, 1 / least
+    least, most = magnification_range(geometry)
     side = (1 + 2 * geometry.translation_frac) * _widening(*geometry.rotation_deg) / least
     sides = [side]
     if geometry.crop_probability > 0:
@@ -42,6 +40,12 @@ def reach_of(geometry: GeometryConfig) -> Reach:
         sides = crops if certain else [side, *crops]
         least, most = least / largest if certain else least, most / smallest
     return Reach(_ROUNDED * max(sides), geometry.side_px * least / _ROUNDED, geometry.side_px * most * _ROUNDED)
+
+
+def magnification_range(geometry: GeometryConfig) -> tuple[float, float]:
+    """The smallest and the largest magnification, 1 for the canonical view, whichever way `geometry.scale` is given."""
+    least, most = geometry.scale
+    return (1 / most, 1 / least) if geometry.scale_is == "margin" else (least, most)
 
 
 def _widening(low_deg: float, high_deg: float) -> float:

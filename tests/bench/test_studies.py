@@ -72,7 +72,8 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
         compared("peclr", "simclr", "epe_px", [-1, -3], -4.0, 0.5),
         compared("peclr", "simclr", "epe_cm", [1, 2], 0.5, 2.5),
         {**arm("peclr", 0, epe_px=7.0), "scale": "paper"},
-        {**arm("peclr", 0, epe_px=8.0), "study": "geometric"},
+        {**arm("rotation_peclr", 0, epe_px=8.0), "study": "geometric"},
+        {**arm("renamed", 0, epe_px=8.0), "study": "single_augmentations"},
     ]  # fmt: skip
     rows += [arm("simclr", seed, epe_px=[30, 34][seed], epe_cm=50.0) for seed in (0, 1)]
     write_rows(tmp_path, *rows)

@@ -162,6 +162,28 @@ def test_a_network_whose_weights_are_not_finite_is_never_the_best(
     assert not (tmp_path / "run" / "best").exists()
 
 
+def test_a_resumed_run_keeps_a_best_network_although_the_better_one_of_before_is_gone(
+    hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best of step 10 replaced that of step 5; the run goes on from step 8 and finds nothing as good again."""
+    errors_cm = iter([3.0, 2.0, 4.0, 6.0, 7.0])
+
+    def scripted(*arguments: Any) -> tuple[dict[str, float], Poses]:
+        figures, poses = validate(*arguments)
+        return {**figures, "pa_epe_cm": next(errors_cm)}, poses
+
+    monkeypatch.setattr("train.finetune.validate", scripted)
+    folder = finetune(config_of(hands, tmp_path / "run", "run.keep=9"))
+    assert load_pose_run(folder.root).step == 10
+    for path in folder.checkpoints.paths():
+        if int(path.stem.removeprefix("step_")) > 8:
+            path.unlink()
+    finetune(config_of(hands, folder.root, "run.keep=9"), "auto")
+    assert [row["step"] for row in folder.read_validations()] == [5, 10, 15]
+    assert load_pose_run(folder.root).path == folder.best.path_of(10)
+    assert load_checkpoint(folder.best.path_of(10))["validation"]["pa_epe_cm"] == 6.0
+
+
 def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors_cm = iter([np.nan, 5.0, np.nan])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
 from errors import ToldByAnother, UserError
+from pipelines.samples.bad_list import write_bad_list
 from pipelines.sources import load_index
 from tests.train import tiny_hands
 from train.config.finetuning import FinetuneConfig
@@ -63,6 +65,20 @@ def test_its_poses_are_those_of_scikit_learn(hands: Path, tmp_path: Path) -> Non
     poses = estimate_poses(run.network, index, labels.intrinsics, config, World())
     np.testing.assert_allclose(poses.keypoints_px, expected, rtol=0, atol=0.02)
     assert np.abs(poses.keypoints_px - labels.keypoints_px).max() > 0.5  # nothing is read off the labels
+
+
+def test_a_substitute_is_not_fitted_as_a_sample_of_its_own(hands: Path, tmp_path: Path) -> None:
+    """With a file that cannot be read, the head is that of the other files."""
+    root = shutil.copytree(hands, tmp_path / "hands")
+    index = load_index(config_of(root, tmp_path).data)
+    bad = index.path(3)
+    write_bad_list(tmp_path / "bad.jsonl", {index.paths[3]: "cannot be read"}, checked=len(index))
+    without = fit_read_out(config_of(root, tmp_path / "without", f"data.bad_list={tmp_path / 'bad.jsonl'}"))
+    bad.write_bytes(b"no picture")
+    damaged = fit_read_out(config_of(root, tmp_path / "damaged", "data.max_bad_share=0.5"))
+    one, other = (load_pose_run(folder.root).network.head.state_dict() for folder in (without, damaged))
+    assert isinstance(one["weight"], torch.Tensor)
+    torch.testing.assert_close(one["weight"], other["weight"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rank", "kind"), [(0, UserError), (1, ToldByAnother)])

@@ -43,6 +43,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
         def synchronize(self) -> None:
             script.waits += 1
+            script.host_ms = max(script.host_ms, self.reached_ms)
+
+        def query(self) -> bool:
+            return self.reached_ms <= script.host_ms
 
         def elapsed_time(self, end: Event) -> float:
             return end.reached_ms - self.reached_ms
@@ -94,6 +98,17 @@ def test_queued_work_counts_as_long_as_it_takes(script: Script) -> None:
     assert script.waits == 0
     assert watch.take_s() == pytest.approx(0.020)
     assert script.waits == 1
+
+
+def test_events_are_forgotten_although_nobody_takes_the_seconds(script: Script) -> None:
+    watch = Stopwatch()
+    for _ in range(2000):
+        with watch.running(GPU):
+            script.queue(work_ms=1)
+        script.host_ms += 1
+    assert len(watch._spans) <= 257
+    assert script.waits == 0
+    assert watch.take_s() == pytest.approx(2.0)
 
 
 @pytest.mark.gpu

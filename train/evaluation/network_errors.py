@@ -111,8 +111,15 @@ def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> 
 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
-    """The configuration for another network: the same images, with that network's view side and box margin."""
-    sources = tuple(dataclasses.replace(source, box_margin=run.box_margin) for source in each_source(config.data))
+    """The configuration for another network: the same images, with that network's view side and box margins.
+
+    A source that the network was trained on has its own margin there; others have that of the first.
+    """
+    margins = {(one.source, one.root): one.box_margin for one in each_source(run.config.data)}
+    sources = tuple(
+        dataclasses.replace(one, box_margin=margins.get((one.source, one.root), run.box_margin))
+        for one in each_source(config.data)
+    )
     return dataclasses.replace(
         config,
         data=sources if isinstance(config.data, tuple) else sources[0],

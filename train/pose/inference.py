@@ -18,6 +18,7 @@ from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
+from train.distributed.together import together
 from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.pose.labels import left_for_right
@@ -125,25 +126,32 @@ def estimate_poses(
     keypoints_px, joints = (torch.zeros(rows, keypoints, columns, dtype=torch.float64) for columns in (2, 3))
     matrices = torch.zeros(rows, 2, 3, dtype=torch.float64)
     images: dict[int, npt.NDArray[np.uint8]] = {}
-    with torch.inference_mode(), canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
-        for step, made in enumerate(loader):
-            activity.moved("estimates poses")
-            view = made.to(world.device).views[0]
-            source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
-            of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
-            with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-                output = network(view.image, of_view)
-            affine = view.source_to_view_px.double().cpu()
-            shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
-            samples[made.positions] = made.samples
-            keypoints_px[made.positions] = torch.linalg.solve(affine[:, :, :2], shifted).mT
-            joints[made.positions] = output.joints.double().cpu()
-            matrices[made.positions] = affine
-            for row, position in enumerate(made.positions.tolist()):
-                if len(images) < keep_images and position < count:
-                    images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
-            if progress is not None:
-                progress(min((step + 1) * step_rows, count), count)
+
+    def estimate_share() -> None:
+        with (
+            torch.inference_mode(),
+            canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader,
+        ):
+            for step, made in enumerate(loader):
+                activity.moved("estimates poses")
+                view = made.to(world.device).views[0]
+                source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
+                of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
+                with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+                    output = network(view.image, of_view)
+                affine = view.source_to_view_px.double().cpu()
+                shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT
+                samples[made.positions] = made.samples
+                keypoints_px[made.positions] = torch.linalg.solve(affine[:, :, :2], shifted).mT
+                joints[made.positions] = output.joints.double().cpu()
+                matrices[made.positions] = affine
+                for row, position in enumerate(made.positions.tolist()):
+                    if len(images) < keep_images and position < count:
+                        images[position] = view.image[row].permute(1, 2, 0).cpu().numpy()
+                if progress is not None:
+                    progress(min((step + 1) * step_rows, count), count)
+
+    together(world, estimate_share)
     for table in (samples, keypoints_px, joints, matrices):
         table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
     side_px, found = config.geometry.side_px, samples[:count].numpy()

@@ -24,6 +24,7 @@ from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
 from pipelines.sources.folder import load_folder
+from pipelines.views.reach import magnification_range
 from train.distributed.world import World, described_world
 from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
@@ -348,7 +349,7 @@ def _box_needed(
     keypoints_px = first.keypoints_px[row]
     extent_px = float(np.ptp(keypoints_px, axis=0).max())
     extent_frac = extent_px / max(size_px)
-    least_frac = run.config.geometry.scale[0] / run.box_margin
+    least_frac = magnification_range(run.config.geometry)[0] / run.box_margin
     moved_px = float(np.linalg.norm(second.keypoints_px[row] - keypoints_px, axis=1).mean())
     if extent_frac < 0.8 * least_frac:
         return "likely", (

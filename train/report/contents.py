@@ -144,14 +144,19 @@ def measured(runs: Sequence[Run]) -> Measured | None:
     for run in tuned:
         if run.evaluation is None or any(run is shown for shown, _ in columns):
             continue
-        keys = ("data", "crop", "alignment", "images")
-        if columns and any(run.evaluation[key] != columns[0][1][key] for key in keys):
+        if columns and _measured_on(run.evaluation) != _measured_on(columns[0][1]):
             elsewhere.append(run)
         else:
             columns.append((run, run.evaluation))
     if not columns:
         return None
     return Measured([run for run, _ in columns], [result for _, result in columns], difference, elsewhere)
+
+
+def _measured_on(evaluation: Mapping[str, Any]) -> list[Any]:
+    """What has to be equal for two evaluations to be compared: the images, and how they were cropped and aligned."""
+    sources = [{**source, "box_margin": None} for source in evaluation.get("sources", ())]
+    return [sources, *(evaluation[key] for key in ("data", "crop", "alignment", "images"))]
 
 
 def _compares(run: Run, other: Run) -> bool:

@@ -50,6 +50,10 @@ class Checkpoints:
             return []
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
+    def path_of(self, step: int) -> Path:
+        """Path of the checkpoint after `step` steps, whether there is one or not."""
+        return self.folder / f"step_{step:09d}.pt"
+
     def latest(self) -> Path | None:
         """The newest checkpoint, or None."""
         return next(reversed(self.paths()), None)
@@ -81,7 +85,7 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write the state after `step` steps. A crash or an OSError does not change the older checkpoints."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step_{step:09d}.pt"
+        path = self.path_of(step)
         for left_by_a_crash in self.folder.glob("step_*.part"):
             left_by_a_crash.unlink()
         while self._torn:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_UNREAD = 256
+"""Spans whose events may be kept. Whoever never takes the seconds keeps no more than the GPU is behind."""
 
 
 class Stopwatch:
@@ -19,7 +23,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextmanager
     def running(self, device: torch.device) -> Iterator[None]:
@@ -28,6 +32,8 @@ class Stopwatch:
             begin = _mark(device)
             yield
             self._spans.append((begin, _mark(device)))
+            if len(self._spans) > _UNREAD:
+                self._read_finished()
         else:
             start = time.perf_counter()
             yield
@@ -36,12 +42,17 @@ class Stopwatch:
     def take_s(self) -> float:
         """Seconds of the spans since the last call. On a GPU this waits for the last span, so call it at a
         synchronisation."""
-        for begin, end in self._spans:
+        for _, end in self._spans:
             end.synchronize()
-            self._seconds += begin.elapsed_time(end) * 1e-3  # type: ignore[no-untyped-call]
-        self._spans.clear()
+        self._read_finished()
         taken, self._seconds = self._seconds, 0.0
         return taken
+
+    def _read_finished(self) -> None:
+        """Add the spans that the GPU has finished, the oldest first, and forget their events."""
+        while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
+            begin, end = self._spans.popleft()
+            self._seconds += begin.elapsed_time(end) * 1e-3  # type: ignore[no-untyped-call]
 
 
 def _mark(device: torch.device) -> torch.cuda.Event:

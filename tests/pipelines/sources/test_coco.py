@@ -64,6 +64,13 @@ def test_without_a_box_the_box_is_around_the_keypoints(root: Path) -> None:
     np.testing.assert_allclose(index.box_px[0], [*(low + high) / 2, (high - low).max()])
 
 
+def test_one_keypoint_without_a_box_is_no_person(root: Path) -> None:
+    changed(root, bbox=[0, 0, 0, 0], keypoints=[10, 20, 2] + [0] * 48)
+    index = load_coco(DataConfig("coco", str(root)))
+    assert len(index) == PEOPLE - 1
+    assert (index.box_px[:, 2] > 0).all()
+
+
 def test_the_parts_share_no_image(root: Path) -> None:
     changed(root, image_id=105)  # two people in one image
     train, val, both = (load_coco(DataConfig("coco", str(root), split=split)) for split in ("train", "val", "all"))

@@ -411,6 +411,18 @@ def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> Non
     assert found.geometry.side_px == 48
 
 
+def test_another_run_s_sources_keep_their_own_margins(run: Path) -> None:
+    one, other = load_pose_run(run), load_pose_run(run)
+    tables = to_dict(other.config)
+    second = {**tables["data"], "root": "elsewhere", "box_margin": 1.75}
+    tables["data"] = [{**tables["data"], "box_margin": 2.5}, second]
+    other = dataclasses.replace(other, config=load_config(FinetuneConfig, [], [], base=tables))
+    mixed = load_config(
+        FinetuneConfig, [], [], base={**to_dict(one.config), "data": [second, to_dict(one.config)["data"]]}
+    )
+    assert [source.box_margin for source in each_source(for_other_run(mixed, other).data)] == [1.75, 2.5]
+
+
 def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
     """A bright square's middle, found in the view, is where the matrix carries it, in either frame."""
     from train.evaluation.two_pass_crop import _view

@@ -213,6 +213,11 @@ def test_runs_on_other_images_are_not_put_side_by_side(folder: Path, tmp_path: P
     assert [run.folder.root.name for run in found.runs] == ["tuned", "scratch"]
     assert [run.folder.root.name for run in found.elsewhere] == ["elsewhere"]
     assert found.runs[0].name == "pre-trained (tuned)"
+    other_backgrounds = [{**source, "versions": ["gs"]} for source in content["sources"]]
+    file.write_text(json.dumps({**content, "sources": other_backgrounds, "comparison": None}))
+    found = measured(read_runs([folder / "tuned", folder / "scratch", tmp_path / "elsewhere"]))
+    assert found is not None
+    assert [run.folder.root.name for run in found.elsewhere] == ["elsewhere"]
 
 
 def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
