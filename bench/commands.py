@@ -132,7 +132,7 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
     "soak_minutes",
     type=FiniteRange(0.1, 1e5),
     metavar="MINUTES",
-    help="Instead: run our loader for MINUTES; exit with 1 if memory or open files grow after the first minute.",
+    help="Instead: run our loader for MINUTES; exit with 1 if memory or open files change after the first minute.",
 )
 @click.option(
     "--first-batch", is_flag=True, help="Instead: measure the time to read the index and to make the first batch."
@@ -168,6 +168,11 @@ def bench_loader(
     instead = [name for name, given in asked.items() if given]
     if len(instead) > 1:
         raise UserError(f"{' and '.join(instead)} exclude each other: give one of them")
+    compared = {"--compare": compare is not None, "--plot": plot is not None, "--step": step, "--pixels": bool(pixels)}
+    if unused := [name for name, given in compared.items() if given and instead]:
+        raise UserError(f"{', '.join(unused)}: {instead[0]} measures nothing of this kind. Leave it out")
+    if large and pixels is not None:
+        raise UserError("--large makes other images than those of --pixels: give one of them")
     config = pretraining_config(files, overrides)
     if not large:  # before torch is imported, which takes longer than to list the images
         from bench.measure import require_images
@@ -195,6 +200,9 @@ def bench_loader(
         peers=peers,
     )
     device = described_world(config.train.device).device
+    of_step = config  # the step takes batches of the dataset itself, which may have more images than there are frames
+    if large:
+        config = dataclasses.replace(config, data=large_frames(config.data))
     if tune:
         with progress_bar("tuning") as progress:
             best = tuning.tune(config, settings, device, progress)
@@ -202,20 +210,18 @@ def bench_loader(
         return
     if soak_minutes is not None:
         with progress_bar("soaking (s)") as progress:
-            row = soak.soak(config, settings, soak_minutes * 60, progress)
+            row = soak.soak(config, settings, soak_minutes * 60, progress, device)
         tell(row, soak.summary(row))
         sys.exit(0 if row["steady"] else 1)
     if first_batch:
-        row = beginning.first_batch(config, settings)
+        row = beginning.first_batch(config, settings, device)
         tell(row, beginning.summary(row))
         return
     before = report.find_row(compare) if compare is not None else None
-    if large:
-        config = dataclasses.replace(config, data=large_frames(config.data))
     sources = "large" if large else "small"
     if before is not None:
         report.require_comparable(before, conditions(config, settings, sources))
-    needed = cached_rate(config, StepSettings()) if step else None
+    needed = cached_rate(of_step, StepSettings()) if step else None
     with progress_bar("measuring") as progress:
         row = compare_loaders(config, settings, device=device, sources=sources, step=needed, progress=progress)
     tell(row, *report.as_tables(row), row["verdict"])

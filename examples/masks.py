@@ -72,7 +72,7 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cv2.imwrite(str(args.out), np.vstack([np.hstack(outlined[start : start + 8]) for start in (0, 16)]))
     print(f"{len(agree)} masks warped: {np.mean(agree):.2%} of their pixels agree, {min(agree):.2%} in the worst view")
-    print(f"{args.out} shows the first views of two rows of pictures, with the warped masks outlined")
+    print(f"{args.out} shows both views of eight pictures, with the warped masks outlined")
 
 
 if __name__ == "__main__":

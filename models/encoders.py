@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torchvision
 from torch import Tensor, nn
@@ -22,13 +22,14 @@ class Encoder(nn.Module):
 
     Attributes:
         feature_dim: C, the length of a feature vector.
-        inner: the attribute that holds the network; a checkpoint calls its tensors "encoder.INNER.NAME".
+        inner: the attribute that holds the network; a checkpoint calls its tensors "encoder.INNER.NAME". These are the
+            two prefixes by which `models.weights` recognises a checkpoint.
         library: the library whose tensor names are used.
         classifier: prefixes of the tensor names that are left out in loading.
     """
 
     feature_dim: int
-    inner: ClassVar[str] = "network"
+    inner: ClassVar[Literal["network", "resnet"]] = "network"
     library = "the encoder"
     classifier: tuple[str, ...] = ()
 

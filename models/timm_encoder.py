@@ -7,6 +7,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,7 +128,8 @@ class TimmEncoder(Encoder):
         if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
             resample = getattr(sys.modules[type(self.network).__module__], "checkpoint_filter_fn", None)
             if resample is not None:
-                state = resample(dict(state), self.network)
+                with suppress(AttributeError, KeyError, RuntimeError):  # of another model: the check below says so
+                    state = resample(dict(state), self.network)
         super().load_library_state(state, origin, name)
 
 

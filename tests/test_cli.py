@@ -68,7 +68,7 @@ def test_help_does_not_wait_for_torch() -> None:
         "bench-train --set optim.learning_rate=1",
         "bench-scale --set optim.learning_rate=1",
         "bench-gpu --estimate --set optim.learning_rate=1",
-        "experiment configs/studies/hands.toml --set poses=many",
+        "experiment configs/studies/compositions.toml --set poses=many",
         "experiment configs/studies/compositions.toml --scale paper",
         "probe --set optim.learning_rate=1",
         "pretrain -c configs/demo.toml --print-config",

@@ -87,9 +87,9 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
 
 
 def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
-    """Write a figure as a .png. Errors as in `writing.whole_file`."""
+    """Write a figure in the format of the path's ending: .png, .svg or .pdf. Errors as in `writing.whole_file`."""
     with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=dpi)
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi)
 
 
 def log_axis(axis: Axes) -> None:

@@ -34,6 +34,7 @@ _MARGIN: Final = 1.1
 def run_tests(job: Job) -> Findings:
     """Run the tests marked `gpu` in a separate process. A dry run only collects them."""
     found = job.out / "gpu-tests.xml"
+    found.unlink(missing_ok=True)  # a process that is killed writes none, and that of an earlier call says nothing
     # Another version of torch or DALI than the locked one may warn; that is not tested here.
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", f"--junitxml={found}"]
     command += ["-p", "no:cacheprovider", f"--record-to={job.out}", "--record"]

@@ -27,6 +27,7 @@ from bench.loaders.peers import installed_peers
 from bench.loaders.verdict import PageCache, verdict
 from bench.measure import Progress, Rate, Start, interval_of_mean, limited_to_cores, measure_in_rounds, no_progress
 from bench.rows import data_tables, describe_machine
+from errors import UserError
 from pipelines.config import DataConfig, each_source
 from pipelines.samples.index import Index
 from pipelines.samples.store import Traffic
@@ -162,8 +163,10 @@ def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -
     """Our loader on the same images, packed as decoded pixels. Empty if no such folder is given."""
     if settings.pixels is None:
         return []
-    (source,) = each_source(config.data)
-    data = DataConfig("shards", settings.pixels, box_margin=source.box_margin)
+    sources = each_source(config.data)
+    if len(sources) > 1:
+        raise UserError("--pixels is compared with one source, and data has several: leave it out, or name one source")
+    data = DataConfig("shards", settings.pixels, box_margin=sources[0].box_margin)
     index = load_enough(replace(config, data=data), settings)
     what = "the same views of pixels that were packed: nothing is read or decoded"
     return [LoaderPart("this loader, pixels kept", what, lambda: our_batches(index, config, settings.batch, device), 2)]

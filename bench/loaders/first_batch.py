@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bench.loaders.ours import LoaderSettings, drop_from_page_cache, load_enough, our_batches
+import torch
+
+from bench.loaders.ours import CPU, LoaderSettings, drop_from_page_cache, load_enough, our_batches
 from bench.measure import limited_to_cores
 from bench.rows import data_tables, describe_machine
 from errors import UserError
@@ -17,7 +19,7 @@ from pipelines.sources import load_index
 from train.config.pretraining import Config
 
 
-def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
+def first_batch(config: Config, settings: LoaderSettings, device: torch.device = CPU) -> dict[str, Any]:
     """Read the index and make the first batch of this process.
 
     Returns:
@@ -38,13 +40,14 @@ def first_batch(config: Config, settings: LoaderSettings) -> dict[str, Any]:
         began = time.perf_counter()
         index = load_index(config.data)
         read = time.perf_counter()
-        batches = our_batches(index, config, settings.batch)
+        batches = our_batches(index, config, settings.batch, device)
         next(batches)
         made = time.perf_counter()
         batches.close()
     return {
         "bench": "first_batch",
         "machine": describe_machine(),
+        "device": str(device),
         "settings": {"cores": settings.cores, "batch": settings.batch},
         "config": data_tables(config),
         "images": len(index),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from errors import UserError
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, each_source
 from pipelines.sources import load_index
 
 FRAME_PX: Final = (720, 1280)
@@ -40,7 +40,8 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
         with Console(stderr=True).status(f"making {_COUNT} large frames in {folder}"):
             make_frames([index.path(sample) for sample in range(len(index))], unfinished, _COUNT)
         unfinished.rename(folder)
-    return DataConfig(source="folder", root=str(folder), box=str(folder / "boxes.csv"))
+    margin = each_source(data)[0].box_margin
+    return DataConfig(source="folder", root=str(folder), box=str(folder / "boxes.csv"), box_margin=margin)
 
 
 def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from bench.loaders.ours import LoaderSettings, load_enough, our_batches
+from bench.loaders.ours import CPU, LoaderSettings, load_enough, our_batches
 from bench.measure import Progress, limited_to_cores, memory_mib, no_progress, open_files
 from bench.rows import data_tables, describe_machine
 from train.config.pretraining import Config
@@ -28,7 +29,13 @@ _WINDOW = 5
 _SAMPLES = 600
 
 
-def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Progress = no_progress) -> dict[str, Any]:
+def soak(
+    config: Config,
+    settings: LoaderSettings,
+    seconds: float,
+    progress: Progress = no_progress,
+    device: torch.device = CPU,
+) -> dict[str, Any]:
     """Run the loader for `seconds` from its first batch on, and sample memory and open files.
 
     Returns:
@@ -40,7 +47,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
     history: list[tuple[float, float, int]] = []
     images, every_s = 0, seconds / _SAMPLES
     with limited_to_cores(settings.cores):
-        batches = our_batches(index, config, settings.batch)
+        batches = our_batches(index, config, settings.batch, device)
         next(batches)
         time.sleep(_LAG_S)
         began = time.perf_counter()
@@ -58,6 +65,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
     return {
         "bench": "soak",
         "machine": describe_machine(),
+        "device": str(device),
         "settings": {"cores": settings.cores, "batch": settings.batch},
         "config": data_tables(config),
         "seconds": round(at_s, 1),
@@ -69,7 +77,7 @@ def soak(config: Config, settings: LoaderSettings, seconds: float, progress: Pro
 
 
 def judge(settled: Sequence[float], end: Sequence[float]) -> dict[str, Any]:
-    """Whether memory grew by at most `MEMORY_MAY_GROW`, and the number of open files did not grow.
+    """Whether memory changed by at most `MEMORY_MAY_GROW`, and the number of open files did not grow.
 
     `settled` and `end` hold seconds, MiB and the number of open files.
     """

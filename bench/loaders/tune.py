@@ -50,7 +50,7 @@ def tune(
 def _values(settings: LoaderSettings, config: Config, device: torch.device) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {
         "threads": thread_counts(settings.cores),
-        "batch": [size for size in (32, 64, 128, 256) if size <= settings.batch],
+        "batch": [size for size in (32, 64, 128, 256) if size <= settings.batch] or [settings.batch],
         "prefetch": [1, 2, 4],
     }
     if device.type == "cuda" and resolve_backend(config.pipelines.backend, device) == "dali":

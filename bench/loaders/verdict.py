@@ -63,6 +63,11 @@ def verdict(
             f"Training is not loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made}, "
             f"{ours.mean / step.mean:.1f} times that; only a faster model or GPU would speed it up."
         )
+    if ours.interval[1] > step.interval[0]:
+        return (
+            f"Whether training is loader-bound cannot be told: with batches in memory it takes {step.mean:.0f} "
+            f"images/s, and {made}; the intervals overlap. More --repeats make them narrower; {limit}."
+        )
     return (
         f"Training is loader-bound: with batches in memory it takes {step.mean:.0f} images/s, and {made}, "
         f"{ours.mean / step.mean:.2f} of that; {limit}."

@@ -57,11 +57,10 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
     arms = read_toml(FILES / f"{study}.toml")["arms"].keys()
     found = StudyRows({}, {}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
-        # The first rows were written when there was one study.
-        if (row.get("study", "hands"), row.get("scale", "small")) != (study, scale):
+        if (row["study"], row["scale"]) != (study, scale):
             continue
         match row["kind"]:
-            case "arm" | "finetune" if row["arm"] in arms:
+            case "arm" if row["arm"] in arms:
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = row
             case "comparison" if {row["better"], row["than"]} <= arms:
                 found.claims[row["better"], row["than"], row["metric"]] = row

@@ -24,6 +24,7 @@ from rich.table import Table
 from bench.rows import describe_machine
 from bench.training.step import wait_for, with_train
 from bounds import Count, NotNegative, Positive
+from errors import UserError
 from models.network import build_network
 from pipelines.batch import Batch, View
 from pipelines.samples.shares import micro_batch_share
@@ -215,6 +216,8 @@ def measure_scaling(config: Config, *, repeats: int = 5) -> tuple[ScalingTimes, 
     load = os.getloadavg()[0]
     world = described_world(config.train.device)
     batch, micro_batch = config.train.batch, config.train.micro_batch
+    if micro_batch < 2:
+        raise UserError("train.micro_batch = 1: steps of one micro-batch are timed, and a batch has 2 images or more")
     share = micro_batch_share(batch, micro_batch, world.rank, world.world_size)
     set_threads(config.train.threads, world)
     with joined(world, config.run.rank_timeout_s):

@@ -100,7 +100,7 @@ def cached_rate(config: Config, settings: StepSettings) -> Rate:
     """
     world = described_world(config.train.device)
     if world.device.type == "cpu":
-        few = min(config.train.micro_batch, 32)
+        few = min(max(config.train.micro_batch, 2), 32)
         config = with_train(config, batch=few, micro_batch=few)
     bench = StepBench(config, load_index(config.data), world, settings)
     rate = bench.time([bench.steps(bench.state.step)])[0]
@@ -153,8 +153,9 @@ class StepBench:
 
     def __init__(self, config: Config, index: Index, world: World, settings: StepSettings) -> None:
         self._config, self._index, self.world, self._settings = config, index, world, settings
+        require_images(len(index), config.train.batch, index.root, "train.batch")
         torch.manual_seed(config.run.seed)
-        steps_per_epoch = max(1, len(index) // config.train.batch)
+        steps_per_epoch = len(index) // config.train.batch
         self.state = Pretraining(config, world, steps_per_epoch, fresh=True)
         with self._loader() as loader:
             self.batches = [batch.to(world.device) for batch in islice(loader, _CACHED)]

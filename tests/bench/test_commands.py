@@ -67,6 +67,8 @@ def test_a_loader_that_got_slower_fails(
         (["--plot", "/proc/plot.png"], "--plot /proc/plot.png: cannot be written"),
         (["--plot", "plot.txt"], "--plot plot.txt: expected a name that ends in .png"),
         (["--tune", "--soak", "1"], "--tune and --soak exclude each other"),
+        (["--soak", "1", "--compare", "rows.jsonl"], "--compare: --soak measures nothing of this kind"),
+        (["--large", "--pixels", "shards"], "--large makes other images than those of --pixels"),
     ],
 )
 def test_unwritable_files_and_excluding_options_are_reported_first(

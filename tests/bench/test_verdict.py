@@ -71,3 +71,9 @@ def test_step_decides_whether_it_is_loader_bound() -> None:
     assert said.startswith("Training is loader-bound")
     assert "0.50 of that" in said
     assert "decoding" in said
+
+
+def test_overlapping_intervals_decide_nothing() -> None:
+    said = verdict(rate(5000, 0.37), 2, stages(), step=rate(5040, 0.1))
+    assert said.startswith("Whether training is loader-bound cannot be told")
+    assert "--repeats" in said

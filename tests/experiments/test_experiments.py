@@ -230,17 +230,17 @@ def test_labels_of_one_point_do_not_count() -> None:
     ("override", "said"),
     [
         ("pretrain.simclr.set=['equivariance.varient=none']", "pretrain.simclr at scale small: .*equivariance.variant"),
-        ("arms.scratch_10.set=['train.epochs=many']", "arms.scratch_10 at scale small: .*train.epochs = 'many'"),
-        ("scales.small.measured.set=['train.recompute=always']", "arms.scratch_10 .*unknown key train.recompute"),
+        ("arms.simclr.set=['train.epochs=many']", "arms.simclr at scale small: .*train.epochs = 'many'"),
+        ("scales.small.measured.set=['train.recompute=always']", "arms.simclr .*unknown key train.recompute"),
         ("scales.small.pretrain.config=['missing.toml']", "pretrain.peclr at scale small: .*missing.toml"),
         ("pretrain.peclr.start=simclr", "unknown key pretrain.peclr.start"),
-        ("arms.peclr_10.start=moco", "arms.peclr_10.start = 'moco': expected a name in pretrain: peclr, simclr"),
-        ("arms.peclr_10.on=third", "arms.peclr_10.on = 'third': expected a name in data: first"),
-        ("arms.peclr_10.data=['third']", "peclr_10.data = 'third': expected a name in data: first"),
-        ("arms.peclr_10.network=none", "arms.peclr_10.network = 'none': expected a name in arms"),
-        ("compare=[{better='a', than='peclr_10'}]", "compare names 'a': expected a name in arms"),
-        ("maps={better='a', than='peclr_10'}", "maps names 'a': expected a name in arms"),
-        ("compare=[{better='peclr_10', than='peclr_10'}]", "'peclr_10' is compared with itself"),
+        ("arms.peclr.start=moco", "arms.peclr.start = 'moco': expected a name in pretrain: peclr, simclr"),
+        ("arms.peclr.on=third", "arms.peclr.on = 'third': expected a name in data: first"),
+        ("arms.peclr.data=['third']", "peclr.data = 'third': expected a name in data: first"),
+        ("arms.peclr.network=none", "arms.peclr.network = 'none': expected a name in arms"),
+        ("compare=[{better='a', than='peclr'}]", "compare names 'a': expected a name in arms"),
+        ("maps={better='a', than='peclr'}", "maps names 'a': expected a name in arms"),
+        ("compare=[{better='peclr', than='peclr'}]", "'peclr' is compared with itself"),
         ("seeds=[1, 1]", "expected each seed once"),
         ("scales.small.by=guess", "scales.small.by = 'guess'"),
         ("pretrain.'a b'={}", "letters, digits"),
@@ -249,7 +249,7 @@ def test_labels_of_one_point_do_not_count() -> None:
     ],
 )
 def test_a_mistake_in_any_arm_is_reported_before_the_first(override: str, said: str) -> None:
-    file = Path(__file__).parents[2] / "configs" / "studies" / "hands.toml"
+    file = Path(__file__).parents[2] / "configs" / "studies" / "compositions.toml"
     with pytest.raises(UserError, match=said):
         load_study(file, [override])
 

@@ -87,7 +87,7 @@ def test_evaluation_has_poses_of_its_own(made: Path) -> None:
     assert evaluation[0] not in training
 
 
-def test_versions_show_one_hand_before_four_scenes(made: Path) -> None:
+def test_versions_show_four_scenes(made: Path) -> None:
     for pose in range(3):
         versions = [
             np.asarray(cv2.imread(str(made / f"training/rgb/{pose + POSES * version:08d}.jpg")), dtype=float)

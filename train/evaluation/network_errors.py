@@ -83,7 +83,6 @@ def measure(
     errors = errors_of(
         poses,
         labels,
-        palm=run.config.pose.first_keypoint == "palm",
         unreadable=poses.samples != np.arange(len(index)),
         proper_rotation=proper_rotation,
     )

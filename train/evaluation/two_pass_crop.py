@@ -17,7 +17,7 @@ from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
 from train.pictures import Image
-from train.pose.inference import Floats, Poses, Progress
+from train.pose.inference import Floats, Poses, Progress, with_wrist
 from train.pose.labels import PoseLabels, left_for_right
 from writing import whole_file, write_text
 
@@ -99,7 +99,7 @@ def estimate_in_two_passes(
     shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
     return Poses(
         samples,
-        left_for_right(keypoints_px, mirror, network.skeleton),
+        left_for_right(with_wrist(keypoints_px, joints, intrinsics, network), mirror, network.skeleton),
         left_for_right(joints, mirror, network.skeleton),
         np.array(kept_rows, np.int64),
         shown,

@@ -35,7 +35,8 @@ class Poses:
 
     Attributes:
         samples: (N,) rows of the index that were used; a bad file is replaced by a substitute.
-        keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based.
+        keypoints_px: (N, K, 2) in pixels of the source as decoded, corner-based. Keypoint 0 of a hand is the wrist, for
+            a network that predicts the palm in its place too.
         joints: (N, K, 3) in the source camera's frame, in units of the reference bone's length.
         image_rows: (M,) the rows, among the N predictions, of the views in `images`.
         images: (M, S, S, 3) uint8, views that this rank kept for pictures.
@@ -156,11 +157,25 @@ def estimate_poses(
         table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
     side_px, found = config.geometry.side_px, samples[:count].numpy()
     mirrored = np.zeros(count, bool) if index.mirror is None else index.mirror[found]
+    in_source_px = with_wrist(keypoints_px[:count].numpy(), joints[:count].numpy(), intrinsics[found], network)
     return Poses(
         found,
-        left_for_right(keypoints_px[:count].numpy(), mirrored, network.skeleton),
+        left_for_right(in_source_px, mirrored, network.skeleton),
         left_for_right(joints[:count].numpy(), mirrored, network.skeleton),
         np.array(list(images), np.int64),
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
         matrices[:count].numpy(),
     )
+
+
+def with_wrist(
+    keypoints_px: Floats, joints: Floats, intrinsics: npt.NDArray[np.float32], network: PoseNetwork
+) -> Floats:
+    """2D keypoints (N, K, 2) with the wrist as keypoint 0: projected from 3D, if the network predicts the palm there.
+
+    `joints` (N, K, 3) have the wrist already; `intrinsics` (N, 3, 3) are those of the pictures.
+    """
+    if network.config.first_keypoint != "palm":
+        return keypoints_px
+    wrist = np.einsum("nij,nj->ni", intrinsics.astype(np.float64), joints[:, 0])
+    return np.concatenate([(wrist[:, :2] / wrist[:, 2:])[:, None], keypoints_px[:, 1:]], axis=1)

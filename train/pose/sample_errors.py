@@ -43,7 +43,6 @@ def errors_of(
     poses: Poses,
     labels: PoseLabels,
     *,
-    palm: bool,
     unreadable: npt.NDArray[np.bool_] | None = None,
     proper_rotation: bool = False,
 ) -> Errors:
@@ -53,14 +52,13 @@ def errors_of(
     prediction is not finite. Errors without alignment are NaN if camera or scale are unknown.
 
     Args:
-        palm: whether the network's own keypoint 0 is the palm (`PoseConfig.first_keypoint`).
         unreadable: (N,) images that could not be read; none by default.
     """
     true, true_px = labels.joints.astype(np.float64), labels.keypoints_px.astype(np.float64)
     # Alignment does not need the scale.
     unit = np.where(np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64))
     joints = poses.joints * unit[:, None, None]
-    keypoints_px = _with_wrist(poses, labels) if palm else poses.keypoints_px
+    keypoints_px = poses.keypoints_px
     known = [np.asarray(np.isfinite(points).all(axis=2)) for points in (true, true_px)]  # (N, K) each
     reasons = {
         "unreadable": np.zeros(len(joints), bool) if unreadable is None else unreadable,
@@ -80,11 +78,3 @@ def errors_of(
         in_3d.error_m[~(labels.has_camera & ~np.isnan(labels.scale_m) & labels.in_metres)] = np.nan
     in_px = pixel_errors(keypoints_px, true_px, valid=seen) if seen.any() else nothing
     return Errors(in_3d, in_px, labels.in_metres, left_out)
-
-
-def _with_wrist(poses: Poses, labels: PoseLabels) -> Floats:
-    """2D keypoints (N, K, 2), with keypoint 0 replaced by the wrist, projected from 3D."""
-    keypoints_px = poses.keypoints_px.copy()
-    wrist = np.einsum("nij,nj->ni", labels.intrinsics.astype(np.float64), poses.joints[:, 0])
-    keypoints_px[:, 0] = wrist[:, :2] / wrist[:, 2:]
-    return keypoints_px

@@ -50,7 +50,7 @@ def validate(
     """
     labels = validation.labels
     poses = estimate_poses(network, validation.index, labels.intrinsics, config, world, keep_images=SHOWN)
-    errors = errors_of(poses, labels[poses.samples], palm=config.pose.first_keypoint == "palm")
+    errors = errors_of(poses, labels[poses.samples])
     figures = dict.fromkeys(("epe_cm", "auc", "pa_epe_cm", "pa_auc", "epe_px"), math.nan)
     return figures | {name: metric_of(table) for name, table in errors.tables().items() if name in figures}, poses
 

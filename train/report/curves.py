@@ -55,14 +55,14 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
     if not runs:
         return []
     rows = [run.rows for run in runs]
-    text = "The network has to find the other view of an image among all other views of a batch."
+    text = "The rank says how well the other view of an image is found among all other views of a batch."
     losses = {LOSSES.get(run.config.get("loss", {}).get("name", "nt_xent")) for run in runs}
     loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
     batches = {run.config["train"]["batch"] for run in runs}
     chance = None
     if len(batches) == 1:
         batch = batches.pop()
-        text = f"Of the {2 * batch - 1} other views of a batch, one shows the same image. The network has to find it."
+        text = f"Of the {2 * batch - 1} other views of a batch, one shows the same image. Its rank is at best 1."
         chance = loss().chance(batch) if loss is not None else None
     level = None if chance is None else (chance[0], f"chance, {chance[1]}")
     charts = [

@@ -49,7 +49,7 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
     side, count = shown_side_px(run.config["geometry"]["side_px"]), 2 if run.kind == "pre-training" else 1
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
     text = "Two views of each image" if count == 2 else "Views of training images"
-    text += ". The skeletons were transformed by the matrices that warped the pixels."
+    text += ". Skeletons, where an image has keypoints, were transformed by the matrices that warped the pixels."
     return [Gallery("What the network saw", text, [_tile(picture, "views of an image") for picture in pictures])]
 
 

@@ -20,6 +20,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from errors import UserError
+
 _ENDS_WITHIN_S: Final = 10.0
 """Seconds after which the process of a peer is killed when it is no longer needed."""
 
@@ -93,6 +95,10 @@ def _in_own_process(*arguments: object) -> Generator[int]:
     try:
         while True:
             yield receiver.recv()
+    except EOFError:
+        raise UserError(
+            f"the loader {arguments[0]} ended, see its messages above: leave other loaders out with --no-peers"
+        ) from None
     finally:
         receiver.close()  # sending to a closed pipe ends the process
         process.join(_ENDS_WITHIN_S)

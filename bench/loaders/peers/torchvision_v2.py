@@ -21,6 +21,7 @@ from torchvision.transforms.v2 import functional
 
 from bench.loaders.peers.paper_draws import VIEW_PX, BoxArray, PeerDraw, draw, endless_batches, whole_image_px
 from bench.loaders.peers.workers import ViewsOfFiles
+from errors import UserError
 
 _BATCHES_AHEAD: Final = 3
 
@@ -87,7 +88,13 @@ def decoded(
         ahead = deque(start(samples) for samples in islice(batches, _BATCHES_AHEAD))
         while True:
             samples, files = ahead.popleft()
-            sources = decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
+            try:
+                sources = decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
+            except RuntimeError as error:
+                raise UserError(
+                    f"torchvision's decoder of JPEGs: {str(error).splitlines()[0]}. Use a source of JPEG files, or "
+                    "leave other loaders out with --no-peers"
+                ) from error
             ahead.append(start(next(batches)))
             yield sources, boxes_px[samples].tolist()
 

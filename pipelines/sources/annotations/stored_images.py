@@ -21,5 +21,5 @@ def first_stored(root: Path, candidates: Iterable[Sequence[str]]) -> list[str | 
     found: list[str | None] = []
     for paths in candidates:
         folder = paths[0].rpartition("/")[0]
-        found.append(next((path for path in paths if path[len(folder) + 1 :] in listing(folder)), None))
+        found.append(next((path for path in paths if path.rpartition("/")[2] in listing(folder)), None))
     return found

@@ -101,6 +101,18 @@ def test_every_kind_of_picture_gives_a_drawing_and_json(run: Path, tmp_path: Pat
         assert "--box" in said["note"]
 
 
+def test_a_network_that_predicts_the_palm_gives_the_wrist(tmp_path: Path) -> None:
+    """Keypoint 0 is called the wrist in the JSON file, so it is where the wrist in 3D is seen."""
+    palm = untrained_run(tmp_path / "palm", "pose.first_keypoint=palm")
+    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(400, 300))
+    (found,) = predict(palm, [str(tmp_path / "hand.png")], tmp_path / "out", box_px=(100, 50, 300, 250)).predictions
+    assert found.joints is not None
+    seen = found.intrinsics @ found.joints[0]
+    np.testing.assert_allclose(found.keypoints_px[0], seen[:2] / seen[2], atol=1e-6)
+    predicted = found.intrinsics @ found.joints[9]
+    np.testing.assert_allclose(found.keypoints_px[9], predicted[:2] / predicted[2], atol=0.05)  # the network's own
+
+
 def test_a_turned_photo_is_predicted_as_it_is_displayed(run: Path, tmp_path: Path) -> None:
     """Orientation 6 turns a 80 x 120 picture by 90 degrees: keypoints and camera are those of 120 x 80."""
     turned_jpeg(tmp_path / "turned")
