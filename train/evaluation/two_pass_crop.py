@@ -99,7 +99,7 @@ def estimate_in_two_passes(
     shown = np.stack(kept) if kept else np.empty((0, side_px, side_px, 3), np.uint8)
     return Poses(
         samples,
-        left_for_right(with_wrist(keypoints_px, joints, intrinsics, network), mirror, network.skeleton),
+        left_for_right(with_wrist(keypoints_px, joints, intrinsics, config.pose), mirror, network.skeleton),
         left_for_right(joints, mirror, network.skeleton),
         np.array(kept_rows, np.int64),
         shown,

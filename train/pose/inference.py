@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from models.config import PoseConfig
 from models.pose import PoseNetwork, view_intrinsics
 from pipelines.loader import Loader
 from pipelines.render.backends import prepare_process
@@ -157,7 +158,7 @@ def estimate_poses(
         table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
     side_px, found = config.geometry.side_px, samples[:count].numpy()
     mirrored = np.zeros(count, bool) if index.mirror is None else index.mirror[found]
-    in_source_px = with_wrist(keypoints_px[:count].numpy(), joints[:count].numpy(), intrinsics[found], network)
+    in_source_px = with_wrist(keypoints_px[:count].numpy(), joints[:count].numpy(), intrinsics[found], config.pose)
     return Poses(
         found,
         left_for_right(in_source_px, mirrored, network.skeleton),
@@ -168,14 +169,12 @@ def estimate_poses(
     )
 
 
-def with_wrist(
-    keypoints_px: Floats, joints: Floats, intrinsics: npt.NDArray[np.float32], network: PoseNetwork
-) -> Floats:
+def with_wrist(keypoints_px: Floats, joints: Floats, intrinsics: npt.NDArray[np.float32], pose: PoseConfig) -> Floats:
     """2D keypoints (N, K, 2) with the wrist as keypoint 0: projected from 3D, if the network predicts the palm there.
 
     `joints` (N, K, 3) have the wrist already; `intrinsics` (N, 3, 3) are those of the pictures.
     """
-    if network.config.first_keypoint != "palm":
+    if pose.first_keypoint != "palm":
         return keypoints_px
     wrist = np.einsum("nij,nj->ni", intrinsics.astype(np.float64), joints[:, 0])
     return np.concatenate([(wrist[:, :2] / wrist[:, 2:])[:, None], keypoints_px[:, 1:]], axis=1)
