@@ -255,7 +255,7 @@ def test_a_frozen_random_encoder_is_warned_of(hands: Path, tmp_path: Path, caplo
 def test_it_learns_the_hands_that_it_sees(hands: Path, tmp_path: Path) -> None:
     """Held out and trained on are the same images here: the error must fall clearly."""
     settings = (
-        "data.split=all", "train.epochs=12", "train.batch=16", "train.micro_batch=16", "geometry.rotation_deg=[0, 0]",
+        "data.split=all", "train.epochs=20", "train.batch=16", "train.micro_batch=16", "geometry.rotation_deg=[0, 0]",
         "geometry.translation_frac=0", "geometry.scale=[1, 1]", "run.checkpoint_every=100", "optim.lr=2e-3",
     )  # fmt: skip
     config = config_of(hands, tmp_path / "learnt", *settings)
