@@ -132,7 +132,8 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
     "soak_minutes",
     type=FiniteRange(0.1, 1e5),
     metavar="MINUTES",
-    help="Instead: run our loader for MINUTES; exit with 1 if memory or open files change after the first minute.",
+    help="Instead: run our loader for MINUTES; exit with 1 if, after the first minute, memory changes by more than 2 %"
+    " or more files are open.",
 )
 @click.option(
     "--first-batch", is_flag=True, help="Instead: measure the time to read the index and to make the first batch."
