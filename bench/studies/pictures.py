@@ -55,13 +55,16 @@ def write_pictures(results: Path, images: Path) -> Iterator[str]:
 
 def picture_of_claims(results: Path, scale: str) -> Picture | None:
     """Improvement and interval of every claim of the paper that was measured at a scale."""
-    claims = []
+    claims: dict[tuple[str, ...], tuple[str, Gain]] = {}
     for name in study_names():
         study = read_toml(FILES / f"{name}.toml")
-        claims += [(study["source"], gain) for gain in gains(study, study_rows(results, name, scale)) if gain.claimed]
+        for gain in gains(study, study_rows(results, name, scale)):
+            if gain.claimed:  # once, if two studies share the networks
+                of = (study.get("out", name), gain.row["better"], gain.row["than"], gain.row["metric"])
+                claims.setdefault(of, (study["source"], gain))
     if not claims:
         return None
-    return Picture(f"claims_{scale}.png", f"All claims, scale {scale}", partial(_draw_claims, claims))
+    return Picture(f"claims_{scale}.png", f"All claims, scale {scale}", partial(_draw_claims, [*claims.values()]))
 
 
 def picture_of_study(name: str, study: Row, scale: str, found: StudyRows) -> Picture | None:

@@ -186,6 +186,27 @@ def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None
     assert picture_of_claims(tmp_path, "paper") is None
 
 
+def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
+    rows = [
+        *(
+            arm(name, seed, epe_px=px)
+            for name, px in (("translation_peclr", 9.0), ("translation_simclr", 10.0))
+            for seed in (0, 1)
+        ),
+        compared("translation_peclr", "translation_simclr", "epe_px", [-1, -1], -1.5, -0.5),
+    ]
+    write_rows(
+        tmp_path, *({"study": study, **row} for study in ("geometric", "translation_strategies") for row in rows)
+    )
+    assert "1 of the 1 claims" in section(tmp_path, "studies")
+    picture = picture_of_claims(tmp_path, "small")
+    assert picture is not None
+    (axes,) = picture.draw().axes
+    assert [mark.get_text() for mark in axes.get_yticklabels()] == [
+        "Figure 6b: translation_peclr over translation_simclr, 2D EPE"
+    ]
+
+
 def test_the_page_has_every_study_once() -> None:
     page = (ROOT / "docs" / "results.md").read_text()
     assert [f"<!-- rows: study {name} -->" in page for name in study_names()] == [True] * len(
