@@ -58,9 +58,8 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
         )
         for row in rows:
             _append(record, plan, row)
-    if record is not None:
-        on = plan.measured_on(plan.first_arm)
-        _append(record, plan, {"kind": "constant", "on": on, **measure_constants(plan.held_out(plan.first_arm))})
+    if record is not None and (constants := measure_constants(plan.held_out(plan.first_arm))):
+        _append(record, plan, {"kind": "constant", "on": plan.measured_on(plan.first_arm), **constants})
     outcomes = [compare(plan, claim) for claim in plan.compare]
     if len(plan.study.seeds) > 1:
         for outcome in outcomes:
@@ -117,13 +116,16 @@ def _clock(folder: Path) -> Iterator[dict[str, float]]:
     """Time a run over all calls: wall time and CPU time of all cores, in whole seconds.
 
     A call that finds a finished run adds nothing; a run whose folder was removed is timed anew. The yielded dictionary
-    is filled at the end.
+    is filled at the end; it stays empty for a run that other commands began, such as those of `--list`.
     """
     file = folder.with_name(f"{folder.name}.clock.json")
     before = {"seconds": 0.0, "cpu_seconds": 0.0, "finished": False}
-    if file.exists() and folder.exists():
-        before = json.loads(file.read_text())
     took: dict[str, float] = {}
+    if folder.exists():
+        if not file.exists():
+            yield took
+            return
+        before = json.loads(file.read_text())
     wall, cpu, finished = time.perf_counter(), time.process_time(), False
     try:
         yield took

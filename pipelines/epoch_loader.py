@@ -110,6 +110,8 @@ def _usable(device: torch.device | str) -> torch.device:
         place = torch.device(device)
     except RuntimeError:
         raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number") from None
+    if place.type not in ("cpu", "cuda"):
+        raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count()
         raise UserError(f"device = {str(device)!r}: torch sees {seen} GPUs. Name another device, such as 'cpu'.")

@@ -77,6 +77,11 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self.best: dict[str, Any] = {}
         self._train_mode()
 
+    @property
+    def held_out(self) -> str:
+        """The validation images in words, see `Task.held_out`."""
+        return "none" if self._validation is None else self._validation.index.in_words()
+
     def build_network(self, encoder: EncoderConfig) -> PoseNetwork:
         """The encoder, which may be frozen, and the head."""
         network = start_pose_network(encoder, self.config.pose, self.config.geometry.side_px)

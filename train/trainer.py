@@ -52,6 +52,11 @@ class Task(TrainingState[N, R]):
     title: ClassVar[str]
     views: ClassVar[int]
 
+    @property
+    def held_out(self) -> str:
+        """The images that are held out for validation, in words: alike on two hosts with the same images."""
+        return "none"
+
     @abstractmethod
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log data, device and settings; called on rank 0."""
@@ -116,6 +121,8 @@ class Trainer:
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
+        if world.world_size > 1:
+            require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
         require_same(world, "optimisers", describe(task.optimizer), remedy)
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")

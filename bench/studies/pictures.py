@@ -64,7 +64,9 @@ def picture_of_claims(results: Path, scale: str) -> Picture | None:
                 claims.setdefault(of, (study["source"], gain))
     if not claims:
         return None
-    return Picture(f"claims_{scale}.png", f"All claims, scale {scale}", partial(_draw_claims, [*claims.values()]))
+    return Picture(
+        f"claims_{scale}.png", f"The claims with an interval, scale {scale}", partial(_draw_claims, [*claims.values()])
+    )
 
 
 def picture_of_study(name: str, study: Row, scale: str, found: StudyRows) -> Picture | None:
@@ -93,7 +95,7 @@ def _draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     if published:
         heights, percents = zip(*published, strict=True)
         axes.plot(percents, heights, "o", color="black", fillstyle="none", markersize=7, label="published")
-        axes.legend(loc="lower right", fontsize=8, frameon=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
     # An interval from two seeds can be many times as wide as all improvements: it is cut.
     reach = 2 * max(abs(gain.percent) for _, gain in claims)
     ends = np.clip([(gain.low, gain.high) for _, gain in claims], -reach, reach)

@@ -37,9 +37,14 @@ class StudyRows(NamedTuple):
     maps: dict[str, dict[int, Row]]
 
     def cpu_seconds(self) -> dict[int, float]:
-        """CPU seconds of each seed, pre-training included."""
+        """CPU seconds of each seed, pre-training included; without the seeds of which a run was not timed."""
         runs = [row for by_seed in (*self.pretrained.values(), *self.arms.values()) for row in by_seed.values()]
-        return {seed: sum(row.get("cpu_seconds", 0) for row in runs if row["seed"] == seed) for seed in self.seeds()}
+        untimed = {row["seed"] for row in runs if "set" in row and "cpu_seconds" not in row}
+        return {
+            seed: sum(row.get("cpu_seconds", 0) for row in runs if row["seed"] == seed)
+            for seed in self.seeds()
+            if seed not in untimed
+        }
 
     def seeds(self) -> list[int]:
         """The seeds with which any arm was measured."""

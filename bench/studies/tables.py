@@ -79,8 +79,8 @@ def _same_signs(signs: Sequence[tuple[str, ...]]) -> str:
     same = [line for line in signs if line[-2] == "yes"]
     shown = sum(line[-1] == "yes" for line in same)
     return (
-        f"{len(same)} of the {len(signs)} claims that were measured have the paper's sign, {shown} of them with an "
-        "interval that does not contain zero.\n"
+        f"Of the {len(signs)} claims that were measured, {shown} have the paper's sign and an interval that does not "
+        f"contain zero. {len(same) - shown} more have the paper's sign.\n"
         if signs
         else ""
     )

@@ -85,7 +85,10 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
     assert "| -2.000 | -4.000 to +0.500 | +6.2 % | 12.8 % | yes | no |" in made
     assert "| +1.500 | +0.500 to +2.500 | -3.0 % | 3.4 % | **no** | yes |" in made
     page = section(tmp_path, "studies")
-    assert "1 of the 2 claims that were measured have the paper's sign, 0 of them with an interval" in page
+    assert (
+        "Of the 2 claims that were measured, 0 have the paper's sign and an interval that does not contain zero. "
+        "1 more have the paper's sign." in page
+    )
     assert "| Table 1 | seeds 0, 1 | seeds 0 |" in page
     assert "**Not run yet.** At scale small: Figure 6a; Figure 7;" in page  # Figure 6b was run
     assert "| Table 1 | small | peclr minus simclr | 2D EPE, px |" in page
@@ -131,7 +134,7 @@ def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
     shifts = "shifts | - | - | +0.0 to +50.0 % over the places | +16.7 % | - | **no**, at 1 of 3 places |"
     assert rotations in made
     assert shifts in made
-    assert "0 of the 2 claims" in section(results, "studies")
+    assert "Of the 2 claims that were measured, 0 have" in section(results, "studies")
     write_docs(results, docs)
     assert (docs / "images" / "equivariance_small.png").stat().st_size > 5000
 
@@ -186,6 +189,15 @@ def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None
     assert picture_of_claims(tmp_path, "paper") is None
 
 
+def test_minutes_are_said_only_if_all_runs_were_timed(tmp_path: Path) -> None:
+    timed = [{**arm(name, 0, epe_px=9.0, cpu_seconds=600.0), "set": []} for name in ("peclr", "simclr")]
+    write_rows(tmp_path, *timed)
+    assert "1 seeds, 20.0 minutes of CPU time each" in section(tmp_path, "study compositions")
+    del timed[0]["cpu_seconds"]
+    write_rows(tmp_path, *timed)
+    assert "minutes" not in section(tmp_path, "study compositions")
+
+
 def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
     rows = [
         *(
@@ -198,7 +210,7 @@ def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
     write_rows(
         tmp_path, *({"study": study, **row} for study in ("geometric", "translation_strategies") for row in rows)
     )
-    assert "1 of the 1 claims" in section(tmp_path, "studies")
+    assert "Of the 1 claims that were measured, 1 have" in section(tmp_path, "studies")
     picture = picture_of_claims(tmp_path, "small")
     assert picture is not None
     (axes,) = picture.draw().axes

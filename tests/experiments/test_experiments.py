@@ -136,6 +136,14 @@ def test_a_run_whose_folder_was_removed_is_timed_anew(training: Training, tmp_pa
     assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [2, 20]
 
 
+def test_a_run_that_another_command_made_has_no_time(training: Training, tmp_path: Path) -> None:
+    """As on a cluster, by the commands of `--list`: its time is not known."""
+    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+    write_network(plan.folder(0, "pretrain", "peclr"), "first")
+    run_study(plan, record)
+    assert [row.get("cpu_seconds") for row in rows_of(record) if row["kind"] in ("pretrain", "arm")] == [None, 1, 1]
+
+
 def test_an_interrupted_run_s_time_counts(training: Training, tmp_path: Path) -> None:
     plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
     training.interrupted = True

@@ -101,6 +101,19 @@ def test_an_arm_brings_the_one_whose_network_it_measures() -> None:
     assert list(Plan(file, load_study(file), "small", ["rn152_on_second"]).arms) == ["rn152_224", "rn152_on_second"]
 
 
+@pytest.mark.parametrize(("file", "scale"), SCALES, ids=[f"{file.stem}-{scale}" for file, scale in SCALES])
+def test_no_two_arms_are_the_same(file: Path, scale: ScaleName) -> None:
+    plan = Plan(file, load_study(file), scale)
+    kinds: list[tuple[type[Config | FinetuneConfig], dict[str, Any]]] = [(Config, plan.pretrain)]
+    kinds.append((FinetuneConfig, {name: arm for name, arm in plan.arms.items() if arm.network is None}))
+    for kind, arms in kinds:
+        found: dict[str, str] = {}
+        for name in arms:
+            settings, _ = plan.settings(kind, name, 0)
+            text = repr(dataclasses.replace(settings, run=dataclasses.replace(settings.run, out="")))
+            assert found.setdefault(text, name) == name
+
+
 def test_maps_need_both_arms() -> None:
     file = ROOT / "configs" / "studies" / "equivariance.toml"
     assert Plan(file, load_study(file), "small").maps is not None
@@ -146,8 +159,8 @@ def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-def toy(file: Path, hands: Path, out: Path) -> Plan:
-    """A study at toy size: the first two measured arms that are compared, with what they start from."""
+def toy(file: Path, hands: Path, out: Path, number: int) -> Plan:
+    """A study at toy size: the two measured arms of a comparison, with what they start from."""
     study = load_study(file)
     settings = [f"scales.small.data.{name}.root={hands}" for name in study.scales["small"].data]
     settings += [f"scales.small.data.{name}.held_out=['data.split=all']" for name in study.scales["small"].data]
@@ -163,14 +176,22 @@ def toy(file: Path, hands: Path, out: Path) -> Plan:
     seeds = "seeds=[0, 1]" if file.stem == "compositions" else "seeds=[0]"
     study = load_study(file, [*settings, seeds, f"out={out}"])
     whole = Plan(file, study, "small")
-    claim = whole.compare[0] if whole.compare else whole.maps
-    assert claim is not None
-    return Plan(file, study, "small", [claim.better, claim.than])
+    claims = [*whole.compare, *filter(None, [whole.maps])]
+    return Plan(file, study, "small", [claims[number].better, claims[number].than])
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_study_runs_at_toy_size(file: Path, hands: Path, tmp_path: Path) -> None:
-    plan, record = toy(file, hands, tmp_path), tmp_path / "rows.jsonl"
+def arms_on_other_data(file: Path) -> Iterator[int]:
+    """Number of the first comparison between arms that are measured on other data than they were trained on."""
+    plan = Plan(file, load_study(file), "small")
+    yield from [number for number, claim in enumerate(plan.compare) if plan.arms[claim.better].on][:1]
+
+
+RUNS = [(file, number) for file in FILES for number in {0, *arms_on_other_data(file)}]
+
+
+@pytest.mark.parametrize(("file", "number"), RUNS, ids=lambda part: part.stem if isinstance(part, Path) else str(part))
+def test_every_study_runs_at_toy_size(file: Path, number: int, hands: Path, tmp_path: Path) -> None:
+    plan, record = toy(file, hands, tmp_path, number), tmp_path / "rows.jsonl"
     outcomes = run_study(plan, record)
     assert len(outcomes) == len(plan.compare)
     assert all(np.isfinite(outcome["differences"]).all() for outcome in outcomes)

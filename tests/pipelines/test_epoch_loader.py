@@ -244,6 +244,7 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
         ({"batch": 6, "seed": -1}, "seed = -1: expected a whole number from 0 to"),
         ({"batch": 6, "seed": 2**63}, f"seed = {2**63}: expected a whole number from 0 to"),
         ({"batch": 6, "device": "gpu0"}, "device = 'gpu0': expected 'cpu', 'cuda'"),
+        ({"batch": 6, "device": "meta"}, "device = 'meta': expected 'cpu', 'cuda'"),
         ({"batch": 6, "device": "cuda:77"}, r"device = 'cuda:77': torch sees \d+ GPUs"),
     ],
 )

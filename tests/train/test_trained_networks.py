@@ -55,8 +55,8 @@ def test_it_has_the_configuration_of_its_recipe() -> None:
 def test_it_finds_hands_that_it_has_not_seen(tmp_path: Path) -> None:
     make_dataset(tmp_path / "hands", poses=4, seed=OTHER_SEED, scenes=8, workers=1)
     found = errors(tmp_path / "hands", tmp_path / "out")
-    assert statistics.mean(found["pa_epe_cm"]) < 2.0
-    assert statistics.mean(found["epe_px"]) < 20
+    assert statistics.mean(found["pa_epe_cm"]) < 1.4  # one rigid hand, aligned to each: 1.5
+    assert statistics.median(found["epe_px"]) < 8  # the mean is 18: some of the 16 images are far off
 
 
 @pytest.mark.slow
@@ -73,10 +73,9 @@ def test_its_errors_on_many_hands(tmp_path: Path, record: Record) -> None:
 
 @pytest.mark.slow
 def test_the_demo_ends_with_skeletons_on_hands(tmp_path: Path, record: Record) -> None:
-    """`make demo` in a fresh clone, from the data to the report. The time is recorded, not judged."""
+    """`make demo` in a fresh clone, from the set-up to the report. The time is recorded, not judged."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    (clone / ".venv").symlink_to(ROOT / ".venv")
     began_s = time.monotonic()
     subprocess.run(["make", "demo"], cwd=clone, check=True)
     minutes = (time.monotonic() - began_s) / 60

@@ -125,20 +125,21 @@ def _why_no_contact(host: str, port: int) -> str:
     )
 
 
-def interface_to(address: str) -> str | None:
-    """Name of the network interface that this machine uses to reach a host; None for loopback or an unknown host.
-
-    By default Gloo uses the address of this machine's own name, which is often 127.0.1.1 (/etc/hosts).
-    """
+def address_towards(host: str) -> str | None:
+    """This machine's address on the way to a host; None for loopback or an unknown host."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(place)  # sends no packet
-            mine = probe.getsockname()[0]
+            mine = str(probe.getsockname()[0])
     except OSError:
         return None
-    if mine.startswith("127.") or mine == "::1":
-        return None
+    return None if mine.startswith("127.") or mine == "::1" else mine
+
+
+def interface_to(host: str) -> str | None:
+    """Name of the network interface that this machine uses to reach a host; None for loopback or an unknown host."""
+    mine = address_towards(host)
     names = (name for name, known in psutil.net_if_addrs().items() if any(mine == one.address for one in known))
     return next(names, None)
 

@@ -84,7 +84,8 @@ def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
     """Find the rank that the others wait for: one line with its name, or None while any rank makes progress.
 
     Silent ranks come first: they were killed, stopped or cut off. Next are ranks that have not begun the collective in
-    which the others are. If all are in the same collective, the cause is the network or a GPU.
+    which the others are, then ranks that are in none. If all are in the same collective, the cause is the network or a
+    GPU.
     """
     if any(seen.still_s < limit_s for seen in ranks.values()):
         return None
@@ -92,13 +93,11 @@ def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
     if silent:
         return f"nothing heard for {limit_s:g} s from {', '.join(silent)}: killed, stopped, or cut off from the network"
     newest = max(seen.messages for seen in ranks.values())
-    behind = [
-        f"{_name(rank, seen)}, which {seen.doing}"
-        for rank, seen in ranks.items()
-        if seen.messages < newest or not seen.exchanging
-    ]
+    behind = {rank: seen for rank, seen in ranks.items() if seen.messages < newest}
+    behind = behind or {rank: seen for rank, seen in ranks.items() if not seen.exchanging}
     if behind:
-        return f"no progress for {limit_s:g} s: the run waits for {'; '.join(behind)}"
+        named = "; ".join(f"{_name(rank, seen)}, which {seen.doing}" for rank, seen in behind.items())
+        return f"no progress for {limit_s:g} s: the run waits for {named}"
     return f"no progress for {limit_s:g} s: all {len(ranks)} ranks wait in the same exchange; look at the network"
 
 

@@ -19,7 +19,7 @@ from torch.distributed import Store
 from errors import RanksLost, ToldByAnother, UserError
 from errors.refused import of_machine
 from machine.ranks import described_ranks
-from train.distributed.rendezvous import barrier, connect, interface_to, meet
+from train.distributed.rendezvous import address_towards, barrier, connect, interface_to, meet
 from train.distributed.watchdog import Watchdog, activity
 
 T = TypeVar("T")
@@ -52,11 +52,16 @@ class World:
 
     @contextmanager
     def _message(self) -> Iterator[None]:
-        """Wrap a collective: `RanksLost` if another rank has ended. Lack of memory here is raised as it is."""
+        """Wrap a collective: `RanksLost` if another rank has ended.
+
+        Lack of memory and errors of the GPU are raised as they are.
+        """
         try:
             with activity.message():
                 yield
         except RuntimeError as error:
+            if isinstance(error, torch.AcceleratorError):
+                raise
             if of_machine(error) is not None and "gloo/transport" not in str(error):  # that is its code for connections
                 raise
             if activity.verdict.wait(activity.patience_s):
@@ -140,10 +145,10 @@ def described_world(device: str = "auto") -> World:
             'train.device = "cuda", but torch sees no GPU here: set it to "cpu" or "auto", or see nvidia-smi.'
         )
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if on_gpu and local_rank >= torch.cuda.device_count():
+    if on_gpu and local_world_size > torch.cuda.device_count():  # on all ranks of this machine
         raise UserError(
-            f"{local_world_size} processes on this machine, but torch sees {torch.cuda.device_count()} GPUs: "
-            "start torchrun with --nproc-per-node of at most that number."
+            f"{local_world_size} processes on this machine, but each sees {torch.cuda.device_count()} GPUs: start "
+            "torchrun with --nproc-per-node of at most that number, or add --set train.device=cpu"
         )
     place = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     return World(rank, world_size, local_rank, place, local_world_size)
@@ -157,7 +162,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
 
     Raises:
         UserError: the address of the store is missing in the environment, or only some ranks have a GPU.
-        RanksLost: ranks did not come; the message names them.
+        RanksLost: ranks did not come, and the message names them; or they cannot connect to each other.
     """
     on_gpu = world.device.type == "cuda"
     if on_gpu:
@@ -168,24 +173,49 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     store = connect(world.rank, world.world_size, rank_timeout_s)
     room = meet(store, world.rank, world.world_size, rank_timeout_s)
     _require_same_kind_of_device(room, world, rank_timeout_s)
-    interface = interface_to(os.environ["MASTER_ADDR"]) if world.world_size > world.local_world_size else None
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # small messages between hosts, without a GPU
-        store=dist.PrefixStore("process group", room),
-        rank=world.rank,
-        world_size=world.world_size,
-        timeout=timedelta(seconds=2 * rank_timeout_s),  # later than the watchdog, whose message names the rank
-        device_id=world.device if on_gpu else None,
-    )
+    if world.world_size > world.local_world_size:
+        _name_interface(room, world, rank_timeout_s)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # small messages between hosts, without a GPU
+            store=dist.PrefixStore("process group", room),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=2 * rank_timeout_s),  # later than the watchdog, whose message names the rank
+            device_id=world.device if on_gpu else None,
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RanksLost(
+            f"the ranks have met, but cannot connect to each other ({reason[:200]}). Between hosts, all ports must be "
+            "open; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network interface to use"
+        ) from error
     try:
         with Watchdog(room, world.rank, world.world_size, activity, rank_timeout_s):
             yield
             # The process with the store must not end while another still uses it.
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # NCCL's end waits for the other ranks, which may wait for this one: the process's end does not.
+        if not on_gpu:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _name_interface(room: Store, world: World, timeout_s: float) -> None:
+    """Tell Gloo the network interface that leads to the other hosts, unless `GLOO_SOCKET_IFNAME` names one.
+
+    By default it takes the address of this machine's own name, which is often 127.0.1.1 (/etc/hosts). For the same
+    reason the host of the store may know itself by loopback only: it asks for the way to another rank's address.
+    """
+    hosts = [os.environ["MASTER_ADDR"]]
+    room.set(f"address/{world.rank}", address_towards(hosts[0]) or "")
+    barrier(room, "addresses", world.rank, world.world_size, timeout_s)
+    hosts += filter(None, (room.get(f"address/{rank}").decode() for rank in range(world.world_size)))
+    interface = next(filter(None, map(interface_to, hosts)), None)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _require_same_kind_of_device(room: Store, world: World, timeout_s: float) -> None:

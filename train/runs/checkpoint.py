@@ -68,7 +68,7 @@ class Checkpoints:
         """
         torn: list[Path] = []
         for path in reversed(self.paths()):
-            with suppress(OSError):
+            with suppress(FileNotFoundError):  # removed meanwhile; another error of the storage may pass
                 if is_whole(path):
                     for other in torn:
                         log.warning("%s is incomplete or damaged: using %s instead", other, path.name)

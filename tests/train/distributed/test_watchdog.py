@@ -112,6 +112,11 @@ def test_a_rank_between_two_exchanges_is_named() -> None:
     assert line == "no progress for 10 s: the run waits for rank 0 on a, which computes step 5"
 
 
+def test_a_rank_in_no_exchange_is_not_named_beside_one_that_is_late() -> None:
+    line = diagnose({0: seen(exchanging=False), 1: seen(host="b", messages=6, exchanging=False)}, 10.0)
+    assert line == "no progress for 10 s: the run waits for rank 1 on b, which computes step 5"
+
+
 def test_if_all_are_in_the_same_exchange_it_is_the_network() -> None:
     assert diagnose({0: seen(), 1: seen()}, 10.0) == (
         "no progress for 10 s: all 2 ranks wait in the same exchange; look at the network"

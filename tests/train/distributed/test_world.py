@@ -1,11 +1,18 @@
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import RanksLost, UserError
 from machine.cores import warn_of_threads
 from pipelines.samples.shares import micro_batch_share
+from train.distributed import world as world_module
 from train.distributed.watchdog import activity
 from train.distributed.world import World, described_world, joined
 from train.trainer import set_threads
@@ -83,6 +90,7 @@ def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -
         (torch.distributed.DistBackendError("NCCL error in: x.cpp\nCuda failure 2 'out of memory'"),
          torch.distributed.DistBackendError),
         (RuntimeError("[gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:9"), RanksLost),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), torch.AcceleratorError),
         (RuntimeError("[gloo/gloo/transport/tcp/pair.cc:211] recv: Resource temporarily unavailable"), RanksLost),
     ],
 )  # fmt: skip
@@ -102,6 +110,73 @@ def test_lack_of_memory_in_an_exchange_is_not_taken_for_a_lost_rank(
 def test_missing_gpu_is_named() -> None:
     with pytest.raises(UserError, match='device = "cuda", but torch sees no GPU'):
         described_world("cuda")
+
+
+def test_more_processes_than_gpus_are_refused_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for rank in ("0", "1"):
+        given = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        monkeypatch.setattr(os, "environ", os.environ | given)
+        with pytest.raises(UserError, match=r"2 processes on this machine, but each sees 1 GPUs: .* train.device=cpu"):
+            described_world()
+        assert described_world("cpu").rank == int(rank)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which process groups were made and destroyed, in a world of two ranks of which only one is there."""
+    done: list[str] = []
+    monkeypatch.setattr(world_module, "connect", lambda *arguments: dist.HashStore())
+    monkeypatch.setattr(world_module, "meet", lambda store, *arguments: store)
+    monkeypatch.setattr(world_module, "_require_same_kind_of_device", lambda *arguments: None)
+    monkeypatch.setattr(world_module, "barrier", lambda *arguments: None)
+    monkeypatch.setattr(world_module, "Watchdog", lambda *arguments: nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: done.append(backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
+    return done
+
+
+@pytest.mark.parametrize(("device", "after_error"), [("cpu", ["gloo", "destroyed"]), ("cuda", ["cpu:gloo,cuda:nccl"])])
+def test_a_rank_that_fails_does_not_wait_for_nccl_to_end(
+    device: str, after_error: list[str], groups: list[str]
+) -> None:
+    world = World(0, 2, 0, torch.device(device, 0), 2)
+    with pytest.raises(ValueError, match="of the step"), joined(world, 1.0):
+        raise ValueError("of the step")
+    assert groups == after_error
+    groups.clear()
+    with joined(world, 1.0):
+        pass
+    assert groups[-1] == "destroyed"
+
+
+def test_ranks_that_meet_but_cannot_connect_are_told_what_to_check(
+    groups: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise dist.DistBackendError("Gloo connectFullMesh failed with 10.0.0.2")
+
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    told = r"cannot connect to each other \(Gloo connectFullMesh .*GLOO_SOCKET_IFNAME"
+    with pytest.raises(RanksLost, match=told), joined(World(0, 2, 0, torch.device("cpu"), 2), 1.0):
+        pass
+    assert not groups
+
+
+def test_a_host_that_knows_itself_by_loopback_only_takes_the_way_to_another_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = {"head": None, "10.0.0.2": "eth0"}
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "head"})
+    monkeypatch.setattr(world_module, "address_towards", lambda host: None)
+    monkeypatch.setattr(world_module, "interface_to", asked.__getitem__)
+    monkeypatch.setattr(world_module, "barrier", lambda *arguments: None)
+    room = dist.HashStore()
+    room.set("address/1", "10.0.0.2")
+    world_module._name_interface(room, World(0, 2), 1.0)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
