@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.rows import append, describe_machine, read_rows
+from errors import UserError
 from experiments.compare import Row, compare
 from experiments.config import Maps, Plan, Render
 from experiments.maps import measure_maps
@@ -28,6 +29,7 @@ from train.finetune import finetune
 from train.pose.pose_run import load_pose_run
 from train.pretrain import pretrain
 from train.probe.read_out import fit_read_out
+from train.runs.checkpoint import find_checkpoint, seal_of
 from train.runs.log import progress_bar
 from writing import write_text
 
@@ -94,10 +96,25 @@ def _measure(plan: Plan, seed: int, name: str) -> Row:
     with ExitStack() as timed:
         if plan.arms[name].network is None:
             settings, row["set"] = plan.settings(FinetuneConfig, name, seed)
+            _require_same_start(plan, seed, name)
             took = timed.enter_context(_clock(Path(settings.run.out)))
             (finetune if plan.at.by == "finetune" else fit_read_out)(settings, "auto")
         found = measured_errors(plan, seed, name)
     return {**row, **took, **found.means()}
+
+
+def _require_same_start(plan: Plan, seed: int, name: str) -> None:
+    """Refuse a run that was trained from another encoder than the one its pre-training holds now."""
+    start, folder = plan.arms[name].start, plan.run_of(name, seed)
+    if start is None:
+        return
+    pretrained = plan.folder(seed, "pretrain", start)
+    seal = seal_of(find_checkpoint(pretrained, "a run of this study"))
+    file = folder.with_name(f"{folder.name}.start")
+    if folder.exists() and file.exists() and file.read_text() != seal:
+        raise UserError(f"{folder} was trained from another encoder than {pretrained} holds now: remove {folder}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, seal)
 
 
 def _map(plan: Plan, maps: Maps, seed: int, name: str) -> Row:

@@ -22,7 +22,7 @@ from train.config.pretraining import Config
 from train.config.tables import flatten, to_dict
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "networks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = (Config, FinetuneConfig)
 TABLES = {table for kind in KINDS for table in to_dict(kind())}
 KEYS = {key for kind in KINDS for key, _ in flatten(to_dict(kind()))}

@@ -52,11 +52,13 @@ class Training:
     Attributes:
         interrupted: whether the next run ends by a signal, after it has made its folder.
         slowness: the times are multiplied by this.
+        network: the content of the networks.
     """
 
     def __init__(self) -> None:
         self.interrupted = False
         self.slowness = 1
+        self.network = "first"
         self._now = 0.0
 
     def __call__(self, config: Any, resume: str) -> Any:
@@ -64,7 +66,7 @@ class Training:
         Path(config.run.out).mkdir(parents=True, exist_ok=True)
         if self.interrupted:
             raise Interrupted(15, 3, Path(config.run.out))
-        write_network(Path(config.run.out), "first")
+        write_network(Path(config.run.out), self.network)
 
     def process_time(self) -> float:
         return self._now
@@ -134,6 +136,17 @@ def test_a_run_whose_folder_was_removed_is_timed_anew(training: Training, tmp_pa
     training.slowness = 10
     run_study(plan, record)
     assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [2, 20]
+
+
+def test_figures_of_another_encoder_are_refused(training: Training, tmp_path: Path) -> None:
+    """The pre-training was made again, with another result; the read-out of the first one must not stand beside it."""
+    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+    run_study(plan, record)
+    training.network = "second"
+    with pytest.raises(UserError, match=r"finetune_ours was trained from another encoder than .*: remove "):
+        run_study(plan, record)
+    shutil.rmtree(plan.run_of("ours", 0))
+    run_study(plan, record)
 
 
 def test_a_run_that_another_command_made_has_no_time(training: Training, tmp_path: Path) -> None:

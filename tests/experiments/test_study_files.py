@@ -120,6 +120,7 @@ def test_maps_need_both_arms() -> None:
     ("override", "said"),
     [
         ("arms.rn152_on_second.on=first", "rn152_peclr_on_second is measured on second, rn152_on_second on first"),
+        ("arms.rn152_on_second.set=['train.epochs=1']", "arms.rn152_on_second has a network, and set, which only"),
         ("arms.rn152_224.data=['first', 'second']", "arms.rn152_224.data = .*expected one dataset"),
     ],
 )
