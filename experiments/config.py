@@ -341,9 +341,10 @@ def _check(plan: Plan) -> None:
             _require(f"{here} arms.{name}.network =", arm.network, plan.arms, "arms")
             if plan.arms[arm.network].network is not None:
                 raise UserError(f"{here} arms.{name}.network = {arm.network!r} has no network of its own; name another")
-            if ignored := [key for key in ("set", "set_at", "start", "data") if getattr(arm, key)]:
+            trained_with = {"set": arm.set, "set_at": arm.set_at.get(plan.scale), "start": arm.start, "data": arm.data}
+            if ignored := [key for key, value in trained_with.items() if value]:
                 raise UserError(
-                    f"{here} arms.{name} has a network, and {ignored[0]}, which only training reads: remove it"
+                    f"{here} arms.{name} has a network, and {ignored[0]}, which only training reads: remove one of them"
                 )
         if arm.on is not None:
             _require(f"{here} arms.{name}.on =", arm.on, data, "data")
