@@ -18,7 +18,7 @@ from train.config.pretraining import Config
 SCRIPT = Path(__file__).parents[1] / "launch" / "pretrain.slurm"
 STAND_INS = {
     "bin/scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\n"; else echo "$@" >> scontrol.log; fi',
-    "bin/srun": 'shift; SLURM_NODEID=1 exec "$@"',
+    "bin/srun": 'echo "${SRUN_CPUS_PER_TASK-unset}" > cpus.log; shift; SLURM_NODEID=1 exec "$@"',
     ".venv/bin/torchrun": (
         'echo "$@" > torchrun.log; trap "echo saved >> torchrun.log; exit 143" TERM\n'
         'if [ "$CODE" = wait ]; then while :; do sleep 0.1; done; fi; exit "$CODE"'
@@ -36,12 +36,16 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(checkout: Path, code: str, *, seconds: int, restarts: int = 0) -> subprocess.Popen[bytes]:
+def start(
+    checkout: Path, code: str, *, seconds: int, restarts: int = 0, cpus: str | None = None
+) -> subprocess.Popen[bytes]:
     """The script, `seconds` after it began; torchrun ends with this code."""
     environment = {
         "PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_NNODES": "2",
         "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": str(restarts), "SECONDS": str(seconds), "CODE": code,
     }  # fmt: skip
+    if cpus is not None:
+        environment["SLURM_CPUS_PER_TASK"] = cpus
     return subprocess.Popen(["bash", str(SCRIPT), "-c", "configs/demo.toml"], cwd=checkout, env=environment)
 
 
@@ -63,6 +67,12 @@ def test_a_job_that_failed_late_is_queued_again(
     assert "--nnodes=2 --nproc-per-node=gpu" in said
     assert "--rdzv-endpoint=node1:29400 --rdzv-conf=is_host=false," in said
     assert said.endswith("cli.py pretrain --resume auto -c configs/demo.toml\n")
+
+
+@pytest.mark.parametrize(("cpus", "passed_on"), [("32", "32\n"), (None, "unset\n")])
+def test_srun_gets_the_processors_of_the_job(cpus: str | None, passed_on: str, checkout: Path) -> None:
+    assert start(checkout, "0", seconds=400, cpus=cpus).wait(60) == 0
+    assert (checkout / "cpus.log").read_text() == passed_on
 
 
 def test_before_its_time_is_up_a_job_saves_and_is_queued_again(checkout: Path) -> None:
