@@ -23,7 +23,7 @@ class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
 
 
 class Outage(UserError):  # noqa: N818  what has happened, not a defect
-    """The network, the storage or another process failed. The input is not the cause, and a restart may help."""
+    """The network, the storage or another process is the cause, and not the input: a restart may help."""
 
 
 class RanksLost(Outage):

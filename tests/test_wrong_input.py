@@ -292,7 +292,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "from a folder without runs": (
         finetune(start="{root}/empty"),
-        ["encoder.weights = '{root}/empty' is a folder without checkpoints"],
+        ["{root}/empty holds no checkpoint", "expected encoder.weights to be the folder of a run"],
     ),
     "from a torn checkpoint": (finetune(start="{root}/garbage.pth"), ["'{root}/garbage.pth' cannot be read"]),
     "fine-tuning into pre-training's folder": (

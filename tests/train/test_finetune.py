@@ -281,10 +281,15 @@ def test_an_encoder_starts_from_a_run_of_pre_training(tmp_path: Path) -> None:
     for start in (run, checkpoint):
         started = start_pose_network(EncoderConfig("resnet18", str(start)), PoseConfig())
         assert_same_bits(encoder.library_state_dict(), started.encoder.library_state_dict())
+    Checkpoints(run / "checkpoints", keep=2).save(8, {**saved, "network": {}})
+    best = Checkpoints(run / "best", keep=1).save(7, saved)
+    started = start_pose_network(EncoderConfig("resnet18", str(run)), PoseConfig())  # the best one, not the newest
+    assert_same_bits(encoder.library_state_dict(), started.encoder.library_state_dict())
+    shutil.rmtree(best.parent)
     with pytest.raises(UserError, match=r"holds a resnet18, and encoder.name = 'resnet50': set encoder.name"):
         start_pose_network(EncoderConfig("resnet50", str(run)), PoseConfig())
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match="is a folder without checkpoints"):
+    with pytest.raises(UserError, match=r"run holds no checkpoint; expected encoder\.weights to be"):
         start_pose_network(EncoderConfig("resnet18", str(run)), PoseConfig())
 
 

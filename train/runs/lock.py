@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from errors import UserError
+from errors import Outage, UserError
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ def require_free(folder: Path) -> None:
     """Check, before torch is imported, that no process holds a folder. `locked` takes the lock later.
 
     Raises:
-        UserError: another process holds the folder; the message names it.
+        Outage: another process holds the folder; the message names it. Under torchrun this may be a rank of the last
+            attempt on another host, which ends soon.
     """
     with suppress(OSError), (folder / LOCK).open("rb") as file:
         try:
@@ -45,7 +46,8 @@ def locked(folder: Path) -> Iterator[None]:
     A missing folder is made, and removed again if it is still empty at the end.
 
     Raises:
-        UserError: another process holds the folder (the message names it), or the folder cannot be made.
+        Outage: another process holds the folder, see `require_free`.
+        UserError: the folder cannot be made.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     descriptor = None
@@ -98,13 +100,13 @@ def _lock(folder: Path, descriptor: int) -> None:
         log.warning("the file system of %s has no locks: nothing keeps a second run from writing there", folder)
 
 
-def _in_use(folder: Path, descriptor: int) -> UserError:
+def _in_use(folder: Path, descriptor: int) -> Outage:
     try:
         holder = json.loads(os.pread(descriptor, 1000, 0))
         name = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
         name = "another process"
-    return UserError(
+    return Outage(
         f"run.out = {folder} is in use by {name}: wait until it has ended or stop it, or name another folder with "
         f"--set run.out=..."
     )

@@ -12,14 +12,14 @@ from models.config import EncoderConfig, PoseConfig, require_weights
 from models.encoders import build_encoder, make_encoder
 from models.pose import PoseNetwork
 from models.weights import encoder_state
-from train.runs.checkpoint import Checkpoints, load_checkpoint
+from train.runs.checkpoint import find_checkpoint, load_checkpoint
 
 
 def start_pose_network(encoder: EncoderConfig, pose: PoseConfig, side_px: int | None = None) -> PoseNetwork:
     """Build the network of a configuration with its starting weights; the head's are random.
 
-    `encoder.weights` may also be a run's folder, whose newest checkpoint is used, or a checkpoint. Weights that cannot
-    be read or do not fit are a `UserError`.
+    `encoder.weights` may also be a checkpoint, or a run's folder: its best checkpoint on validation, or the newest if
+    there was no validation. Weights that cannot be read or do not fit are a `UserError`.
     """
     state = _state_of_run(encoder)
     if state is None:
@@ -36,12 +36,7 @@ def _state_of_run(encoder: EncoderConfig) -> dict[str, Tensor] | None:
     require_weights(encoder.weights)
     path = Path(encoder.weights)
     if path.is_dir():
-        newest = Checkpoints(path / "checkpoints", keep=1).latest()
-        if newest is None:
-            raise UserError(
-                f"encoder.weights = {encoder.weights!r} is a folder without checkpoints; expected the folder of a run"
-            )
-        path = newest
+        path = find_checkpoint(path, "encoder.weights to be the folder of a run, a checkpoint or a file of weights")
     elif not _is_checkpoint(path):
         return None
     saved = load_checkpoint(path)
