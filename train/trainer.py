@@ -7,6 +7,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,10 +48,12 @@ class Task(TrainingState[N, R]):
     Attributes:
         title: title of the progress bar.
         views: number of views of an image.
+        config: the run's configuration.
     """
 
     title: ClassVar[str]
     views: ClassVar[int]
+    config: Any
 
     @property
     def held_out(self) -> str:
@@ -128,6 +131,7 @@ class Trainer:
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
         if checkpoint is not None:
             together(world, lambda: self._restore(task, checkpoint, index.counts))
+            config = self.config
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
             return
@@ -144,7 +148,7 @@ class Trainer:
         self._take_steps(task, index, loader)
 
     def _restore(self, task: Task[Any, Any], path: Path, images: list[int]) -> None:
-        """Load a checkpoint into a new task.
+        """Load a checkpoint into a new task. The configuration goes on to name the weights that the run began with.
 
         Args:
             images: number of images of each source. They must be the same as before, since the order depends on them.
@@ -172,6 +176,8 @@ class Trainer:
         except Exception as error:  # torch checks little, and raises many kinds of errors
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise UserError(f"{path} does not fit this configuration's network and optimiser: {reason}") from error
+        weights = saved["config"]["encoder"]["weights"]
+        task.config = self.config = replace(self.config, encoder=replace(self.config.encoder, weights=weights))
         log.info("resuming after step %d from %s", task.steps_done, path)
         backend = describe(task.optimizer)
         if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say

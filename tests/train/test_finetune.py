@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,21 @@ def test_a_resumed_run_keeps_a_best_network_although_the_better_one_of_before_is
     assert [row["step"] for row in folder.read_validations()] == [5, 10, 15]
     assert load_pose_run(folder.root).path == folder.best.path_of(10)
     assert load_checkpoint(folder.best.path_of(10))["validation"]["pa_epe_cm"] == 6.0
+
+
+def test_a_resumed_run_still_names_the_weights_that_it_began_with(hands: Path, tmp_path: Path) -> None:
+    start = tmp_path / "encoder.pth"
+    torch.save(build_encoder(EncoderConfig("resnet18", "random")).library_state_dict(), start)
+    whole = config_of(hands, tmp_path / "run", "run.keep=9", f"encoder.weights={start}")
+    folder = finetune(whole)
+    weights = weights_of(folder.root)
+    folder.checkpoints.path_of(tiny_hands.STEPS).unlink()
+    start.unlink()
+    finetune(config_of(hands, folder.root, "run.keep=9"), "auto")  # it names "random"
+    assert_same_bits(weights_of(folder.root), weights)
+    assert tomllib.loads(folder.config_file.read_text())["encoder"]["weights"] == str(start)
+    for path in (*folder.checkpoints.paths(), *folder.best.paths()):
+        assert load_checkpoint(path)["config"]["encoder"]["weights"] == str(start)
 
 
 def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
