@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.config import EncoderConfig
 from models.pose import PoseNetwork, PoseOutput
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
-from train.config.finetuning import FinetuneConfig
+from train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
 from train.config.tables import to_dict
 from train.distributed.together import together
 from train.distributed.world import World
@@ -60,11 +60,9 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         self._validate_every = max(1, round(config.validation.every_epochs * steps_per_epoch))
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
         network, train = self.network, config.train
-        self._whole: nn.Module = torch.compile(network) if train.compile else network  # type: ignore[assignment]
-        self._encoder: nn.Module = torch.compile(network.encoder) if train.compile else network.encoder  # type: ignore[assignment]
         self._step = PoseStep(
             network,
-            self._forward,
+            _forward_of(network, train),
             config.pose.refine,
             config.loss,
             batch=train.batch,
@@ -164,13 +162,6 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         if self.config.train.frozen:
             self.network.encoder.eval()
 
-    def _forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
-        if not self.config.train.frozen:
-            return cast(PoseOutput, self._whole(image, intrinsics))
-        with torch.no_grad():
-            features = self._encoder(self.network.normalize(image))
-        return self.network.from_features(features, intrinsics, side_px=image.shape[-1])
-
     def state_dict(self) -> dict[str, Any]:
         """Add the best validation, and a note on the labels."""
         return {**super().state_dict(), "best": self.best, **self._labels.note}
@@ -186,3 +177,17 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             raise TypeError(f"the best validation is {saved['best']!r}")
         kept = Checkpoints(Path(self.config.run.out) / "best", keep=1)
         self.best = saved["best"] if saved["best"] and kept.path_of(saved["best"]["step"]).exists() else {}
+
+
+def _forward_of(network: PoseNetwork, train: FinetuneTrainConfig) -> Callable[[Tensor, Tensor], PoseOutput]:
+    """The forward pass of a step. A frozen encoder needs no graph."""
+    if not train.frozen:
+        return torch.compile(network) if train.compile else network
+    encoder = torch.compile(network.encoder) if train.compile else network.encoder
+
+    def forward(image: Tensor, intrinsics: Tensor) -> PoseOutput:
+        with torch.no_grad():
+            features = encoder(network.normalize(image))
+        return network.from_features(features, intrinsics, side_px=image.shape[-1])
+
+    return forward

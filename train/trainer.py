@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -189,8 +189,8 @@ class Trainer:
         bad_files = together(
             world, lambda: BadFiles(index, config.data, folder.quarantine_file, task, world, loader.quarantine)
         )
-        gc.freeze()  # the garbage collector then skips all present objects, which stay until the end
         with (
+            _present_objects_skipped(),
             loader,
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
@@ -230,6 +230,16 @@ class Trainer:
                     together(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
             together(world, writer.finish)
+
+
+@contextmanager
+def _present_objects_skipped() -> Iterator[None]:
+    """The garbage collector skips all objects of now, which stay until the end of the run."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def set_threads(threads: int | None, world: World) -> None:

@@ -73,9 +73,8 @@ class TrainingState(ABC, Generic[N, R]):
         self.network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
         self.optimizer = self.build_optimizer()
         warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
-        self.scheduler = LambdaLR(
-            self.optimizer, lambda step: learning_rate_factor(step, self.total_steps, warmup_steps)
-        )
+        total_steps = self.total_steps  # not self: a cycle would keep the network in memory after the run
+        self.scheduler = LambdaLR(self.optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps))
         self.scaler = GradScaler(world.device.type, enabled=self.precision == "fp16")
         self.steps_done = 0
         self.bad_files: dict[str, Any] = {}
