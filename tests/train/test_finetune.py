@@ -200,6 +200,23 @@ def test_a_resumed_run_still_names_the_weights_that_it_began_with(hands: Path, t
         assert load_checkpoint(path)["config"]["encoder"]["weights"] == str(start)
 
 
+def test_a_new_start_removes_no_best_network_whose_checkpoints_are_gone(
+    hands: Path, uninterrupted: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(shutil.copytree(uninterrupted.root, tmp_path / "run"), keep=3)
+    shutil.rmtree(folder.checkpoints.folder)
+    best = folder.best.latest()
+    with pytest.raises(
+        UserError, match=rf"no checkpoint to go on from, and starting anew would remove {best}: restore"
+    ):
+        finetune(config_of(hands, folder.root), "auto")
+    assert folder.best.paths() == [best]
+    assert folder.read_metrics() == uninterrupted.read_metrics()
+    finetune(config_of(hands, folder.root, "run.checkpoint_every=100"), "auto")  # it ended before one was due
+    assert "holds a run without a checkpoint: starting anew" in caplog.text
+    assert folder.read_validations() == uninterrupted.read_validations()
+
+
 def test_any_figure_is_better_than_none(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors_cm = iter([np.nan, 5.0, np.nan])
 

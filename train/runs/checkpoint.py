@@ -54,6 +54,11 @@ class Checkpoints:
         """Path of the checkpoint after `step` steps, whether there is one or not."""
         return self.folder / f"step_{step:09d}.pt"
 
+    @staticmethod
+    def step_of(path: Path) -> int:
+        """The step of a checkpoint, from its name."""
+        return int(path.stem.removeprefix("step_"))
+
     def latest(self) -> Path | None:
         """The newest checkpoint, or None."""
         return next(reversed(self.paths()), None)

@@ -16,6 +16,8 @@ import torch
 
 from errors import UserError
 from parsing import regular
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
 from train.config.tables import first_difference, to_dict, to_toml
 from train.runs.checkpoint import Checkpoints
 from train.runs.json_lines import cut_rows, read_undamaged_rows
@@ -53,16 +55,24 @@ class RunFolder:
             self._require_usable(config, resume)
         return locked(self.root)
 
-    def check(self, config: object, resume: Resume) -> Path | None:
+    def check(self, config: Config | FinetuneConfig, resume: Resume) -> Path | None:
         """The checkpoint to resume from, or None to start.
 
         Raises:
-            UserError: the folder has a run that must not be resumed, or a run of another configuration.
+            UserError: the folder has a run that must not be resumed, or a run of another configuration; or its
+                checkpoints are gone, and a new start would remove its best network.
         """
         self._require_usable(config, resume)
-        if self._is_used() and not self._has_saved():
-            log.info("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)
-        return self.checkpoints.latest_whole()
+        found = self.checkpoints.latest_whole()
+        if found is None and self._is_used():
+            best = self.best.latest()
+            if best is not None and Checkpoints.step_of(best) > config.run.checkpoint_every:
+                raise UserError(
+                    f"{self.root} holds no checkpoint to go on from, and starting anew would remove {best}: restore "
+                    "a checkpoint, or name another folder with --set run.out=..."
+                )
+            log.warning("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)
+        return found
 
     def _require_usable(self, config: object, resume: Resume) -> None:
         if self.root.exists() and not self.root.is_dir():
@@ -151,7 +161,7 @@ class RunFolder:
             for file in (*files, self.profile_file, *self.root.glob("tracker-*.txt")):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
-            if int(path.stem.removeprefix("step_")) > step:
+            if Checkpoints.step_of(path) > step:
                 path.unlink()
 
 
