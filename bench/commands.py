@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from bounds import LARGEST_COUNT
 from errors import UserError
@@ -99,6 +100,27 @@ def rounds_options(repeats: int) -> Callable[[F], F]:
     return lambda command: rounds(seconds(command))
 
 
+_COMPARING = ("repeats", "peers", "pixels", "step", "plot", "compare")
+"""Parameters of `bench-loader` that only the comparison of loaders uses."""
+_UNUSED = {
+    "tune": (*_COMPARING, "record", "as_json"),
+    "soak_minutes": (*_COMPARING, "seconds"),
+    "first_batch": (*_COMPARING, "seconds"),
+}
+"""Parameter of `bench-loader` that asks for another measurement -> the parameters that this one does not use."""
+
+
+def _refuse_unused(context: click.Context) -> None:
+    """Refuse two of the measurements of `_UNUSED`, and options that the chosen one does not use."""
+    options = {one.name: one.opts[0] for one in context.command.params if one.name is not None}
+    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    chosen = [name for name in given if name in _UNUSED]
+    if len(chosen) > 1:
+        raise UserError(f"{' and '.join(options[name] for name in chosen)} exclude each other: give one of them")
+    if unused := [options[name] for name in given if chosen and name in _UNUSED[chosen[0]]]:
+        raise UserError(f"{', '.join(unused)}: not used by {options[chosen[0]]}. Leave it out")
+
+
 @click.command("bench-loader")
 @config_options
 @click.option("--cores", default=None, type=WORKERS, help="Cores that every loader may use.  [default: all]")
@@ -165,13 +187,7 @@ def bench_loader(
       python cli.py bench-loader --record bench/results/loader.jsonl
       python cli.py bench-loader --soak 60 --record bench/results/soak.jsonl
     """
-    asked = {"--tune": tune, "--soak": soak_minutes is not None, "--first-batch": first_batch}
-    instead = [name for name, given in asked.items() if given]
-    if len(instead) > 1:
-        raise UserError(f"{' and '.join(instead)} exclude each other: give one of them")
-    compared = {"--compare": compare is not None, "--plot": plot is not None, "--step": step, "--pixels": bool(pixels)}
-    if unused := [name for name, given in compared.items() if given and instead]:
-        raise UserError(f"{', '.join(unused)}: {instead[0]} measures nothing of this kind. Leave it out")
+    _refuse_unused(click.get_current_context())
     if large and pixels is not None:
         raise UserError("--large makes other images than those of --pixels: give one of them")
     config = pretraining_config(files, overrides)
@@ -309,7 +325,7 @@ def bench_gpu(
 ) -> None:
     """Check the project's claims about GPUs on this machine. Prints a table; --out gets rows for bench/results/.
 
-    
+    \b
       python cli.py make-data .data/hands
       python cli.py bench-gpu
       python cli.py bench-gpu --stage loader --stage memory-11gb

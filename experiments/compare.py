@@ -14,7 +14,7 @@ from bench.studies.rows import COMPARISON_HEADS, comparison_cells
 from errors import UserError
 from experiments.config import Claim, Plan
 from experiments.measure import Floats, read_errors
-from train.pose.metrics import confidence_intervals, paired_difference
+from train.pose.metrics import METRICS, confidence_intervals, paired_difference
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def compare(plan: Plan, claim: Claim) -> Row:
         seeds_reach = float(student.ppf(0.975, count - 1) * np.std(differences, ddof=1) / count**0.5)
         reach = math.hypot(seeds_reach, (over_hands[claim.metric].high - over_hands[claim.metric].low) / 2)
         low, high = mean - reach, mean + reach
-    holds = low > 0 if claim.metric in ("auc", "pa_auc") else high < 0
+    holds = low > 0 if METRICS[claim.metric].higher_is_better else high < 0
     figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}
     names = {"better": claim.better, "than": claim.than, "metric": claim.metric}
     return {"kind": "comparison", **names, **figures, "seeds": plan.study.seeds}

@@ -36,6 +36,7 @@ from train.pretrain import Pretraining
 from train.steps.exact import ExactStep
 from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.stopwatch import Stopwatch
+from train.trainer import set_threads
 
 Row = dict[str, Any]
 
@@ -78,8 +79,6 @@ def bench_train(
     world = described_world(config.train.device)
     if world.world_size > 1:
         raise UserError("bench-train measures one process: start it without torchrun")
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
     index = load_index(config.data)
     require_images(len(index), config.train.batch, index.root, "train.batch")
     figures = []
@@ -153,6 +152,7 @@ class StepBench:
 
     def __init__(self, config: Config, index: Index, world: World, settings: StepSettings) -> None:
         self._config, self._index, self.world, self._settings = config, index, world, settings
+        set_threads(config.train.threads, world)
         require_images(len(index), config.train.batch, index.root, "train.batch")
         torch.manual_seed(config.run.seed)
         steps_per_epoch = len(index) // config.train.batch

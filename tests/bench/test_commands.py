@@ -67,7 +67,10 @@ def test_a_loader_that_got_slower_fails(
         (["--plot", "/proc/plot.png"], "--plot /proc/plot.png: cannot be written"),
         (["--plot", "plot.txt"], "--plot plot.txt: expected a name that ends in .png"),
         (["--tune", "--soak", "1"], "--tune and --soak exclude each other"),
-        (["--soak", "1", "--compare", "rows.jsonl"], "--compare: --soak measures nothing of this kind"),
+        (["--soak", "1", "--compare", "rows.jsonl"], "--compare: not used by --soak"),
+        (["--tune", "--json", "--repeats", "3"], "--repeats, --json: not used by --tune"),
+        (["--tune", "--record", "rows.jsonl"], "--record: not used by --tune"),
+        (["--first-batch", "--no-peers", "--seconds", "1"], "--seconds, --peers: not used by --first-batch"),
         (["--large", "--pixels", "shards"], "--large makes other images than those of --pixels"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from bench.loaders.first_batch import first_batch, summary
 from bench.loaders.ours import LoaderSettings, our_batches
+from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
+from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 
@@ -135,3 +138,22 @@ def test_the_files_are_dropped_from_the_page_cache_first(config: Config, monkeyp
         monkeypatch.setattr(f"bench.loaders.{module}.load_index", load)
     first_batch(config, LoaderSettings(cores=1, batch=64))
     assert happened == ["loaded", f"dropped {50 + 2}", "loaded"]  # each of the 50 files once, and the labels
+
+
+@pytest.mark.parametrize("kind", [(), ("--pixels",)])
+def test_all_files_of_packed_data_are_dropped(
+    kind: tuple[str, ...], small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(small.data, DataConfig)
+    assert run_cli("pack", *kind, "--set", f"data.root={small.data.root}", str(tmp_path / "packed")) == 0
+    dropped: set[Path] = set()
+    monkeypatch.setattr("bench.loaders.first_batch.drop_from_page_cache", dropped.update)
+    packed = DataConfig(source="shards", root=str(tmp_path / "packed"))
+    first_batch(dataclasses.replace(small, data=packed), LoaderSettings(cores=1, batch=64))
+    assert dropped == {file for file in (tmp_path / "packed").rglob("*") if file.is_file()}
+
+
+def test_data_at_an_address_are_refused() -> None:
+    config = Config(data=DataConfig(source="shards", root="s3://bucket/shards"))
+    with pytest.raises(UserError, match=r"data\.root = s3://bucket/shards is not on this machine"):
+        first_batch(config, LoaderSettings(cores=1, batch=64))

@@ -180,8 +180,13 @@ def test_too_few_images_are_reported(config: Config) -> None:
         step.bench_train(step.with_train(config, batch=48), ["fp32"], QUICK)
 
 
-def test_step_alone_for_the_verdict(config: Config) -> None:
+def test_step_alone_for_the_verdict_has_the_threads_of_training(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     assert step.cached_rate(config, QUICK).mean > 0
+    assert threads == [config.train.threads]
 
 
 @pytest.mark.gpu

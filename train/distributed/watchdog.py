@@ -66,7 +66,7 @@ class Sighting:
 
     Attributes:
         beat: grows while the process lives, also without progress.
-        heard_s: seconds since the beat last grew.
+        silent_s: seconds since the beat last grew.
         still_s: seconds since `moves` last grew.
     """
 
@@ -76,7 +76,7 @@ class Sighting:
     moves: int = 0
     doing: str = "has not begun"
     beat: int = 0
-    heard_s: float = 0.0
+    silent_s: float = 0.0
     still_s: float = 0.0
 
 
@@ -89,7 +89,7 @@ def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
     """
     if any(seen.still_s < limit_s for seen in ranks.values()):
         return None
-    silent = [_name(rank, seen) for rank, seen in ranks.items() if seen.heard_s >= limit_s]
+    silent = [_name(rank, seen) for rank, seen in ranks.items() if seen.silent_s >= limit_s]
     if silent:
         return f"nothing heard for {limit_s:g} s from {', '.join(silent)}: killed, stopped, or cut off from the network"
     newest = max(seen.messages for seen in ranks.values())
@@ -181,13 +181,13 @@ class Watchdog:
             before = self._seen.get(rank)
             self._seen[rank] = replace(
                 said,
-                heard_s=before.heard_s + self._every_s if before is not None and said.beat == before.beat else 0.0,
+                silent_s=before.silent_s + self._every_s if before is not None and said.beat == before.beat else 0.0,
                 still_s=before.still_s + self._every_s if before is not None and said.moves == before.moves else 0.0,
             )
         if self._rank == 0:
             return diagnose(self._seen, self._limit_s)
-        silent_s = self._limit_s + 2 * self._every_s  # later than rank 0 would report
-        return diagnose(self._seen, silent_s) if self._seen[0].heard_s >= silent_s else None
+        limit_s = self._limit_s + 2 * self._every_s  # later than rank 0 would report
+        return diagnose(self._seen, limit_s) if self._seen[0].silent_s >= limit_s else None
 
     def _keep_contact(self) -> None:
         beat, silent_s = 0, 0.0

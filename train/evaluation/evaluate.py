@@ -71,8 +71,9 @@ def evaluate(
     if evaluation is None:
         log.warning("the images have no labels, so nothing is measured")
         return Evaluated([], list(written))
-    if network_errors.trained_on(run, config):
-        log.warning("the run was trained on some or all of these images")
+    for one in filter(None, (run, other_run)):
+        if network_errors.trained_on(one, config):
+            log.warning("%s was trained on some or all of these images", one.path)
     measured = network_errors.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
     measured_on = len(evaluation.index) - sum(evaluation.errors.left_out.values())

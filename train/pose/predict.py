@@ -85,7 +85,7 @@ def predict(
     seen = _pictures(images, box_px) if boxes is None else _pictures_with_boxes(images, boxes)
     loaded = load_pose_run(run, described_world().device)
     given = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes, unreadable = _sizes_px([seen.path(row) for row in range(len(seen))])
+    sizes, unreadable = _sizes_px(list(dict.fromkeys(seen.path(row) for row in range(len(seen)))))
     seen = seen.select(np.array([row for row in range(len(seen)) if seen.path(row) in sizes], np.int64))
     files = [seen.path(row) for row in range(len(seen))]
     if box_px is not None:

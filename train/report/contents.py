@@ -88,7 +88,10 @@ def read_run(root: Path) -> Run:
         )
     rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in _CURVES[kind])]
     if not rows:
-        raise UserError(f"{root} has no rows in metrics.jsonl; expected a run that has started. Let it train first")
+        raise UserError(
+            f"{root} has no rows in metrics.jsonl: it has not trained yet, or it is a result of 'probe', which takes "
+            "no steps. Name a run of pretrain or finetune"
+        )
     evaluation_file = root / "evaluation" / "metrics.json"
     evaluation = read_json(evaluation_file) if evaluation_file.exists() else None
     name = root.name

@@ -243,7 +243,7 @@ def is_whole(path: Path) -> bool:
         return file.read() == _SEAL + digest.hexdigest().encode()
 
 
-def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint: at least the step, the run's configuration, and the network's tensors by name.
 
     A `.safetensors` file is a network that `export_network` wrote; its tensors may be in half precision.
@@ -258,7 +258,7 @@ def load_checkpoint(path: Path, *, map_location: str | torch.device = "cpu") -> 
                 f"{path} is damaged, or not a checkpoint: expected a whole file that training wrote. Name another one, "
                 f"such as one in the folder checkpoints/ of the same run"
             )
-        state: Any = torch.load(path, map_location=map_location, weights_only=True)
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
     except (UserError, MemoryError):

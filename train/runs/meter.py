@@ -27,7 +27,7 @@ from train.steps.training_state import Result, TrainingState
 
 log = logging.getLogger(__name__)
 
-_TIMES = 3  # log intervals in a row that it takes to be one
+_INTERVALS = 3  # in a row, in which a rank must be slow to be reported
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Straggler:
     def seen(self, ranks: Sequence[RankTime], step_s: float) -> str | None:
         """Take the mean times of a log interval: those of each rank, and that of a step.
 
-        Returns a line when the same rank was clearly slower in `_TIMES` intervals; then None until it has caught up.
+        Returns a line when the same rank was clearly slower in `_INTERVALS` intervals, and nothing more until it has
+        caught up.
         """
         rank, ratio = slowest_rank(ranks)
         slow = ranks[rank]
@@ -80,7 +81,7 @@ class Straggler:
             self._rank, self._times = -1, 0
             return None
         self._rank, self._times = rank, self._times + 1 if rank == self._rank else 1
-        if self._times != _TIMES:
+        if self._times != _INTERVALS:
             return None
         return (
             f"rank {rank} on {slow.host} slows the others down: {ratio:.1f} x the median time per image; per step "

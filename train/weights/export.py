@@ -184,8 +184,8 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
         "std": IMAGENET_STD,
         "side_px": geometry.side_px,
         "box_margin": run.box_margin,
-        "view": "the square about the centre of the hand's box, its side the longer one of the box times box_margin, "
-        "resized to side_px by one affine map A (2 x 3) of pixel coordinates; not stretched, not rotated",
+        "view": f"the square about the centre of the {skeleton.name}'s box, its side the longer one of the box times "
+        "box_margin, resized to side_px by one affine map A (2 x 3) of pixel coordinates; not stretched, not rotated",
         "frame": "corner-based: the centre of the first pixel is (0.5, 0.5); OpenCV counts it as (0, 0)",
         "resize": "halve the picture (mean of 2 x 2 pixels) until A magnifies by 0.7 or more, then warp bilinearly"
         if geometry.antialias

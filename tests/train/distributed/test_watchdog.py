@@ -90,15 +90,15 @@ def test_barrier_names_who_is_missing(store: Store) -> None:
 
 
 def seen(**changes: Any) -> Sighting:
-    return replace(Sighting("a", 7, True, 30, "computes step 5", 9, heard_s=0.5, still_s=20.0), **changes)
+    return replace(Sighting("a", 7, True, 30, "computes step 5", 9, silent_s=0.5, still_s=20.0), **changes)
 
 
 def test_no_rank_is_named_while_any_rank_makes_progress() -> None:
-    assert diagnose({0: seen(), 1: seen(still_s=1.0), 2: seen(heard_s=50.0)}, 10.0) is None
+    assert diagnose({0: seen(), 1: seen(still_s=1.0), 2: seen(silent_s=50.0)}, 10.0) is None
 
 
 def test_the_silent_are_named_first() -> None:
-    line = diagnose({0: seen(), 1: seen(host="b", heard_s=12.0), 2: seen(messages=6)}, 10.0)
+    line = diagnose({0: seen(), 1: seen(host="b", silent_s=12.0), 2: seen(messages=6)}, 10.0)
     assert line == "nothing heard for 10 s from rank 1 on b: killed, stopped, or cut off from the network"
 
 

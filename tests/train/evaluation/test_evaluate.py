@@ -217,6 +217,15 @@ def test_the_worst_poses_are_drawn_from_shards_that_are_shuffled_in_blocks(
     assert files != sorted(files), "in ascending order, they show nothing: take other data"
 
 
+def test_a_run_to_compare_with_is_named_if_it_was_trained_on_the_images(
+    run: Path, hands: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", "data.split=all")
+    call(run, tmp_path / "out", compare=other)
+    (told,) = [line.message for line in caplog.records if "was trained on" in line.message]
+    assert told == f"{load_pose_run(other).path} was trained on some or all of these images"
+
+
 def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
     saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
     Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)

@@ -256,6 +256,18 @@ def test_unreadable_pictures_are_left_out_and_named_at_the_end(
             assert said["intrinsics"] == expected.intrinsics.tolist()
 
 
+def test_an_unreadable_picture_of_two_hands_is_named_once(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    cv2.imwrite(str(tmp_path / "photos" / "good.png"), drawn_hand(300, 200))
+    (tmp_path / "photos" / "bad.png").write_bytes(b"not an image")
+    boxes = tmp_path / "boxes.csv"
+    rows = ("bad.png,4,3,14,13,left", "bad.png,15,2,25,12,right", "good.png,40,30,140,130,left")
+    boxes.write_text("\n".join(["file,x0,y0,x1,y1,hand", *rows]))
+    done = predict(run, [str(tmp_path / "photos")], tmp_path / "out", boxes=boxes)
+    assert len(done.predictions) == 1
+    assert [line.split(" is ")[0] for line in done.unreadable] == [f"{tmp_path}/photos/bad.png"]
+
+
 def test_it_is_an_error_if_no_picture_can_be_read(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
