@@ -12,7 +12,7 @@ from errors import UserError
 from experiments.config import Maps
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from train.distributed.world import World, described_world
+from train.distributed.world import alone
 from train.evaluation.network_errors import evaluation_config
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn
@@ -44,7 +44,7 @@ def measure_maps(run: PoseRun, overrides: Sequence[str], maps: Maps) -> dict[str
     if (index.box_px[:, 2] <= 0).any():
         raise UserError(f"{index.root} ({index.name}): has images without boxes; the maps shift boxes. Give data.box")
     intrinsics = labels_to_learn(index, config.pose).intrinsics
-    world = World(device=described_world(config.train.device).device)  # each process measures all images
+    world = alone(config.train.device)
 
     def poses(moved: Index, rotation_deg: float) -> Any:
         return estimate_poses(run.network, moved, intrinsics, config, world, rotation_deg=rotation_deg)
@@ -78,9 +78,8 @@ def measure_maps(run: PoseRun, overrides: Sequence[str], maps: Maps) -> dict[str
 def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
     """The index with its boxes moved, so that what the views show is shifted by (x, y) pixels of a view of 128."""
     x, y = shift_px
-    mirror = np.zeros(len(index), bool) if index.mirror is None else index.mirror
     box_px = index.box_px.copy()
     side = index.box_px[:, 2] / SIDE_PX
-    box_px[:, 0] -= np.where(mirror, -x, x) * side
+    box_px[:, 0] -= np.where(index.mirrored, -x, x) * side
     box_px[:, 1] -= y * side
     return dataclasses.replace(index, box_px=box_px)

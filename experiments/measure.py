@@ -17,13 +17,13 @@ from models.config import PoseConfig
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
-from train.distributed.world import World, described_world
+from train.distributed.world import alone
 from train.evaluation.network_errors import evaluation_config, measure
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn
 from train.pose.metrics import align, in_one_place, mean_over_samples, pose_errors, score_tables
 from train.pose.pose_run import PoseRun, load_pose_run
-from train.runs.checkpoint import Checkpoints, find_checkpoint, seal_of
+from train.runs.checkpoint import CHECKPOINTS, Checkpoints, find_checkpoint, seal_of
 from train.runs.log import progress_bar
 from writing import whole_file
 
@@ -86,7 +86,7 @@ def measured_from(plan: Plan, seed: int, name: str) -> str:
 def network_file(plan: Plan, seed: int, name: str) -> Path:
     """The checkpoint that is measured."""
     folder = plan.run_of(name, seed)
-    last = Checkpoints(folder / "checkpoints", keep=1).latest() if plan.study.figures_of == "last" else None
+    last = Checkpoints(folder / CHECKPOINTS, keep=1).latest() if plan.study.figures_of == "last" else None
     return last or find_checkpoint(folder, "a run of this study")
 
 
@@ -95,7 +95,7 @@ def measure_arm(run: PoseRun, overrides: Sequence[str]) -> Errors:
     config = evaluation_config(run, (), overrides)
     index = load_index(config.data)
     labels = labels_to_learn(index, config.pose)
-    world = World(device=described_world(config.train.device).device)  # each process measures all images
+    world = alone(config.train.device)
     with progress_bar("measuring") as progress:
         poses = estimate_poses(run.network, index, labels.intrinsics, config, world, progress=progress)
     return Errors(measure(run, config, index, labels, poses).tables(), index.group)

@@ -24,7 +24,7 @@ from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
 from train.pose.pose_step import PoseStep, PoseStepResult
 from train.pose.validation import Validation, best_of, load_validation, validate
-from train.runs.checkpoint import Checkpoints, not_written
+from train.runs.checkpoint import not_written
 from train.runs.folder import Resume, RunFolder
 from train.trainer import Task, Trainer
 from train.weights.starting_weights import start_pose_network
@@ -175,7 +175,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         super().load_state_dict(saved)
         if saved["best"] and not all(isinstance(saved["best"].get(key), float) for key in ("pa_epe_cm", "epe_cm")):
             raise TypeError(f"the best validation is {saved['best']!r}")
-        kept = Checkpoints(Path(self.config.run.out) / "best", keep=1)
+        kept = RunFolder(Path(self.config.run.out), keep=self.config.run.keep).best
         self.best = saved["best"] if saved["best"] and kept.path_of(saved["best"]["step"]).exists() else {}
 
 

@@ -131,6 +131,16 @@ class Index:
         """Samples of each source."""
         return [source.count for source in self.sources] or [len(self)]
 
+    @property
+    def mirrored(self) -> npt.NDArray[np.bool_]:
+        """(N,) bool, `mirror` as an array also if it is None."""
+        return np.zeros(len(self), bool) if self.mirror is None else self.mirror
+
+    @property
+    def groups(self) -> npt.NDArray[np.int64]:
+        """(N,) int64, `group` as an array also if it is None."""
+        return np.arange(len(self)) if self.group is None else self.group
+
     def in_words(self) -> str:
         """Counts of images and checksums of file names and boxes: alike on two hosts with the same images.
 
@@ -323,7 +333,7 @@ def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
         return None
     groups, first = [], 0
     for index in indices:
-        group = np.arange(len(index)) if index.group is None else np.unique(index.group, return_inverse=True)[1]
+        group = np.unique(index.groups, return_inverse=True)[1]
         groups.append(group + first)
         first += int(group.max(initial=-1)) + 1
     return np.concatenate(groups)

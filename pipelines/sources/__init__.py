@@ -47,8 +47,7 @@ def _load(config: DataConfig, verify: bool) -> Index:
         if config.bad_list is not None:
             left = rows_not_listed(index, Path(config.bad_list), partial(_whole, config))
     if config.label_fraction < 1:
-        group = np.arange(len(index)) if index.group is None else index.group
-        chosen = np.flatnonzero(in_fraction(group, config.label_fraction, seed=config.label_seed))
+        chosen = np.flatnonzero(in_fraction(index.groups, config.label_fraction, seed=config.label_seed))
         left = chosen if left is None else np.intersect1d(chosen, left)
     if left is not None and len(left) < len(index):
         index = index.select(left)

@@ -154,6 +154,11 @@ def described_world(device: str = "auto") -> World:
     return World(rank, world_size, local_rank, place, local_world_size)
 
 
+def alone(device: str = "auto") -> World:
+    """A world of this process only, on the device that `described_world` gives it: it does all of a task."""
+    return World(device=described_world(device).device)
+
+
 @contextmanager
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     """Connect to the other ranks for the `with` block: NCCL for tensors on GPUs, Gloo for the rest.

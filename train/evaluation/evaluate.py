@@ -15,12 +15,13 @@ from rich.table import Table
 from errors import UserError
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
-from train.distributed.world import World, described_world
+from train.distributed.world import World, alone
 from train.evaluation import network_errors, report
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.labels import PoseLabels
 from train.pose.pose_run import PoseRun, load_pose_run
+from train.runs.checkpoint import BEST, CHECKPOINTS
 from writing import write_text
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def evaluate(
     run = load_pose_run(source)
     other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it cannot be made
     config = network_errors.evaluation_config(run, files, overrides)
-    world = World(device=described_world(config.train.device).device)
+    world = alone(config.train.device)
     folder = _folder(out, run, source)
     evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
     written = save_submission(folder, poses, labels) if submission else ()
@@ -152,4 +153,4 @@ def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
 
 def _name(run: PoseRun) -> str:
     """Name of a run: of its folder, or of a checkpoint outside a run's folder."""
-    return run.path.parent.parent.name if run.path.parent.name in ("best", "checkpoints") else run.path.stem
+    return run.path.parent.parent.name if run.path.parent.name in (BEST, CHECKPOINTS) else run.path.stem

@@ -51,7 +51,7 @@ def estimate_in_two_passes(
     """
     count, batch, side_px = len(index), config.validation.batch, config.geometry.side_px
     samples = np.arange(count)
-    mirror = np.zeros(count, bool) if index.mirror is None else index.mirror
+    mirror = index.mirrored
     keypoints_px, joints = (np.full((count, len(network.skeleton), columns), np.nan) for columns in (2, 3))
     matrices = np.zeros((count, 2, 3))
     kept: list[Image] = []

@@ -157,7 +157,7 @@ def estimate_poses(
     for table in (samples, keypoints_px, joints, matrices):
         table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
     side_px, found = config.geometry.side_px, samples[:count].numpy()
-    mirrored = np.zeros(count, bool) if index.mirror is None else index.mirror[found]
+    mirrored = index.mirrored[found]
     in_source_px = with_wrist(keypoints_px[:count].numpy(), joints[:count].numpy(), intrinsics[found], config.pose)
     return Poses(
         found,

@@ -96,7 +96,7 @@ class PoseLabels:
             unknown[..., :2] if index.keypoints_px is None else index.keypoints_px,
             intrinsics,
             has_camera,
-            np.zeros(count, bool) if index.mirror is None else index.mirror,
+            index.mirrored,
         )
 
     @property

@@ -25,7 +25,7 @@ from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
 from pipelines.sources.folder import load_folder
 from pipelines.views.reach import magnification_range
-from train.distributed.world import World, described_world
+from train.distributed.world import alone
 from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.pose_run import PoseRun, load_pose_run
@@ -83,7 +83,7 @@ def predict(
         UserError: an argument cannot be used, or no picture can be read.
     """
     seen = _pictures(images, box_px) if boxes is None else _pictures_with_boxes(images, boxes)
-    loaded = load_pose_run(run, described_world().device)
+    loaded = load_pose_run(run, alone().device)
     given = None if intrinsics is None else read_intrinsics(intrinsics)
     sizes, unreadable = _sizes_px(list(dict.fromkeys(seen.path(row) for row in range(len(seen)))))
     seen = seen.select(np.array([row for row in range(len(seen)) if seen.path(row) in sizes], np.int64))
@@ -111,7 +111,7 @@ def predict(
                 unit="reference_bone" if scale_m is None else "m",
                 box_px=_shown_px(first, row, loaded.config.geometry.side_px),
                 intrinsics=cameras[row].astype(np.float64),
-                mirrored=seen.mirror is not None and bool(seen.mirror[row]),
+                mirrored=bool(seen.mirrored[row]),
                 intrinsics_assumed=given is None,
                 box_needed=needed,
                 note=note,
@@ -327,9 +327,8 @@ def _estimate(
     run: PoseRun, pictures: Index, cameras: Sequence[npt.NDArray[np.float32]], progress: Progress | None = None
 ) -> Poses:
     index = dataclasses.replace(pictures, store=_Pictures(pictures))
-    world = World(device=described_world().device)
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
-    return estimate_poses(run.network, index, np.stack(cameras), config, world, progress=progress)
+    return estimate_poses(run.network, index, np.stack(cameras), config, alone(), progress=progress)
 
 
 def _second_look(run: PoseRun, pictures: Index, first: Poses, cameras: Sequence[npt.NDArray[np.float32]]) -> Poses:

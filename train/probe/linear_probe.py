@@ -167,6 +167,6 @@ def probed_rows(index: Index, config: Config) -> tuple[Rows, Bools]:
     deep &= ~in_one_place(labels.joints, in_3d)
     rows = np.flatnonzero(deep if deep.any() else seen)
     wanted = min(config.probe.images, _SHARE * config.probe.every_epochs * len(index))
-    group = np.arange(len(index)) if index.group is None else index.group
+    group = index.groups
     rows = rows[in_fraction(group[rows], min(1.0, wanted / max(1, len(rows))), seed=0)]
     return rows, in_fraction(group[rows], _FITTED, seed=1)

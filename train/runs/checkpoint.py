@@ -32,6 +32,10 @@ _PARTS: dict[str, type] = {
     "bad_files": dict, "images": list, "best": dict, "norm_ranks": int, "backend": str,
 }  # fmt: skip
 _NEEDED = ("step", "config", "network")
+CHECKPOINTS = "checkpoints"
+"""Folder of a run for the newest checkpoints."""
+BEST = "best"
+"""Folder of a run for the best network on validation."""
 _NAME = re.compile(r"step_(\d{9})\.pt")
 _SEAL = b"\nsha256 of all before: "  # torch.load ignores bytes after the zip archive
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size * 2
@@ -118,7 +122,7 @@ def find_checkpoint(source: Path, expected: str) -> Path:
         raise UserError(f"{source} does not exist; expected {expected}")
     if not source.is_dir():
         return source
-    path = Checkpoints(source / "best", keep=1).latest() or Checkpoints(source / "checkpoints", keep=1).latest()
+    path = Checkpoints(source / BEST, keep=1).latest() or Checkpoints(source / CHECKPOINTS, keep=1).latest()
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected {expected}")
     return path

@@ -19,7 +19,7 @@ from parsing import regular
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.config.tables import first_difference, to_dict, to_toml
-from train.runs.checkpoint import Checkpoints
+from train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
 from train.runs.json_lines import cut_rows, read_undamaged_rows
 from train.runs.lock import LOCK, locked
 from writing import write_text
@@ -34,11 +34,11 @@ class RunFolder:
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self.root = root
-        self.checkpoints = Checkpoints(root / "checkpoints", keep=keep)
+        self.checkpoints = Checkpoints(root / CHECKPOINTS, keep=keep)
         self.config_file = root / "config.toml"
         self.versions_file = root / "versions.json"
         self.metrics_file = root / "metrics.jsonl"
-        self.best = Checkpoints(root / "best", keep=1)
+        self.best = Checkpoints(root / BEST, keep=1)
         self.validation_file = root / "validation.jsonl"
         self.quarantine_file = root / "quarantine.jsonl"
         self.views_picture = root / "views.png"
