@@ -77,11 +77,7 @@ def evaluate(
             log.warning("%s was trained on some or all of these images", one.path)
     measured = network_errors.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
-    measured_on = len(evaluation.index) - sum(evaluation.errors.left_out.values())
-    title = f"{run.path}, {measured_on} {evaluation.labels.skeleton.plural}"
-    if reasons := evaluation.errors.reasons:
-        title += f", left out: {reasons}"
-    tables = [report.table_of(title, measured)]
+    tables = [report.table_of(_title(evaluation), measured)]
     rows = network_errors.worst_poses(evaluation, worst)
     content["worst"] = report.of_poses(evaluation, rows.tolist())
     shown = {_name(run): content}
@@ -140,6 +136,14 @@ def _measured(
     if not labels.labelled:
         return None, poses, labels
     return network_errors.measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
+
+
+def _title(evaluation: network_errors.Evaluation) -> str:
+    """The checkpoint, the number of poses that were measured, and why others were not."""
+    errors = evaluation.errors
+    count = len(evaluation.index) - sum(errors.left_out.values())
+    left_out = f", left out: {errors.reasons}" if errors.reasons else ""
+    return f"{evaluation.run.path}, {count} {evaluation.labels.skeleton.plural}{left_out}"
 
 
 def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
