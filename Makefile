@@ -43,11 +43,11 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	    --out runs/predictions_demo
 	$(BIN)/python cli.py report runs/demo runs/finetune_demo --predictions runs/predictions_demo --out runs/report.html
 
-test: lint  ## lint, types and the tests that end within minutes
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
+test: lint  ## lint, types and the tests that end within minutes, on the CPU
+	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
 
 test-long: $(STAMP)  ## the slower proofs, about an hour on two cores; with RECORD=1 their rows go to bench/results/
-	$(BIN)/pytest -q -m slow --durations=0 $(if $(RECORD),--record)
+	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -m slow --durations=0 $(if $(RECORD),--record)
 
 test-gpu: $(STAMP)  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu

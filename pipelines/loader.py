@@ -148,6 +148,8 @@ class Loader:
 
     def _work_ahead(self) -> None:
         try:
+            if self._stream is not None:  # a thread begins on GPU 0, and goes back there when it leaves the stream
+                torch.cuda.set_device(self._stream.device)
             with torch.cuda.stream(self._stream):
                 for batch in self._make_batches():
                     self._put(batch)

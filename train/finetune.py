@@ -127,14 +127,19 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         if rows := folder.read_metrics():  # there are none if the run stops before the first row
             save_curves(folder.loss_picture, rows, folder.read_validations())
 
+    @property
+    def validation_due(self) -> bool:
+        """Whether the network is validated after this step."""
+        done = self.steps_done
+        return self._validation is not None and (done == self.total_steps or done % self._validate_every == 0)
+
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
         """Measure on held-out images every `validation.every_epochs` epochs, and after the last step.
 
         The best network so far is kept in a separate checkpoint, with a picture.
         """
         validation = self._validation
-        due = self.steps_done == self.total_steps or self.steps_done % self._validate_every == 0
-        if validation is None or not due:
+        if validation is None or not self.validation_due:
             return None
         figures, poses = validate(self.network, validation, self.config, self.world)
         self._train_mode()

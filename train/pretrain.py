@@ -130,17 +130,19 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     @cached_property
     def _probe(self) -> Probe | None:
-        if self._index is None or self.config.probe.every_epochs == 0:
-            return None
-        return build_probe(self._index, self.config, self.world)
+        return None if self._index is None else build_probe(self._index, self.config, self.world)
+
+    @property
+    def validation_due(self) -> bool:
+        """Whether the encoder is probed after this step."""
+        done, on = self.steps_done, self.config.probe.every_epochs > 0
+        return on and (done in (1, self.total_steps) or done % self._probe_every == 0)
 
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
         """Probe the encoder after the first step, every so many epochs, and after the last step."""
-        done = self.steps_done
-        due = done in (1, self.total_steps) or done % self._probe_every == 0
-        if not due or self._probe is None:
+        if not self.validation_due or self._probe is None:
             return None
-        return {"step": done, **self._probe.figures(self.network, self.autocast_dtype)}
+        return {"step": self.steps_done, **self._probe.figures(self.network, self.autocast_dtype)}
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with the number of ranks that share the statistics of batch norm."""

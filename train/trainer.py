@@ -68,6 +68,11 @@ class Task(TrainingState[N, R]):
     def draw(self, folder: RunFolder) -> None:
         """Draw the run's curves; called in another thread after each checkpoint."""
 
+    @property
+    def validation_due(self) -> bool:
+        """Whether `validate` measures something after this step."""
+        return False
+
     def validate(self, folder: RunFolder) -> dict[str, float] | None:
         """Validate, if due after this step. Returns the row for validation.jsonl, the same on all ranks, or None."""
 
@@ -213,6 +218,9 @@ class Trainer:
                 if log_now or save_now:
                     together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)
+                if task.validation_due and world.device.type == "cuda":
+                    # Else the pause would begin before the GPU has finished the steps, and they would seem shorter.
+                    torch.cuda.current_stream(world.device).synchronize()
                 with meter.paused():
                     step_done()
                     meter.validated(task.validate(folder))

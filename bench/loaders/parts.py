@@ -146,5 +146,8 @@ def _hand_over(loader: Loader, device: torch.device) -> Generator[int]:
     ready = loader.empty_batch(0)
     while True:
         for view in ready.views:
-            view.image.clone().to(device)
+            pinned = device.type == "cuda" and view.image.is_pinned()
+            (view.image if pinned else view.image.clone()).to(device, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         yield len(ready)

@@ -189,7 +189,6 @@ class StepBench:
             if self._whole_batch_fits():
                 ways["plain"] = self.steps(self._with_gradient(self._exact(train.batch, "never")))
         rates = dict(zip(ways, self.time(list(ways.values()), progress), strict=True))
-        on_gpu = self.world.device.type == "cuda"
         return {
             "precision": self.state.precision,
             "device": str(self.world.device),
@@ -199,7 +198,7 @@ class StepBench:
             **figures_of(rates, train.batch, self.flop_per_image()),
             "waited_share": round(self._waited_s / self._looped_s, 5),
             "peak_memory_mib": round(peak_mib),
-            "device_memory_mib": round(torch.cuda.device_memory_used(self.world.device) / 2**20) if on_gpu else None,
+            "device_memory_mib": _used_mib(self.world.device),
         }
 
     def time(self, ways: Sequence[Start], progress: Progress = no_progress) -> list[Rate]:
@@ -303,3 +302,11 @@ def wait_for(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _used_mib(device: torch.device) -> int | None:
+    """Memory of a GPU that is in use, by this process and others; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return round((total - free) / 2**20)

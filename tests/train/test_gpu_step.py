@@ -19,7 +19,7 @@ from train.distributed.world import World
 from train.pretrain import Pretraining
 from train.steps.exact import StepResult
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 GPU = torch.device("cuda", 0)
 SIDE_PX = 64
@@ -102,8 +102,8 @@ def test_a_step_does_not_wait_for_the_gpu(precision: str, recompute: str) -> Non
     seen = batch()
     made.step(seen)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         result = made.step(seen)
         with pytest.raises(RuntimeError, match="synchroniz"):  # the guard works
             result.loss.item()
@@ -128,8 +128,8 @@ def test_pinned_batches_are_copied_without_waiting() -> None:
         View(v.image.cpu().pin_memory(), v.matrix.cpu().pin_memory(), v.matrix.cpu().pin_memory()) for v in seen.views
     )
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         copied = Batch(views, seen.samples, seen.positions).to(GPU)
     finally:
         torch.cuda.set_sync_debug_mode("default")

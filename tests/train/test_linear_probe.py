@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from models.network import ContrastiveNetwork, build_network
+from pipelines.batch import Batch
 from pipelines.sources import load_index
 from tests.conftest import Record
 from tests.train import ranks, tiny_hands, tiny_run
@@ -136,6 +137,32 @@ def run_with_probe(hands: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     with narrow_resnet18():
         pretrain(config_of(hands, out, "train.epochs=2", "train.batch=60", "run.keep=1"))
     return out
+
+
+def test_batches_are_moved_to_the_device(hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader may give an image on the GPU and its matrix on the CPU."""
+    given: list[torch.device | str] = []
+    real = Batch.to
+
+    def to(batch: Batch, device: torch.device | str) -> Batch:
+        given.append(device)
+        return real(batch, device)
+
+    monkeypatch.setattr(Batch, "to", to)
+    config = config_of(hands, tmp_path / "run")
+    build_probe(load_index(config.data), config, world := World())
+    assert given
+    assert set(given) == {world.device}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("views", ["graph", "fused"])
+def test_a_run_on_a_gpu_is_probed(views: str, hands: Path, tmp_path: Path) -> None:
+    settings = ("train.device=cuda", f"pipelines.gpu_views={views}", "train.epochs=1")
+    with narrow_resnet18():
+        folder = pretrain(config_of(hands, tmp_path / "run", *settings))
+    assert all(math.isfinite(row["epe_px_of_224"]) for row in folder.read_probes())
+    assert folder.read_probes()
 
 
 def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_with_probe: Path, tmp_path: Path) -> None:

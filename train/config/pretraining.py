@@ -64,7 +64,8 @@ class StepsConfig:
             never adapted to memory or to the number of ranks. N ranks need at least N micro-batches in a batch.
         precision: "fp32"; "bf16" or "fp16" (with loss scaling) under autocast; "fp64" for exact comparisons; "auto" is
             bf16 on GPUs and CPUs with instructions for it, fp16 on other GPUs, fp32 on other CPUs and for views of
-            less than 32 pixels on a CPU.
+            less than 32 pixels on a CPU. On GPUs since Ampere, torch computes fp32's convolutions in TF32 (10 bits of
+            mantissa) by default.
         device: "auto" uses a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.

@@ -63,8 +63,9 @@ class Probe:
 
         def load() -> None:
             with canonical_loader(index, rows, _CHUNK, config, world) as loader:
-                for batch in loader:
+                for loaded in loader:
                     activity.moved("loads the images of the probe")
+                    batch = loaded.to(world.device)  # on a GPU the image is there already, and its matrix is not
                     targets = labels.of_view(batch.views[0], batch.samples, pose, torch.float64)
                     known = [
                         targets.keypoints_px / self._side_px, targets.relative_depth, targets.intrinsics,
