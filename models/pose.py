@@ -190,7 +190,8 @@ class PoseNetwork(nn.Module):
             intrinsics: (N, 3, 3) of the views (`view_intrinsics`), or (1, 3, 3) for all.
 
         Returns:
-            Float32, or the parameters' type if that is wider: geometry is not computed in 16 bits. Keypoint 0 of
+            Float32, or the parameters' type if that is wider: geometry is not computed in 16 bits. Under autocast the
+            head's own results are, which rounds a keypoint by up to 1/1000 of the view's side. Keypoint 0 of
             `keypoints_px` and `relative_depth` is `config.first_keypoint`; that of `joints` is the wrist.
         """
         return self.from_features(self.encoder(self.normalize(image)), intrinsics, side_px=image.shape[-1])
