@@ -11,9 +11,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from machine.user_cache import user_cache
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _VARIABLE = "NUMBA_CACHE_DIR"
 
@@ -33,19 +35,20 @@ def choose_cache_folder() -> None:
         os.environ.pop(_VARIABLE, None)
 
 
-def cached(compile_: Callable[..., Any], *signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that compiles a function by `numba.njit` or `numba.cfunc`, which get `signature` and `options`.
+def cached(njit: Callable[..., Any], **options: Any) -> Callable[[F], F]:
+    """Decorator that compiles a function by `numba.njit`, which gets the options.
 
     The result is kept on disk, if there is a writable folder.
     """
 
-    def compiled(function: Callable[..., Any]) -> Any:
+    def compiled(function: F) -> F:
         try:
-            return compile_(*signature, cache=True, **options)(function)
+            result: F = njit(cache=True, **options)(function)
         except RuntimeError as error:
             if "no locator available" not in str(error):
                 raise
-            return compile_(*signature, **options)(function)
+            result = njit(**options)(function)
+        return result
 
     return compiled
 

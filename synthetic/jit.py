@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import numba
 import numpy as np
@@ -33,5 +33,4 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     in the cache contains a fingerprint of the whole package.
     """
     function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
-    compiled = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)
-    return cast(Callable[P, R], compiled)
+    return cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)

@@ -76,35 +76,19 @@ def compare_loaders(
     if index.store is not None:
         log.info("packed data: other loaders and passes from a cold cache are left out, since they need single files")
 
-    def ours(config: Config) -> Start:
-        return lambda: our_batches(index, config, settings.batch, device)
-
-    counts = thread_counts(settings.cores)
     measured = {
         "loaders": [
-            LoaderPart("this loader", f"as configured, backend {config.pipelines.backend}", ours(config), 2),
-            *_on_pixels(config, settings, device),
-        ]
-        + [
             LoaderPart(
-                name,
-                peer.description,
-                partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
-                peer.views,
-            )
-            for name, peer in (installed_peers() if settings.peers and paths else {}).items()
-            if not settings.only_peers or name in settings.only_peers
+                "this loader",
+                f"as configured, backend {config.pipelines.backend}",
+                _start_ours(index, config, settings, device),
+                2,
+            ),
+            *_on_pixels(config, settings, device),
+            *_other_loaders(paths, index, settings),
         ],
         "stages": parts_of_loader(index, config, settings.batch, device),
-        "threads": [
-            LoaderPart(
-                f"this loader, {count} thread{'s' if count > 1 else ''}",
-                f"pipelines.threads = {count}",
-                ours(replace(config, pipelines=replace(config.pipelines, threads=count))),
-                2,
-            )
-            for count in counts
-        ],
+        "threads": _with_other_threads(index, config, settings, device),
     }
     everything = [one for group in measured.values() for one in group]
     gc.freeze()  # as pre-training does
@@ -121,14 +105,8 @@ def compare_loaders(
         "device": str(device),
         "loaders": entries["loaders"],
         "stages": entries["stages"],
-        "threads": {str(count): entry for count, entry in zip(counts, entries["threads"], strict=True)},
-        "page_cache": None
-        if cache is None
-        else {
-            "warm": _rounded(cache.warm),
-            "cold": _rounded(cache.cold),
-            "bytes_per_image": round(cache.bytes_per_image),
-        },
+        "threads": dict(zip(map(str, thread_counts(settings.cores)), entries["threads"], strict=True)),
+        "page_cache": None if cache is None else _passes_in_row(cache),
         "network": None if first_pass is None else {"first_pass": first_pass, "rounds": measured_rounds},
         "step_images_per_s": None if step is None else round(step.mean, 1),
         "verdict": verdict(rates[0], settings.cores, parts, step=step, cache=cache),
@@ -159,6 +137,40 @@ class _Network:
         }
 
 
+def _start_ours(index: Index, config: Config, settings: LoaderSettings, device: torch.device) -> Start:
+    return lambda: our_batches(index, config, settings.batch, device)
+
+
+def _other_loaders(paths: Sequence[Path], index: Index, settings: LoaderSettings) -> list[LoaderPart]:
+    """The installed peers that the settings ask for. Empty for packed data, which has no paths."""
+    peers = installed_peers() if settings.peers and paths else {}
+    return [
+        LoaderPart(
+            name,
+            peer.description,
+            partial(peer.start, paths, index.box_px, settings.cores, settings.batch),
+            peer.views,
+        )
+        for name, peer in peers.items()
+        if not settings.only_peers or name in settings.only_peers
+    ]
+
+
+def _with_other_threads(
+    index: Index, config: Config, settings: LoaderSettings, device: torch.device
+) -> list[LoaderPart]:
+    """Our loader with each of `thread_counts`."""
+    return [
+        LoaderPart(
+            f"this loader, {count} thread{'s' if count > 1 else ''}",
+            f"pipelines.threads = {count}",
+            _start_ours(index, replace(config, pipelines=replace(config.pipelines, threads=count)), settings, device),
+            2,
+        )
+        for count in thread_counts(settings.cores)
+    ]
+
+
 def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -> list[LoaderPart]:
     """Our loader on the same images, packed as decoded pixels. Empty if no such folder is given."""
     if settings.pixels is None:
@@ -169,7 +181,7 @@ def _on_pixels(config: Config, settings: LoaderSettings, device: torch.device) -
     data = DataConfig("shards", settings.pixels, box_margin=sources[0].box_margin)
     index = load_enough(replace(config, data=data), settings)
     what = "the same views of pixels that were packed: nothing is read or decoded"
-    return [LoaderPart("this loader, pixels kept", what, lambda: our_batches(index, config, settings.batch, device), 2)]
+    return [LoaderPart("this loader, pixels kept", what, _start_ours(index, config, settings, device), 2)]
 
 
 def _entry(one: LoaderPart, rate: Rate, ours: Rate) -> Row:
@@ -185,6 +197,14 @@ def _entry(one: LoaderPart, rate: Rate, ours: Rate) -> Row:
         "memory_mib": round(rate.memory_mib),
         "images": rate.images,
         "ours_is": [round(edge, 3) for edge in ours.over(rate)],
+    }
+
+
+def _passes_in_row(cache: PageCache) -> Row:
+    return {
+        "warm": _rounded(cache.warm),
+        "cold": _rounded(cache.cold),
+        "bytes_per_image": round(cache.bytes_per_image),
     }
 
 

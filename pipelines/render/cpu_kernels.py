@@ -7,8 +7,7 @@ are passed as addresses, since images of different sizes form no array.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import numpy as np
@@ -22,15 +21,11 @@ from machine.compiled import cached
 PaddedImage = npt.NDArray[np.int32]
 """An image with a border of one pixel of fill: (H + 2) * (W + 2) numbers red + 256 green + 65536 blue."""
 
-Function = TypeVar("Function", bound=Callable[..., object])
-
 F, I32, I64 = np.float32, np.int32, np.int64
 
 
-def compiled(function: Function) -> Function:
-    """Compile for this machine; the result is cached on disk and runs without the GIL."""
-    result: Function = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")(function)
-    return result
+compiled = cached(numba.njit, nogil=True, fastmath=True, error_model="numpy")
+"""Compiles a function for this machine; the result is cached on disk and runs without the GIL."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]

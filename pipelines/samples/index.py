@@ -6,10 +6,8 @@ import errno
 import os
 import stat
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, overload
 
@@ -18,8 +16,8 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.kept_pixels import KeptPixels, join_pixels
-from pipelines.samples.store import Follower, JoinedStore, SelectedStore, Steps, Store
+from pipelines.samples.kept_pixels import KeptPixels
+from pipelines.samples.store import Follower, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
 _FAULTS_OF_A_FILE: Final = (
@@ -218,74 +216,6 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
-def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
-    """Join at least one index: the rows of the first, then those of the second, and so on.
-
-    A source's share of a batch is its weight over the sum of all weights.
-
-    Keypoints of a source without any are NaN. If all sources have keypoints, missing targets "K" and "xyz_m" are NaN
-    too. Other targets are kept only if all sources have them.
-
-    Raises:
-        UserError: the sources label different skeletons, or only some of them are kept as pixels.
-    """
-    if len(indices) == 1:
-        return indices[0]
-    pixels = [index.pixels for index in indices if index.pixels is not None]
-    if 0 < len(pixels) < len(indices):
-        files = next(index.root for index in indices if index.pixels is None)
-        raise UserError(f"{pixels[0].limits[0].root} holds pixels and {files} files: pack all sources alike")
-    labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
-    if len(labelled) > 1:
-        told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
-        raise UserError(f"the sources label {told}: expected one kind of skeleton. Train on them one by one")
-    common, folders = _common_root([str(index.root) for index in indices])
-    stored = any(index.store is not None for index in indices)
-    counts = [len(index) for index in indices]
-    first = [0, *accumulate(counts)]
-
-    def name_of(row: int) -> str:
-        number = bisect_right(first, row) - 1
-        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
-
-    in_part = ("K", "xyz_m") if all(index.keypoints_px is not None for index in indices) else ()
-    names = dict.fromkeys([*in_part, *(n for n in indices[0].targets if all(n in index.targets for index in indices))])
-    return Index(
-        name=" + ".join(index.name for index in indices),
-        root=Path(common),
-        paths=LazyNames(first[-1], name_of)
-        if stored
-        else [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths],
-        box_px=np.concatenate([index.box_px for index in indices]),
-        keypoints_px=_joined([index.keypoints_px for index in indices], counts),
-        mirror=_joined([index.mirror for index in indices], counts, missing=False),
-        group=_join_groups(indices),
-        targets={
-            name: table
-            for name in names
-            if (table := _joined([index.targets.get(name) for index in indices], counts)) is not None
-        },
-        sources=tuple(
-            SourceRows(index.name, len(index), weight, index.blocks)
-            for index, weight in zip(indices, weights, strict=True)
-        ),
-        store=JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
-        if stored
-        else None,
-        pixels=join_pixels(pixels) if pixels else None,
-        skeleton=next((index.skeleton for index in labelled.values()), HAND),
-    )
-
-
-def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that holds all roots, and each root relative to it. If one is an address: "", and the full roots."""
-    if any("://" in root for root in roots):
-        return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
-    absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
-    common = os.path.commonpath(absolute)
-    return common, [os.path.relpath(root, common) for root in absolute]
-
-
 class LazyNames(Sequence[str]):
     """The names of a store's samples, each read from the disk by `name` only when it is used."""
 
@@ -312,28 +242,3 @@ def _selected_blocks(blocks: Blocks, rows: npt.NDArray[np.int64]) -> Blocks:
     if (np.diff(rows) < 0).any():
         raise ValueError("select rows of blocks in ascending order")
     return Blocks(np.searchsorted(rows, blocks.first).astype(np.int64), blocks.window)
-
-
-def _joined(
-    tables: Sequence[npt.NDArray[Any] | None], counts: Sequence[int], *, missing: float = np.nan
-) -> npt.NDArray[Any] | None:
-    """Concatenate tables. A table that is None is filled with `missing`; the result is None if all are None."""
-    known = next((table for table in tables if table is not None), None)
-    if known is None:
-        return None
-    return np.concatenate([
-        np.full((count, *known.shape[1:]), missing, known.dtype) if table is None else table
-        for table, count in zip(tables, counts, strict=True)
-    ])  # fmt: skip
-
-
-def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
-    """Join the groups; groups of different sources stay different."""
-    if all(index.group is None for index in indices):
-        return None
-    groups, first = [], 0
-    for index in indices:
-        group = np.unique(index.groups, return_inverse=True)[1]
-        groups.append(group + first)
-        first += int(group.max(initial=-1)) + 1
-    return np.concatenate(groups)

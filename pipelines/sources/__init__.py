@@ -17,7 +17,8 @@ from parsing import paths_in_one_line
 from pipelines.config import SOURCES, DataConfig, each_source, refuse_address
 from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
-from pipelines.samples.index import Index, join
+from pipelines.samples.index import Index
+from pipelines.samples.join import join
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.subsets import in_fraction
 

@@ -25,7 +25,8 @@ from pipelines.arrays import BoolArray
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
-from pipelines.samples.index import Index, join
+from pipelines.samples.index import Index
+from pipelines.samples.join import join
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder

@@ -26,7 +26,8 @@ from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.request_maker import SUBSTITUTE_ATTEMPTS
-from pipelines.samples.index import WHOLE_IMAGE, Index, join, read_file
+from pipelines.samples.index import WHOLE_IMAGE, Index, read_file
+from pipelines.samples.join import join
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule, build_order
 from pipelines.samples.store import Store
 from pipelines.sources.folder import load_folder

@@ -14,7 +14,7 @@ import torch
 from errors import UserError
 from models.config import PoseConfig
 from pipelines.batch import View
-from pipelines.samples.index import join
+from pipelines.samples.join import join
 from pipelines.sources import load_index
 from skeleton import BODY
 from tests.command_line import run_cli

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -13,12 +14,12 @@ import numpy as np
 from rich.table import Table
 
 from errors import UserError
+from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from train.config.finetuning import FinetuneConfig
-from train.distributed.world import World, alone
+from train.distributed.world import alone
 from train.evaluation import network_errors, report
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
-from train.pose.inference import Poses, Progress, estimate_poses
+from train.pose.inference import Progress, estimate_poses
 from train.pose.labels import PoseLabels
 from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import BEST, CHECKPOINTS
@@ -62,29 +63,38 @@ def evaluate(
     Raises:
         UserError: a run, the data or the folder cannot be used.
     """
-    run = load_pose_run(source)
-    other_run = None if compare is None else load_pose_run(compare)  # before the work, in case it cannot be made
+    runs = [load_pose_run(path) for path in (source, compare) if path is not None]  # before the work, in case one fails
+    run = runs[0]
     config = network_errors.evaluation_config(run, files, overrides)
     world = alone(config.train.device)
+    index = load_index(config.data)
+    labels = PoseLabels.of(index)
+    _require_measurable(index, labels, runs, submission=submission)
     folder = _folder(out, run, source)
-    evaluation, poses, labels = _measured(run, config, crop, world, proper_rotation, progress, labelled=not submission)
-    written = save_submission(folder, poses, labels) if submission else ()
-    if evaluation is None:
+    estimate = partial(_ESTIMATES[crop], world=world)
+    poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
+    written = list(save_submission(folder, poses, labels)) if submission else []
+    if not labels.labelled:
         log.warning("the images have no labels, so nothing is measured")
-        return Evaluated([], list(written))
-    for one in filter(None, (run, other_run)):
+        return Evaluated([], written)
+
+    for one in runs:
         if network_errors.trained_on(one, config):
             log.warning("%s was trained on some or all of these images", one.path)
+    evaluation = network_errors.measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
     measured = network_errors.intervals(evaluation)
     content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
     tables = [report.table_of(_title(evaluation), measured)]
     rows = network_errors.worst_poses(evaluation, worst)
     content["worst"] = report.of_poses(evaluation, rows.tolist())
     shown = {_name(run): content}
-    if other_run is not None:
+    for other_run in runs[1:]:
         same_images = network_errors.for_other_run(config, other_run)
-        other, _, _ = _measured(other_run, same_images, crop, world, proper_rotation, progress)
-        assert other is not None  # the same labels
+        other_index = load_index(same_images.data)
+        others = estimate(other_run.network, other_index, labels.intrinsics, same_images, progress=progress)
+        other = network_errors.measure(
+            other_run, same_images, other_index, labels, others, proper_rotation=proper_rotation
+        )
         differences = network_errors.difference(evaluation, other)
         theirs = report.results(other, network_errors.intervals(other), proper_rotation=proper_rotation, crop=crop)
         minus = {"minus": theirs["checkpoint"], "difference": report.intervals_for_json(differences)}
@@ -92,50 +102,36 @@ def evaluate(
         tables.append(report.table_of(f"minus {other.run.path}, on the same images", differences, signed=True))
         name = _name(other_run)
         shown[name if name not in shown else f"{name}, the other"] = theirs
+
     # In the order of their errors: not as joined sources or blocks of shards, whose rows ascend.
-    few = dataclasses.replace(evaluation.index, sources=(), blocks=None).select(rows)
-    closer = _ESTIMATES[crop](run.network, few, labels.intrinsics[rows], config, world, keep_images=len(rows))
+    few = dataclasses.replace(index, sources=(), blocks=None).select(rows)
+    closer = estimate(run.network, few, labels.intrinsics[rows], config, keep_images=len(rows))
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     report.save_poses(folder / "poses.csv", evaluation)
     report.save_pck(folder / "pck.png", shown)
     report.save_worst(folder / "worst.png", evaluation, rows, closer)
-    return Evaluated(
-        tables, [*written, *(folder / name for name in ("metrics.json", "poses.csv", "pck.png", "worst.png"))]
-    )
+    written += [folder / name for name in ("metrics.json", "poses.csv", "pck.png", "worst.png")]
+    return Evaluated(tables, written)
 
 
-def _measured(
-    run: PoseRun,
-    config: FinetuneConfig,
-    crop: Crop,
-    world: World,
-    proper_rotation: bool,
-    progress: Progress | None,
-    *,
-    labelled: bool = True,
-) -> tuple[network_errors.Evaluation | None, Poses, PoseLabels]:
-    """Evaluate a run; None if there are no labels and `labelled` is False."""
-    index = load_index(config.data)
-    labels = PoseLabels.of(index)
-    if labelled and not labels.labelled:
+def _require_measurable(index: Index, labels: PoseLabels, runs: Sequence[PoseRun], *, submission: bool) -> None:
+    """Check that the images have what is measured, or what a submission needs."""
+    if not submission and not labels.labelled:
         raise UserError(
             f"{index.root} ({index.name}) has no poses to measure against: use a labelled source or part, or draw "
             "its poses with 'predict'"
         )
-    if not labelled and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
+    if submission and not (labels.has_camera.all() and np.isfinite(labels.scale_m).all()):
         raise UserError(
             f"{index.root} ({index.name}) lacks camera matrices or scales, and a submission is in metres: add "
             "evaluation_K.json and evaluation_scale.json"
         )
-    if labels.labelled and labels.skeleton is not run.network.skeleton:
-        raise UserError(
-            f"{index.root} ({index.name}) has labels of a {labels.skeleton.name}, but {run.path} predicts a "
-            f"{run.network.skeleton.name}: use another source"
-        )
-    poses = _ESTIMATES[crop](run.network, index, labels.intrinsics, config, world, progress=progress)
-    if not labels.labelled:
-        return None, poses, labels
-    return network_errors.measure(run, config, index, labels, poses, proper_rotation=proper_rotation), poses, labels
+    for run in runs if labels.labelled else ():
+        if labels.skeleton is not run.network.skeleton:
+            raise UserError(
+                f"{index.root} ({index.name}) has labels of a {labels.skeleton.name}, but {run.path} predicts a "
+                f"{run.network.skeleton.name}: use another source"
+            )
 
 
 def _title(evaluation: network_errors.Evaluation) -> str:

@@ -14,7 +14,8 @@ import pytest
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.bad_list import write_bad_list
-from pipelines.samples.index import Index, LazyNames, join
+from pipelines.samples.index import Index, LazyNames
+from pipelines.samples.join import join
 from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from pipelines.sources.freihand import load_freihand

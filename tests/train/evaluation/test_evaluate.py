@@ -234,6 +234,15 @@ def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tm
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_of_another_skeleton_to_compare_with_is_refused_before_anything_is_measured(
+    run: Path, hands: Path, tmp_path: Path
+) -> None:
+    body = tiny_hands.untrained_run(tmp_path / "body", f"data.root={hands}", "pose.skeleton=body")
+    with pytest.raises(UserError, match=r"has labels of a hand, but .*body.* predicts a body: use another source"):
+        call(run, tmp_path / "out", compare=body, progress=lambda *_: pytest.fail("it was measured first"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_training_data_of_the_run_is_recognised(run: Path) -> None:
     loaded = load_pose_run(run)
     assert not trained_on(loaded, evaluation_config(loaded, [], []))

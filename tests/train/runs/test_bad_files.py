@@ -17,7 +17,8 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig
 from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
-from pipelines.samples.index import Index, join
+from pipelines.samples.index import Index
+from pipelines.samples.join import join
 from pipelines.samples.order import EpochOrder
 from tests.train import ranks, tiny_run
 from train.config.load import load_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
@@ -38,6 +38,7 @@ SKIPPED: Final = ("other", "links", "sparse", "hidden", "empty", "too large")
 """Kinds of members that are no samples."""
 
 _OTHER, _LINKS, _SPARSE, _HIDDEN, _EMPTY, _TOO_LARGE = range(len(SKIPPED))
+_SAMPLE, _WITHOUT_DATA = -1, -2  # members that are not counted; the latter are folders and devices
 
 # Entries of the state of a scan: the next member, the bytes in memory, how it ended, where the member that is cut has
 # its content, and then a count for each of SKIPPED.
@@ -255,6 +256,135 @@ def _pax(data: Any) -> tuple[bool, int, int, int, bool]:
 
 
 @cached(numba.njit, nogil=True)
+def _record(kind: np.uint8, data: Any) -> tuple[bool, int, int, int, bool]:
+    """What an extended header tells of its member, as `_pax` returns it."""
+    return (True, 0, len(data), -1, False) if kind == _GNU_NAME else _pax(data)
+
+
+@cached(numba.njit, nogil=True)
+def _in_blocks(size: int) -> int:
+    return (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+
+
+class _Member(NamedTuple):
+    """A member of a tar file, as its headers tell.
+
+    Attributes:
+        end: `_GOING_ON`, or why there is no member; the others are then 0.
+        content: byte where its content begins.
+        size: bytes of its content.
+        kind: tar's type flag.
+        is_folder: whether it is a folder of an old tar file.
+    """
+
+    end: int
+    content: int
+    size: int
+    kind: np.uint8
+    is_folder: bool
+    is_image: bool
+    is_hidden: bool
+    is_sparse: bool
+
+
+@cached(numba.njit, nogil=True)
+def _no_member(end: int) -> _Member:
+    return _Member(end, 0, 0, np.uint8(0), False, False, False, False)
+
+
+@cached(numba.njit, nogil=True)
+def _cut_or_unreadable(held: int) -> _Member:
+    """No member, since `_held` found no bytes."""
+    return _no_member(_CUT if held == -1 else _UNREADABLE)
+
+
+@cached(numba.njit, nogil=True)
+def _read_headers(descriptor: int, memory: Any, state: Any) -> _Member:
+    """The member at `state[_AT]`: its extended headers, if there are any, and its own."""
+    start = at = state[_AT]
+    told_name = told_size = False
+    is_image = is_hidden = is_sparse = False
+    size = 0
+    while True:
+        first = _held(descriptor, memory, state, at, BLOCK_BYTES)
+        if first == -1 and at == start and not memory[: state[_HELD_BYTES]].any():
+            return _no_member(_UNMARKED)
+        if first < 0:
+            return _cut_or_unreadable(first)
+        header = memory[first : first + BLOCK_BYTES]
+        unsigned, signed = _sums(header)
+        told_sum, own_size = _number(header[148:156]), _number(header[124:136])
+        if unsigned == 8 * _SPACE and at == start and told_sum == 0:
+            return _no_member(_MARKED)
+        if own_size < 0 or (told_sum != unsigned and told_sum != signed):
+            return _no_member(_DAMAGED)
+        kind = header[156]
+        at += BLOCK_BYTES
+        if kind not in (_GNU_NAME, _GNU_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL):
+            break
+        if own_size > _MAX_RECORD_BYTES or at + _in_blocks(own_size) - start > _MAX_LEAD_BYTES:
+            return _no_member(_DAMAGED)
+        if kind not in (_GNU_LINK, _PAX_GLOBAL):
+            first = _held(descriptor, memory, state, at, own_size)
+            if first < 0:
+                return _cut_or_unreadable(first)
+            data = memory[first : first + own_size]
+            sound, path_start, path_stop, record_size, record_sparse = _record(kind, data)
+            if not sound:
+                return _no_member(_DAMAGED)
+            is_sparse = is_sparse or record_sparse
+            if path_stop and not told_name:  # the first one counts, as in Python's tarfile
+                name = _until_zero(data[path_start:path_stop])
+                told_name, is_image, is_hidden = True, _is_image(name), _is_hidden(name)
+            if record_size >= 0 and not told_size:
+                told_size, size = True, record_size
+        at += _in_blocks(own_size)
+    name = _until_zero(header[:100])
+    if not told_name:
+        is_image, is_hidden = _is_image(name), _is_hidden(name) or _is_hidden(_until_zero(header[345:500]))
+    is_folder = kind == _OLD_FILE and not told_name and len(name) > 0 and name[-1] == _SLASH
+    if is_folder or _HARD_LINK <= kind < _CONTIGUOUS:
+        size = 0
+    elif not told_size:
+        size = own_size
+    if kind == _GNU_SPARSE:
+        at = _after_sparse_map(descriptor, memory, state, at, header[482])
+        if at < 0:
+            return _cut_or_unreadable(at)
+    return _Member(_GOING_ON, at, size, kind, is_folder, is_image, is_hidden, is_sparse or kind == _GNU_SPARSE)
+
+
+@cached(numba.njit, nogil=True)
+def _after_sparse_map(descriptor: int, memory: Any, state: Any, at: int, continues: int) -> int:
+    """Byte after the map of a sparse member, whose blocks begin at `at` if it `continues`; else as of `_held`."""
+    while continues:
+        first = _held(descriptor, memory, state, at, BLOCK_BYTES)
+        if first < 0:
+            return int(first)
+        continues = memory[first + 504]
+        at += BLOCK_BYTES
+    return at
+
+
+@cached(numba.njit, nogil=True)
+def _kind_of_member(member: _Member) -> int:
+    """`_SAMPLE`, `_WITHOUT_DATA`, or the place of its kind in `SKIPPED`."""
+    if member.is_folder or _FIRST_SPECIAL <= member.kind <= _FIFO:
+        return _WITHOUT_DATA
+    if member.is_sparse:
+        return _SPARSE
+    if member.kind in (_HARD_LINK, _SYMBOLIC_LINK):
+        return _LINKS
+    if not member.is_image or member.kind not in (_OLD_FILE, _FILE, _CONTIGUOUS):
+        return _OTHER
+    if member.is_hidden:
+        return _HIDDEN
+    if member.size == 0:
+        return _EMPTY
+    return _TOO_LARGE if member.size > MAX_FILE_BYTES else _SAMPLE
+
+
+@cached(numba.njit, nogil=True)
 def _scan(descriptor: int, file_bytes: int, memory: Any, state: Any, places: Any) -> int:
     """Follow the headers from the member at `state[_AT]` until `places` is full or the file ends.
 
@@ -266,92 +396,19 @@ def _scan(descriptor: int, file_bytes: int, memory: Any, state: Any, places: Any
     rows = 0
     state[_CONTENT] = 0
     while rows < len(places):
-        start = at = state[_AT]
-        told_name = told_size = False
-        is_image = is_hidden = is_sparse = False
-        size = kind = 0
-        while True:  # extended headers, then the member's own
-            first = _held(descriptor, memory, state, at, BLOCK_BYTES)
-            if first < 0:
-                state[_END] = _UNREADABLE
-                if first == -1:
-                    state[_END] = _UNMARKED if at == start and not memory[: state[_HELD_BYTES]].any() else _CUT
-                return rows
-            header = memory[first : first + BLOCK_BYTES]
-            unsigned, signed = _sums(header)
-            if unsigned == 8 * _SPACE and at == start and _number(header[148:156]) == 0:
-                state[_END] = _MARKED
-                return rows
-            told_sum, own_size = _number(header[148:156]), _number(header[124:136])
-            if own_size < 0 or (told_sum != unsigned and told_sum != signed):
-                state[_END] = _DAMAGED
-                return rows
-            kind = header[156]
-            at += BLOCK_BYTES
-            blocks = (own_size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
-            if kind not in (_GNU_NAME, _GNU_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL):
-                break
-            if own_size > _MAX_RECORD_BYTES or at + blocks - start > _MAX_LEAD_BYTES:
-                state[_END] = _DAMAGED
-                return rows
-            if kind not in (_GNU_LINK, _PAX_GLOBAL):
-                first = _held(descriptor, memory, state, at, own_size)
-                if first < 0:
-                    state[_END] = _CUT if first == -1 else _UNREADABLE
-                    return rows
-                data = memory[first : first + own_size]
-                path_start, path_stop, pax_size = 0, own_size, -1
-                if kind != _GNU_NAME:
-                    sound, path_start, path_stop, pax_size, pax_sparse = _pax(data)
-                    if not sound:
-                        state[_END] = _DAMAGED
-                        return rows
-                    is_sparse = is_sparse or pax_sparse
-                if path_stop and not told_name:  # the first one counts, as in Python's tarfile
-                    name = _until_zero(data[path_start:path_stop])
-                    told_name, is_image, is_hidden = True, _is_image(name), _is_hidden(name)
-                if pax_size >= 0 and not told_size:
-                    told_size, size = True, pax_size
-            at += blocks
-        name = _until_zero(header[:100])
-        if not told_name:
-            is_image, is_hidden = _is_image(name), _is_hidden(name) or _is_hidden(_until_zero(header[345:500]))
-        if not told_size:
-            size = own_size
-        is_folder = kind == _OLD_FILE and not told_name and len(name) > 0 and name[-1] == _SLASH
-        if is_folder or _HARD_LINK <= kind < _CONTIGUOUS:
-            size = 0
-        if kind == _GNU_SPARSE:
-            more = header[482] != 0
-            while more:
-                first = _held(descriptor, memory, state, at, BLOCK_BYTES)
-                if first < 0:
-                    state[_END] = _CUT if first == -1 else _UNREADABLE
-                    return rows
-                more = memory[first + 504] != 0
-                at += BLOCK_BYTES
-        if size > file_bytes - at:
-            state[_END], state[_CONTENT] = _CUT, at
+        member = _read_headers(descriptor, memory, state)
+        if member.end != _GOING_ON:
+            state[_END] = member.end
             return rows
-        skipped = _OTHER
-        if is_folder or _FIRST_SPECIAL <= kind <= _FIFO:
-            skipped = -1  # folders and devices hold no data
-        elif kind == _GNU_SPARSE or is_sparse:
-            skipped = _SPARSE
-        elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
-            skipped = _LINKS
-        elif is_image and kind in (_OLD_FILE, _FILE, _CONTIGUOUS):
-            if is_hidden:
-                skipped = _HIDDEN
-            elif size == 0:
-                skipped = _EMPTY
-            elif size > MAX_FILE_BYTES:
-                skipped = _TOO_LARGE
-            else:
-                skipped = -1
-                places[rows, 0], places[rows, 1], places[rows, 2] = at, size, at - start
-                rows += 1
-        if skipped >= 0:
-            state[_COUNTS + skipped] += 1
-        state[_AT] = at + (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        if member.size > file_bytes - member.content:
+            state[_END], state[_CONTENT] = _CUT, member.content
+            return rows
+        kind = _kind_of_member(member)
+        if kind == _SAMPLE:
+            places[rows, 0], places[rows, 1] = member.content, member.size
+            places[rows, 2] = member.content - state[_AT]
+            rows += 1
+        elif kind != _WITHOUT_DATA:
+            state[_COUNTS + kind] += 1
+        state[_AT] = member.content + _in_blocks(member.size)
     return rows

@@ -1,0 +1,135 @@
+"""Joins the indices of several sources into one."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.samples.index import Index, LazyNames, SourceRows
+from pipelines.samples.kept_pixels import join_pixels
+from pipelines.samples.store import JoinedStore
+from skeleton import HAND, Skeleton
+
+
+def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
+    """Join at least one index: the rows of the first, then those of the second, and so on.
+
+    A source's share of a batch is its weight over the sum of all weights.
+
+    Keypoints of a source without any are NaN. If all sources have keypoints, missing targets "K" and "xyz_m" are NaN
+    too. Other targets are kept only if all sources have them.
+
+    Raises:
+        UserError: the sources label different skeletons, or only some of them are kept as pixels.
+    """
+    if len(indices) == 1:
+        return indices[0]
+    _require_same_storage(indices)
+    skeleton = _common_skeleton(indices)
+    root, folders = _common_root([str(index.root) for index in indices])
+    counts = [len(index) for index in indices]
+    stored = any(index.store is not None for index in indices)
+    names = _lazy_names(indices, folders) if stored else _names(indices, folders)
+    readers = JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
+    pixels = [index.pixels for index in indices if index.pixels is not None]
+    return Index(
+        name=" + ".join(index.name for index in indices),
+        root=Path(root),
+        paths=names,
+        box_px=np.concatenate([index.box_px for index in indices]),
+        keypoints_px=_join_tables([index.keypoints_px for index in indices], counts),
+        mirror=_join_tables([index.mirror for index in indices], counts, missing=False),
+        group=_join_groups(indices),
+        targets=_join_targets(indices, counts),
+        sources=tuple(
+            SourceRows(index.name, len(index), weight, index.blocks)
+            for index, weight in zip(indices, weights, strict=True)
+        ),
+        store=readers if stored else None,
+        pixels=join_pixels(pixels) if pixels else None,
+        skeleton=skeleton,
+    )
+
+
+def _require_same_storage(indices: Sequence[Index]) -> None:
+    """Check that all sources are kept as pixels, or none."""
+    pixels = [index.pixels for index in indices if index.pixels is not None]
+    files = [index.root for index in indices if index.pixels is None]
+    if pixels and files:
+        raise UserError(f"{pixels[0].limits[0].root} holds pixels and {files[0]} files: pack all sources alike")
+
+
+def _common_skeleton(indices: Sequence[Index]) -> Skeleton:
+    """The skeleton of the sources that have keypoints."""
+    labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
+    if len(labelled) > 1:
+        told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
+        raise UserError(f"the sources label {told}: expected one kind of skeleton. Train on them one by one")
+    return next((index.skeleton for index in labelled.values()), HAND)
+
+
+def _common_root(roots: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that holds all roots, and each root relative to it. If one is an address: "", and the full roots."""
+    if any("://" in root for root in roots):
+        return "", [root if "://" in root else os.path.abspath(root) for root in roots]  # noqa: PTH100
+    absolute = [os.path.abspath(root) for root in roots]  # noqa: PTH100  links stay as they are
+    common = os.path.commonpath(absolute)
+    return common, [os.path.relpath(root, common) for root in absolute]
+
+
+def _names(indices: Sequence[Index], folders: Sequence[str]) -> list[str]:
+    """The names of all samples, relative to the common root."""
+    return [f"{folder}/{path}" for folder, index in zip(folders, indices, strict=True) for path in index.paths]
+
+
+def _lazy_names(indices: Sequence[Index], folders: Sequence[str]) -> LazyNames:
+    """As `_names`, each read when it is used."""
+    first = [0, *accumulate(len(index) for index in indices)]
+
+    def name_of(row: int) -> str:
+        number = bisect_right(first, row) - 1
+        return f"{folders[number]}/{indices[number].paths[row - first[number]]}"
+
+    return LazyNames(first[-1], name_of)
+
+
+def _join_targets(indices: Sequence[Index], counts: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
+    """Join the targets that all sources have, and "K" and "xyz_m" if all have keypoints and one has the target."""
+    shared = [name for name in indices[0].targets if all(name in index.targets for index in indices)]
+    with_keypoints = ["K", "xyz_m"] if all(index.keypoints_px is not None for index in indices) else []
+    names = dict.fromkeys(with_keypoints + shared)
+    tables = {name: _join_tables([index.targets.get(name) for index in indices], counts) for name in names}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _join_tables(
+    tables: Sequence[npt.NDArray[Any] | None], counts: Sequence[int], *, missing: float = np.nan
+) -> npt.NDArray[Any] | None:
+    """Concatenate tables. A table that is None is filled with `missing`; the result is None if all are None."""
+    known = next((table for table in tables if table is not None), None)
+    if known is None:
+        return None
+    return np.concatenate([
+        np.full((count, *known.shape[1:]), missing, known.dtype) if table is None else table
+        for table, count in zip(tables, counts, strict=True)
+    ])  # fmt: skip
+
+
+def _join_groups(indices: Sequence[Index]) -> npt.NDArray[np.int64] | None:
+    """Join the groups; groups of different sources stay different."""
+    if all(index.group is None for index in indices):
+        return None
+    groups, first = [], 0
+    for index in indices:
+        group = np.unique(index.groups, return_inverse=True)[1]
+        groups.append(group + first)
+        first += int(group.max(initial=-1)) + 1
+    return np.concatenate(groups)
