@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,12 +61,12 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
     """
-    geometry, colour = augmentation.geometry, augmentation.colour
+    geometry = augmentation.geometry
     halvings = config.halvings if geometry.antialias else 0
     pads = halvings > 0 and geometry.fill != "edge"
     # Inputs of each view; DALI warns about inputs that are not used.
     inputs = ["matrix", "source_to_view_px", "decoded_to_view_px"]
-    if colour.jitter != "none":
+    if augmentation.colour.jitter != "none":
         inputs.append("draws")
     if halvings:
         inputs.append("sizes_px")
@@ -93,31 +93,35 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
     pipeline = _empty_pipeline(config)
     with pipeline:
         given, *fed = _external(source, kinds)
-        of_views, of_image = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
-        if config.pixels:
-            image = fn.reshape(_on_device(given, config), layout="HWC")
-        else:
-            image = decode(given, config, of_image[pads:])
+        of_views, shared_nodes = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
+        of_image = dict(zip(shared, shared_nodes, strict=True))
+        region = [of_image["start_px"], of_image["shape_px"]] if config.regions else []
+        image = fn.reshape(_on_device(given, config), layout="HWC") if config.pixels else decode(given, config, region)
         if pads:
-            image = _pad(image, of_image[0], geometry.fill)
+            image = _pad(image, of_image["padded_px"], geometry.fill)
         outputs = []
         for first in range(0, len(of_views), len(inputs)):
             view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
-            halved = _halve(image, view["sizes_px"], halvings) if halvings else image
-            warped = fn.warp_affine(
-                halved,
-                matrix=view["decoded_to_view_px"],
-                inverse_map=False,
-                size=[geometry.side_px, geometry.side_px],
-                interp_type=types.INTERP_LINEAR,
-                fill_value=None if geometry.fill == "edge" else geometry.fill,
-                dtype=types.FLOAT,
-            )
-            made = fn.cast(jitter(warped, colour, view.get("draws")), dtype=types.UINT8)
+            made = _view(image, view, augmentation, halvings)
             outputs += [made, view["matrix"], view["source_to_view_px"]]
         pipeline.set_outputs(*outputs)
     pipeline.build()
     return pipeline
+
+
+def _view(image: Node, view: Mapping[str, Node], augmentation: Augmentation, halvings: int) -> Node:
+    """A view of the image, (S, S, 3) uint8: halved, warped, and its colours jittered. `view` has its inputs by name."""
+    geometry = augmentation.geometry
+    warped = fn.warp_affine(
+        _halve(image, view["sizes_px"], halvings) if halvings else image,
+        matrix=view["decoded_to_view_px"],
+        inverse_map=False,
+        size=[geometry.side_px, geometry.side_px],
+        interp_type=types.INTERP_LINEAR,
+        fill_value=None if geometry.fill == "edge" else geometry.fill,
+        dtype=types.FLOAT,
+    )
+    return fn.cast(jitter(warped, augmentation.colour, view.get("draws")), dtype=types.UINT8)
 
 
 def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
