@@ -28,6 +28,7 @@ from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.launcher import leaving_with_launcher
 from train.distributed.together import Together, require_same, together
+from train.distributed.watchdog import activity
 from train.distributed.world import World, described_world, joined
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
@@ -120,6 +121,7 @@ class Trainer:
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
 
+        activity.moved("reads which images there are")
         index = together(world, lambda: load_index(config.data))
         if world.world_size > 1:
             require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
@@ -128,6 +130,7 @@ class Trainer:
 
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
+        activity.moved("builds the network")
         task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
         if world.world_size > 1:
             require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")

@@ -92,13 +92,14 @@ def diagnose(ranks: Mapping[int, Sighting], limit_s: float) -> str | None:
     silent = [_name(rank, seen) for rank, seen in ranks.items() if seen.silent_s >= limit_s]
     if silent:
         return f"nothing heard for {limit_s:g} s from {', '.join(silent)}: killed, stopped, or cut off from the network"
+    stands = f"no progress for {limit_s:g} s (run.rank_timeout_s)"
     newest = max(seen.messages for seen in ranks.values())
     behind = {rank: seen for rank, seen in ranks.items() if seen.messages < newest}
     behind = behind or {rank: seen for rank, seen in ranks.items() if not seen.exchanging}
     if behind:
         named = "; ".join(f"{_name(rank, seen)}, which {seen.doing}" for rank, seen in behind.items())
-        return f"no progress for {limit_s:g} s: the run waits for {named}"
-    return f"no progress for {limit_s:g} s: all {len(ranks)} ranks wait in the same exchange; look at the network"
+        return f"{stands}: the run waits for {named}"
+    return f"{stands}: all {len(ranks)} ranks wait in the same exchange; look at the network"
 
 
 def _name(rank: int, seen: Sighting) -> str:

@@ -89,6 +89,9 @@ def test_barrier_names_who_is_missing(store: Store) -> None:
             barrier(client(store), "two", rank, 4, 0.3)
 
 
+STOPPED = "no progress for 10 s (run.rank_timeout_s)"
+
+
 def seen(**changes: Any) -> Sighting:
     return replace(Sighting("a", 7, True, 30, "computes step 5", 9, silent_s=0.5, still_s=20.0), **changes)
 
@@ -104,22 +107,22 @@ def test_the_silent_are_named_first() -> None:
 
 def test_the_rank_with_the_fewest_messages_is_named() -> None:
     line = diagnose({0: seen(), 1: seen(), 2: seen(host="c", messages=6, doing="waits for its data of step 5")}, 10.0)
-    assert line == "no progress for 10 s: the run waits for rank 2 on c, which waits for its data of step 5"
+    assert line == f"{STOPPED}: the run waits for rank 2 on c, which waits for its data of step 5"
 
 
 def test_a_rank_between_two_exchanges_is_named() -> None:
     line = diagnose({0: seen(exchanging=False), 1: seen()}, 10.0)
-    assert line == "no progress for 10 s: the run waits for rank 0 on a, which computes step 5"
+    assert line == f"{STOPPED}: the run waits for rank 0 on a, which computes step 5"
 
 
 def test_a_rank_in_no_exchange_is_not_named_beside_one_that_is_late() -> None:
     line = diagnose({0: seen(exchanging=False), 1: seen(host="b", messages=6, exchanging=False)}, 10.0)
-    assert line == "no progress for 10 s: the run waits for rank 1 on b, which computes step 5"
+    assert line == f"{STOPPED}: the run waits for rank 1 on b, which computes step 5"
 
 
 def test_if_all_are_in_the_same_exchange_it_is_the_network() -> None:
     assert diagnose({0: seen(), 1: seen()}, 10.0) == (
-        "no progress for 10 s: all 2 ranks wait in the same exchange; look at the network"
+        f"{STOPPED}: all 2 ranks wait in the same exchange; look at the network"
     )
 
 
@@ -190,7 +193,8 @@ def _steps(what: str) -> None:
     [
         (
             "hangs",
-            "error: no progress for 15 s: the run waits for rank 1 on {host}, which waits for its data of step 3",
+            "error: no progress for 15 s (run.rank_timeout_s): the run waits for rank 1 on {host}, which waits for its "
+            "data of step 3",
         ),
         pytest.param("stops", "error: nothing heard for 15 s from rank 1 on {host}", marks=pytest.mark.slow),
         ("dies", "another rank has ended during an exchange with this rank, which computes step 3"),
