@@ -75,41 +75,25 @@ def load_ho3d(config: DataConfig) -> Index:
         )
     folder = "train" if part == "training" else "evaluation"
     frames = _listed_frames(root, folder)
-    listed = len(frames)
     # Before the split: evaluation_xyz.json has no names, so its entries are matched by position.
-    places = np.arange(listed)
-    if split != "all":
-        places = np.flatnonzero(_in_split(root, frames, split))
-    paths = first_stored(
-        root, ([f"{folder}/{sequence}/rgb/{frame}.{ending}" for ending in _ENDINGS] for sequence, frame in frames)
-    )
-    there = np.array([paths[place] is not None for place in places.tolist()], bool)
-    if not there.any():
-        sequence, frame = frames[places[0]]
-        raise UserError(
-            f"{root}: none of {len(places)} images exists; the first would be {folder}/{sequence}/rgb/{frame}.png (or "
-            ".jpg). Unpack the dataset again, or check data.root."
-        )
-    places = places[there]
-    ending = str(paths[places[0]]).rpartition(".")[2]
-    names = [path or f"{folder}/{'/rgb/'.join(frame)}.{ending}" for path, frame in zip(paths, frames, strict=True)]
+    chosen = np.arange(len(frames)) if split == "all" else np.flatnonzero(_in_split(root, frames, split))
+    names, there = _image_names(root, folder, frames, chosen)
+    places = chosen[there]
     tables = _annotations(root, folder, [frames[place] for place in places.tolist()])
-    xyz_m, box_px = tables["xyz_m"], tables["box_px"]
+    xyz_m = tables["xyz_m"]
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
-        xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", listed)[places]
+        xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", len(frames))[places]
     keypoints_px = project_px(tables["K"], xyz_m)
-    whole = np.isfinite(keypoints_px).reshape(len(keypoints_px), -1).all(axis=1, keepdims=True)  # (N, 1)
-    low_px = np.where(whole, keypoints_px.min(axis=1), box_px[:, :2])
-    high_px = np.where(whole, keypoints_px.max(axis=1), box_px[:, 2:])
+    low_px, high_px = _extents_px(keypoints_px, tables["box_px"])
     usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))
-    if len(usable) < len(there):
+    if len(usable) < len(chosen):
         log.warning(
             "%s: %d of %d listed frames are used; the images of %d are missing, and the annotations of %d have no hand",
             root / f"{folder}.txt",
             len(usable),
-            len(there),
-            (~there).sum(),
-            there.sum() - len(usable),
+            len(chosen),
+            len(chosen) - len(places),
+            len(places) - len(usable),
         )
     if not len(usable):
         raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
@@ -129,6 +113,35 @@ def load_ho3d(config: DataConfig) -> Index:
             "scale_m": np.linalg.norm(xyz_m[:, 10] - xyz_m[:, 9], axis=1).astype(np.float32),
         },
     )
+
+
+def _image_names(
+    root: Path, folder: str, frames: Sequence[tuple[str, str]], chosen: npt.NDArray[np.intp]
+) -> tuple[list[str], npt.NDArray[np.bool_]]:
+    """The names of the images of all frames, and which of the chosen frames have an image; at least one must."""
+    paths = first_stored(
+        root, ([f"{folder}/{sequence}/rgb/{frame}.{ending}" for ending in _ENDINGS] for sequence, frame in frames)
+    )
+    there = np.array([paths[place] is not None for place in chosen.tolist()], bool)
+    if not there.any():
+        sequence, frame = frames[chosen[0]]
+        raise UserError(
+            f"{root}: none of {len(chosen)} images exists; the first would be {folder}/{sequence}/rgb/{frame}.png (or "
+            ".jpg). Unpack the dataset again, or check data.root."
+        )
+    ending = str(paths[chosen[there][0]]).rpartition(".")[2]  # that of the missing ones, too
+    names = [path or f"{folder}/{'/rgb/'.join(frame)}.{ending}" for path, frame in zip(paths, frames, strict=True)]
+    return names, there
+
+
+def _extents_px(
+    keypoints_px: npt.NDArray[np.float64], box_px: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The corners (N, 2) of the rectangle around the keypoints, or of the annotated box if one of them is not known."""
+    whole = np.isfinite(keypoints_px).reshape(len(keypoints_px), -1).all(axis=1, keepdims=True)  # (N, 1)
+    low_px = np.where(whole, keypoints_px.min(axis=1), box_px[:, :2])
+    high_px = np.where(whole, keypoints_px.max(axis=1), box_px[:, 2:])
+    return low_px, high_px
 
 
 def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
