@@ -6,10 +6,12 @@ be read-only.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from machine.user_cache import user_cache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_ROOT = Path(__file__).parents[1]
 _VARIABLE = "NUMBA_CACHE_DIR"
 
 
@@ -38,10 +41,13 @@ def choose_cache_folder() -> None:
 def cached(njit: Callable[..., Any], **options: Any) -> Callable[[F], F]:
     """Decorator that compiles a function by `numba.njit`, which gets the options.
 
-    The result is kept on disk, if there is a writable folder.
+    The result is kept on disk, if there is a writable folder. Numba drops it when the function's own file changes, but
+    functions and constants of other files are compiled into it too. So the name in the cache ends with a fingerprint of
+    all files of the function's package.
     """
 
     def compiled(function: F) -> F:
+        function.__qualname__ += _fingerprint(Path(function.__code__.co_filename))
         try:
             result: F = njit(cache=True, **options)(function)
         except RuntimeError as error:
@@ -51,6 +57,17 @@ def cached(njit: Callable[..., Any], **options: Any) -> Callable[[F], F]:
         return result
 
     return compiled
+
+
+def _fingerprint(file: Path) -> str:
+    """A fingerprint of the files in the project's top folder that holds this one; none for files elsewhere."""
+    return _of_folder(_ROOT / file.relative_to(_ROOT).parts[0]) if file.is_relative_to(_ROOT) else ""
+
+
+@cache
+def _of_folder(folder: Path) -> str:
+    files = (path.read_bytes() for path in sorted(folder.rglob("*.py")))
+    return f"_{hashlib.sha256(b''.join(files)).hexdigest()[:12]}"
 
 
 def _can_be_written(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -86,3 +87,27 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     assert Path(os.environ["NUMBA_CACHE_DIR"]) == planted
     choose_cache_folder()  # as a rank does, whose launcher has chosen
     assert Path(os.environ["NUMBA_CACHE_DIR"]) == planted
+
+
+def test_a_changed_constant_of_another_file_is_compiled_anew(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "machine", tmp_path / "machine", ignore=shutil.ignore_patterns("__pycache__"))
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "doubled.py").write_text(
+        "import numba\n"
+        "from machine.compiled import cached\n"
+        "from package.limits import LIMIT\n"
+        "@cached(numba.njit)\n"
+        "def doubled(): return 2 * LIMIT\n"
+        "if __name__ == '__main__': print(doubled(), sum(doubled.stats.cache_hits.values()))\n"
+    )
+    found = []
+    for limit in (3, 3, 4):
+        (package / "limits.py").write_text(f"LIMIT = {limit}\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "package.doubled"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert found == [["6", "0"], ["6", "1"], ["8", "0"]]
