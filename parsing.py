@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,14 @@ def regular(file: Path) -> Path:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder raises OSError anyway
         raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(file))
     return file
+
+
+def file_name(name: str) -> str:
+    """Return a name that a file can have. Others are a ValueError."""
+    if "\0" in name:
+        raise ValueError(f"{name[:80]!r} cannot be the name of a file")
+    os.fsencode(name)  # a UnicodeEncodeError is a ValueError too
+    return name
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:

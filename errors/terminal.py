@@ -1,4 +1,4 @@
-"""Escapes lines that may contain file names before they are printed."""
+"""Makes one line of what is printed: texts of errors, and names of files, which are escaped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def printable(text: str) -> str:
     File names may contain any character except "/" and NUL.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_one_line(error: BaseException, limit: int = 200) -> str:
+    """The text of an error in one line of at most `limit` characters, or its type if it has no text."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
 class OneLine(logging.Formatter):

@@ -300,8 +300,9 @@ class Plan:
         in_files = [f"data.{key}={as_toml(value)}" for file in files for key, value in _data_table(file).items()]
         before = [_numbered(key, number) for key in in_files for number in numbers]
         own = [_numbered(key, number) for number in numbers for key in datasets[number].set]
-        shared = [_numbered(key, number) for key in overrides for number in numbers]
-        return [f"data=[{tables}]", *before, *own, *dict.fromkeys(shared)]
+        # Later overrides win, so only the copies of one are dropped: a key that is not of `data` has no number.
+        shared = [one for key in overrides for one in dict.fromkeys(_numbered(key, number) for number in numbers)]
+        return [f"data=[{tables}]", *before, *own, *shared]
 
 
 def load_study(file: Path, overrides: Sequence[str] = ()) -> Study:

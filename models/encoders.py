@@ -11,6 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 from errors import UserError
+from errors.terminal import in_one_line
 from models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
 from models.weights import check_state, encoder_state, read_weights
 
@@ -93,7 +94,7 @@ class ResNet(Encoder):
         try:
             state: Mapping[str, Tensor] = self._weights.get_state_dict(progress=False, check_hash=True)
         except (OSError, RuntimeError) as error:  # no network, a proxy's answer, a broken or half-written cache
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = in_one_line(error)
             raise UserError(
                 f'encoder.weights = "imagenet": {self._weights.url} cannot be downloaded ({reason}): '
                 'set encoder.weights = "random", or to the path of a torchvision state dict (.pth or .safetensors).'

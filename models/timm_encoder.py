@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from errors import UserError
+from errors.terminal import in_one_line
 from models.encoders import Encoder
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class TimmEncoder(Encoder):
             raise
         except Exception as error:  # each model raises its own
             raise UserError(
-                f"{where}: timm cannot build it ({' '.join(str(error).split())[:200]}); its pretrained weights "
+                f"{where}: timm cannot build it ({in_one_line(error)}); its pretrained weights "
                 f"expect {native_px}-pixel views. Set geometry.side_px, or choose another encoder."
             ) from error
         if not first.is_meta:
@@ -106,7 +107,7 @@ class TimmEncoder(Encoder):
                 logger.setLevel(logging.ERROR)
             network = self._timm.create_model(self._model, pretrained=True, **self._options)
         except Exception as error:  # no network, no such weights, a broken cache: each has its own
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = in_one_line(error)
             raise UserError(
                 f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be downloaded ({reason}): set '
                 'encoder.weights = "random", or to the path of a file of weights.'

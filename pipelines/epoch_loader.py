@@ -222,14 +222,17 @@ class EpochLoader:
         """Let the next `for` continue at the position of `state`, also with another number of ranks.
 
         Raises:
-            UserError: the state was saved with another batch, seed or number of images, so with another order.
+            UserError: the state was saved with another batch, seed or number of images, so with another order; or it is
+                no loader's state.
         """
+        if not isinstance(state, Mapping):
+            raise UserError(f"the loader's state is a {type(state).__name__}, expected what state_dict() gave")
         of = {key: state.get(key) for key in self._data}
         if of != self._data:
             raise UserError(f"the loader's state is of {of}, expected {self._data}: give the loader the same arguments")
         position = state.get("position")
         step, rest = divmod(position, self._data["batch"]) if isinstance(position, Integral) else (-1, 0)
-        if step < 0 or rest:
+        if not 0 <= step <= LARGEST_COUNT or rest:
             raise UserError(f"the loader's state has position {position!r}, expected a multiple of the batch")
         self._step, self._pass = step, None
 

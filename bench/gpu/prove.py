@@ -25,6 +25,7 @@ from bench.gpu import program_stages
 from bench.gpu.claims import Claim, Findings, Job
 from bench.gpu.measured_stages import loader, memory, step, views
 from bench.rows import append, describe_machine, read_rows, yes_or_no
+from errors.terminal import in_one_line
 from synthetic import make_dataset
 from train.runs.log import configure_logging
 
@@ -115,7 +116,7 @@ def _run(name: str, stage: Callable[[Job], Findings], job: Job) -> None:
         found = stage(job)
     except Exception as error:  # the other stages still run
         traceback.print_exc()
-        found = _failed(" ".join(str(error).split())[:200] or type(error).__name__)
+        found = _failed(in_one_line(error))
     _write(job, name, began, found)
 
 

@@ -23,8 +23,10 @@ def check_webp(data: bytes) -> ImageFile:
         BadImage: it is anything else.
     """
     size, end = len(data), 8 + _riff_chunk(data, 0)[1]
-    if end > size or end % 2:
+    if end > size:
         raise BadImage(f"WebP header says {end} bytes, but the file has {size} bytes")
+    if end % 2:
+        raise BadImage(f"WebP header says {end} bytes; expected an even number")
     at, canvas, image, orientation = 12, None, None, 0
     kept = []
     while at < end:
@@ -39,7 +41,7 @@ def check_webp(data: bytes) -> ImageFile:
                 raise BadImage(f"WebP canvas at byte {at} has {length} bytes; expected 10 bytes at byte 12")
             if data[body] & _WEBP_ANIMATED:
                 raise BadImage("animated WebP is not read")
-            canvas = tuple(int.from_bytes(data[body + at : body + at + 3], "little") + 1 for at in (4, 7))
+            canvas = tuple(int.from_bytes(data[body + side : body + side + 3], "little") + 1 for side in (4, 7))
             kept += [data[at:body], bytes([data[body] & _WEBP_ALPHA]), data[body + 1 : after]]
         elif kind == b"EXIF":
             block = np.frombuffer(data[body : body + length].removeprefix(b"Exif\0\0"), np.uint8)

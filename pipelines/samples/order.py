@@ -145,7 +145,8 @@ class _Laps:
     """
 
     def __init__(self, count: int, apart: int, *, seed: int, source: int, blocks: Blocks | None) -> None:
-        self._count, self._apart = count, apart if count >= 3 * apart else 0
+        self._count = count
+        self._apart = apart if count >= 3 * apart else 0
         self._seed, self._source, self._blocks = seed, source, blocks
         self._lap = _LastShuffles(self._made)
 

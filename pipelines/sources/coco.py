@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from errors import UserError
-from parsing import as_numbers, parse_json, regular
+from parsing import as_numbers, file_name, parse_json, regular
 from pipelines.config import DataConfig
 from pipelines.samples.index import Index
 from pipelines.sources.boxes import refuse_boxes, squares_around
@@ -49,7 +49,7 @@ def load_coco(config: DataConfig) -> Index:
         row_of = {image["id"]: row for row, image in enumerate(content["images"])}
         people = [one for one in content["annotations"] if any(one["keypoints"][2::3]) and not one.get("iscrowd")]
         image = np.array([row_of[one["image_id"]] for one in people], np.int64)
-        paths = [str(content["images"][row]["file_name"]) for row in image]
+        paths = [file_name(str(content["images"][row]["file_name"])) for row in image]
         labels, boxes = [one["keypoints"] for one in people], [one.get("bbox", [0, 0, 0, 0]) for one in people]
     except OSError as error:
         raise UserError(

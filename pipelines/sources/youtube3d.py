@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from parsing import as_numbers
+from parsing import as_numbers, file_name
 from pipelines.config import DataConfig
 from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index, read_file
@@ -197,12 +198,13 @@ def _field(file: Path, where: str, entry: Any, key: str, kind: type) -> Any:
 
 def _safe_name(file: Path, where: str, name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.suffix.lower() not in _ENDINGS:
-        raise UserError(
-            f"{file}, {where}: the name {name[:80]!r}; expected one like youtube/VIDEO/video/frames/FRAME.png. "
-            "Unpack the dataset again."
-        )
-    return name
+    with suppress(ValueError):
+        if not path.is_absolute() and ".." not in path.parts and path.suffix.lower() in _ENDINGS:
+            return file_name(name)
+    raise UserError(
+        f"{file}, {where}: the name {name[:80]!r}; expected one like youtube/VIDEO/video/frames/FRAME.png. "
+        "Unpack the dataset again."
+    )
 
 
 def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:

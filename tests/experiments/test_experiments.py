@@ -22,6 +22,7 @@ from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Render, S
 from experiments.measure import Errors, constant_errors
 from experiments.run import run_study
 from tests.train import tiny_hands
+from train.config.pretraining import Config
 from train.distributed.interrupt import Interrupted
 from train.runs.checkpoint import write_checkpoint
 
@@ -97,6 +98,26 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     )
     monkeypatch.setattr(time, "process_time", made.process_time)
     return made
+
+
+@pytest.mark.parametrize("data", [("first",), ("first", "second")])
+def test_a_later_override_wins_with_any_number_of_datasets(tmp_path: Path, data: tuple[str, ...]) -> None:
+    arm = Arm(set=("train.epochs=20",), set_at={"small": ("train.epochs=10",)}, data=data)
+    study = Study(
+        title="Title",
+        source="Table 9",
+        pretrain={"peclr": arm},
+        arms={"ours": MeasuredArm(start="peclr")},
+        scales={
+            "small": Scale(
+                {name: Dataset(str(tmp_path)) for name in ("first", "second")},
+                pretrain=Shared(set=("encoder.name=resnet18", "train.epochs=10")),
+            )
+        },
+    )
+    config, overrides = Plan(tmp_path / "study.toml", study, "small").settings(Config, "peclr", 0)
+    assert config.train.epochs == 10
+    assert overrides.count("encoder.name=resnet18") == 1
 
 
 def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:

@@ -192,13 +192,23 @@ def test_rows_are_shared_evenly(folder: Path) -> None:
     ("changed", "told"),
     [({"seed": 4}, "'seed': 4"), ({"batch": 5}, "'batch': 5"), ({"images": [25]}, r"'images': \[25\]"),
      ({"position": 7}, "position 7, expected a multiple of"), ({"position": "x"}, "position 'x', expected a multiple"),
-     ({"position": None}, "position None, expected a"), ({"position": -6}, "position -6, expected a")],
+     ({"position": None}, "position None, expected a"), ({"position": -6}, "position -6, expected a"),
+     ({"position": 6 * 2**70}, "expected a multiple of")],
 )  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], told: str) -> None:
     with small_loader(folder) as loader:
         with pytest.raises(UserError, match=told):
             loader.load_state_dict(loader.state_dict() | changed)
         assert loader.epoch == 0
+
+
+def test_what_is_no_state_is_refused(folder: Path) -> None:
+    nothing: Any = None
+    with (
+        small_loader(folder) as loader,
+        pytest.raises(UserError, match="state is a NoneType, expected what state_dict"),
+    ):
+        loader.load_state_dict(nothing)
 
 
 def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

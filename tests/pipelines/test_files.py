@@ -107,6 +107,7 @@ def test_other_kinds_are_named(data: bytes, reason: str) -> None:
         (png_of(png_header(width=65000, height=65000), DATA, END), "65000 x 65000"),
         (png_of(png_header(width=9000, height=9000), DATA, END), "243000000 bytes of pixels, but the image data"),
         (WEBP[:-2], "WebP header says 942 bytes, but the file has 940"),
+        (edited(WEBP, 4, b"\xa5") + b"\0", "WebP header says 941 bytes; expected an even number"),
         (edited(WEBP, 16, b"\xff"), "chunk at byte 12 has"),
         (edited(WEBP, 23, b"\0"), "without the header of a key frame"),
         (edited(WEBP, 26, b"\1\0\1\0"), "WebP header says 1 x 1"),

@@ -212,7 +212,12 @@ def test_a_new_start_removes_no_best_network_whose_checkpoints_are_gone(
         finetune(config_of(hands, folder.root), "auto")
     assert folder.best.paths() == [best]
     assert folder.read_metrics() == uninterrupted.read_metrics()
-    finetune(config_of(hands, folder.root, "run.checkpoint_every=100"), "auto")  # it ended before one was due
+    more_often = "run.checkpoint_every=1"
+    with pytest.raises(UserError, match="no checkpoint to go on from"):
+        finetune(config_of(hands, folder.root, more_often), "auto")
+    text = folder.config_file.read_text()
+    folder.config_file.write_text(text.replace("checkpoint_every = 2", "checkpoint_every = 8"))
+    finetune(config_of(hands, folder.root, more_often), "auto")  # it ended before its first one was written
     assert "holds a run without a checkpoint: starting anew" in caplog.text
     assert folder.read_validations() == uninterrupted.read_validations()
 

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -192,6 +192,16 @@ def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float
     except dist.DistStoreError as error:
         missing = [other for other, key in enumerate(keys) if not room.check([key])]
         raise _lost(missing, world_size, timeout_s) from error
+    except dist.DistError as error:
+        raise RanksLost("the process where the ranks meet has ended: see the output of rank 0") from error
+
+
+def leave_last(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
+    """After a barrier: rank 0, whose process may hold the store, waits until the others have read what they need."""
+    room.set(f"{name} left/{rank}", "1")
+    if rank == 0:
+        with suppress(dist.DistStoreError):
+            room.wait([f"{name} left/{other}" for other in range(world_size)], timedelta(seconds=timeout_s))
 
 
 def _lost(ranks: Sequence[int], world_size: int, timeout_s: float) -> RanksLost:

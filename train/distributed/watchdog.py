@@ -193,7 +193,9 @@ class Watchdog:
     def _keep_contact(self) -> None:
         beat, silent_s = 0, 0.0
         while not self._left.wait(self._every_s):
-            beat, silent_s = (beat, silent_s + self._every_s) if beat == self._beat else (self._beat, 0.0)
+            seen = self._beat
+            silent_s = silent_s + self._every_s if seen == beat else 0.0
+            beat = seen
             if silent_s > self._limit_s + 2 * self._every_s:
                 place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                 self._leave(

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from torch.distributed import Store
 from errors import RanksLost, ToldByAnother, UserError
 from errors.refused import of_machine
 from machine.ranks import described_ranks
-from train.distributed.rendezvous import address_towards, barrier, connect, interface_to, meet
+from train.distributed.rendezvous import address_towards, barrier, connect, interface_to, leave_last, meet
 from train.distributed.watchdog import Watchdog, activity
 
 T = TypeVar("T")
@@ -198,8 +198,8 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     try:
         with Watchdog(room, world.rank, world.world_size, activity, rank_timeout_s):
             yield
-            # The process with the store must not end while another still uses it.
             barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
+            leave_last(room, "end", world.rank, world.world_size, rank_timeout_s)
     except BaseException:
         # NCCL's end waits for the other ranks, which may wait for this one: the process's end does not.
         if not on_gpu:
@@ -236,9 +236,5 @@ def _require_same_kind_of_device(room: Store, world: World, timeout_s: float) ->
         f"the ranks have different devices: rank 0 {devices[0]}, rank {rank} {devices[rank]}. See nvidia-smi there, or "
         "set train.device"
     )
-    room.set(f"devices read/{world.rank}", "1")
-    if not world.is_main:
-        raise ToldByAnother(message)
-    with suppress(dist.DistStoreError):  # the process with the store must not end while another still reads
-        room.wait([f"devices read/{other}" for other in range(world.world_size)], timedelta(seconds=timeout_s))
-    raise UserError(message)
+    leave_last(room, "devices", world.rank, world.world_size, timeout_s)
+    raise UserError(message) if world.is_main else ToldByAnother(message)

@@ -212,10 +212,10 @@ def confidence_intervals(
         raise ValueError(f"tables have {rows} rows and groups {len(members)}, expected the same number, at least 1")
     tail = 50 * (1 - confidence)
     drawn: dict[str, list[Floats]] = {name: [] for name in tables}
-    rng, poses = np.random.default_rng(seed), int(members.max()) + 1
+    rng, group_count = np.random.default_rng(seed), int(members.max()) + 1
     for start in range(0, resamples, 100):  # resamples at a time, to limit the memory
-        times = rng.multinomial(poses, np.full(poses, 1 / poses), size=min(100, resamples - start))
-        weights = times[:, members].astype(np.float64)  # number of times that each hand is drawn
+        times = rng.multinomial(group_count, np.full(group_count, 1 / group_count), size=min(100, resamples - start))
+        weights = times[:, members].astype(np.float64)  # how often each sample's group is drawn
         for name, table in tables.items():
             drawn[name].append(_weighted_metric(table, weights))
     intervals = {}

@@ -9,6 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from errors import UserError
+from errors.terminal import in_one_line
 from models.encoders import make_encoder
 from models.pose import PoseNetwork
 from pipelines.config import each_source
@@ -62,11 +63,11 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
     try:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
-        raise UserError(f"{path} was written by another version: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
     try:
         network.load_state_dict(saved["network"])
     except RuntimeError as error:
-        raise UserError(f"{path} holds another model: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{path} holds another model: {in_one_line(error)}") from error
     network = network.float().to(device or torch.device("cpu")).eval()
     return PoseRun(path, saved["step"], config, network, saved.get("depth", True))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
+from errors.terminal import in_one_line
 from parsing import parse_json, regular
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
@@ -93,7 +94,8 @@ def predict(
     inputs = [*files, *(file for file in (intrinsics, boxes) if file is not None)]
     names = result_names(files, out, inputs=inputs)
     cameras = [assumed_intrinsics(*sizes[file]) if given is None else given for file in files]
-    seen.box_px[:, 2] *= loaded.box_margin  # 0 for a whole picture
+    margins = np.array([1, 1, loaded.box_margin], np.float32)
+    seen = dataclasses.replace(seen, box_px=seen.box_px * margins)  # a side of 0: the whole picture
     with_box = seen.box_px[:, 2] > 0
     first = _estimate(loaded, seen, cameras, progress)
     second = None if with_box.all() else _second_look(loaded, seen, first, cameras)
@@ -211,7 +213,7 @@ def read_picture(file: str) -> Image:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a picture") from error
     except cv2.error as error:  # the header has more pixels than OpenCV allows
-        raise UserError(f"{file}: cannot be decoded ({' '.join(str(error).split())[:100]}); save it again") from error
+        raise UserError(f"{file}: cannot be decoded ({in_one_line(error, 100)}); save it again") from error
     if decoded is None:
         raise UserError(f"{file} is not a readable picture: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
     height, width, _ = decoded.shape

@@ -7,7 +7,7 @@ import logging
 import platform
 import subprocess
 import tomllib
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -66,7 +66,8 @@ class RunFolder:
         found = self.checkpoints.latest_whole()
         if found is None and self._is_used():
             best = self.best.latest()
-            if best is not None and Checkpoints.step_of(best) > config.run.checkpoint_every:
+            # The second checkpoint waits for the first to be written, so after it there was one.
+            if best is not None and Checkpoints.step_of(best) > 2 * self._checkpoint_every(config):
                 raise UserError(
                     f"{self.root} holds no checkpoint to go on from, and starting anew would remove {best}: restore "
                     "a checkpoint, or name another folder with --set run.out=..."
@@ -107,6 +108,12 @@ class RunFolder:
             self._cut(step)
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
+
+    def _checkpoint_every(self, config: Config | FinetuneConfig) -> int:
+        """Steps between two checkpoints of the run in the folder; the new configuration may have others."""
+        with suppress(OSError, ValueError, KeyError, TypeError):  # told in `_check_config`
+            return int(tomllib.loads(self.config_file.read_text())["run"]["checkpoint_every"])
+        return config.run.checkpoint_every
 
     def _check_config(self, config: object) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,12 +25,16 @@ console = Console(stderr=True, soft_wrap=True)
 
 
 def configure_logging() -> None:
-    """Set up logging: on a terminal above the progress line, elsewhere one line per message."""
+    """Set up logging: on a terminal above the progress line, elsewhere one line per message.
+
+    Ranks other than 0 do not print what is no warning, since rank 0 prints the same.
+    """
     handler: logging.Handler = logging.StreamHandler()
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
     handler.setFormatter(OneLine("%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     for library in ("botocore", "aiobotocore"):  # they tell where credentials were found
         logging.getLogger(library).setLevel(logging.WARNING)
     # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from errors import UserError
+from errors.terminal import in_one_line
 from parsing import regular
 
 _PLAIN_DTYPE: Final = re.compile(r"[?]|[biufcSU][0-9]{1,4}")
@@ -48,7 +49,7 @@ def read_numpy_pickle(file: Path) -> dict[str, Any]:
             "arrays are read. Do not use the file; get the dataset from its authors."
         ) from None
     except Exception as error:  # a damaged pickle may raise anything
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error)
         raise UserError(f"{file}: not a readable pickle of arrays ({reason}). Unpack the dataset again.") from error
 
 

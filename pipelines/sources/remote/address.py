@@ -21,6 +21,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
 from errors import Outage, UserError
+from errors.terminal import in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -230,5 +231,5 @@ def _advice_of_client(error: Exception | None) -> str | None:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:200].rstrip(".")
+    text = in_one_line(error).rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

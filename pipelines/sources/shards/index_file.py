@@ -118,6 +118,8 @@ def _check_index_file(content: dict[str, Any]) -> None:
             raise ValueError(f"the shard {str(name)[:80]!r} is not a file in this folder")
         if any(type(shard[key]) is not int or shard[key] < 0 for key in ("samples", "bytes")):
             raise ValueError(f"samples and bytes of {name!r} are whole numbers")
+        if not isinstance(shard.get("sha256", ""), str):
+            raise ValueError(f"sha256 of {name!r} is text")
     for name in tables:
         if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
             raise ValueError(f"{str(name)[:80]!r} is no table of an index")
@@ -130,7 +132,8 @@ def _check_index_file(content: dict[str, Any]) -> None:
         raise ValueError("something is missing")
     if content.get("skeleton", "hand") not in SKELETONS:
         raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")
-    if not isinstance(content.get("crc32", {}), dict):
+    sums = content.get("crc32", {})
+    if not isinstance(sums, dict) or any(type(value) is not int for value in sums.values()):
         raise ValueError("crc32 is of another kind")
 
 

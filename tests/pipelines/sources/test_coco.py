@@ -140,6 +140,15 @@ def test_a_wrong_annotation_ends_in_one_line(change: dict[str, Any], message: st
         load_coco(DataConfig("coco", str(root)))
 
 
+@pytest.mark.parametrize("name", ["a\0b.jpg", "a\ud800.jpg"])
+def test_a_name_that_no_file_can_have_ends_in_one_line(name: str, root: Path) -> None:
+    content = json.loads((root / "annotations.json").read_text())
+    content["images"][0]["file_name"] = name
+    (root / "annotations.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="not keypoints in COCO's JSON format"):
+        load_coco(DataConfig("coco", str(root)))
+
+
 def test_a_file_of_boxes_is_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"data.box = 'boxes.csv': COCO's annotations hold the boxes. Leave it out"):
         load_index(DataConfig(source="coco", root=str(root), box="boxes.csv"))

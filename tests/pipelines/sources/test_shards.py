@@ -342,6 +342,20 @@ def test_shards_name_files_of_their_folder_only(copy: Path, file: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["shards"][0].update(sha256=5),
+        lambda content: content.update(crc32={"offset": "0"}),
+        lambda content: content.update(crc32=[1]),
+    ],
+)
+def test_checksums_are_of_their_kind(copy: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    change_index(copy, change)
+    with pytest.raises(UserError, match=r"not a readable index of shards \((sha256 of .* is text|crc32 is of another)"):
+        load_shards(DataConfig("shards", str(copy)))
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [("samples", 7.0), ("samples", -7), ("samples", "7"), ("samples", True), ("bytes", 1e9), ("bytes", None)],
 )

@@ -185,6 +185,8 @@ def broken(change: Any) -> Any:
         (broken(lambda e: e["annotations"].append(3)), "annotation 4: its vertices are none"),
         (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: the name '\.\./\.\./x\.png'; exp"),
         (broken(lambda e: e["images"][1].update(name="/etc/passwd")), "image 1: the name '/etc/passwd'; expected one"),
+        (broken(lambda e: e["images"][1].update(name="a\0.png")), r"image 1: the name 'a\\x00\.png'; expected one"),
+        (broken(lambda e: e["images"][1].update(name="\ud800.png")), r"image 1: the name '\\ud800\.png'; expected one"),
         (broken(lambda e: e["images"][1].update(width=0)), "image 1: its size is 0 x 180; expected pixels"),
         (broken(lambda e: e["images"].append("x")), "image 3: no 'id'; expected a whole number"),
     ],

@@ -12,16 +12,17 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
-from errors import UserError
+from errors import RanksLost, UserError
 from tests.train import ranks
 from train.distributed import world as distributed_world
-from train.distributed.rendezvous import barrier, interface_to, meet
+from train.distributed.rendezvous import barrier, interface_to, leave_last, meet
 from train.distributed.watchdog import EXIT_CODE, Activity, Sighting, Watchdog, activity, diagnose
 from train.distributed.world import described_world, joined
 from train.runs.meter import RankTime, Straggler, slowest_rank
@@ -90,6 +91,30 @@ def test_barrier_names_who_is_missing(store: Store) -> None:
 
 
 STOPPED = "no progress for 10 s (run.rank_timeout_s)"
+
+
+def test_the_store_outlasts_the_slowest_rank(store: Store) -> None:
+    """Rank 0, whose process may hold the store, waits for a rank that is slow to leave the barrier."""
+    events = []
+
+    def come(rank: int) -> None:
+        room = client(store)
+        barrier(room, "end", rank, 2, 200)
+        if rank == 1:
+            time.sleep(1)
+            events.append("rank 1 has left")
+        leave_last(room, "end", rank, 2, 200)
+        if rank == 0:
+            events.append("rank 0 has left")
+
+    assert on_threads(2, come) == [None, None]
+    assert events == ["rank 1 has left", "rank 0 has left"]
+
+
+def test_a_store_that_is_gone_is_one_line() -> None:
+    room = Mock(wait=Mock(side_effect=torch.distributed.DistNetworkError("failed to recv")))
+    with pytest.raises(RanksLost, match="the process where the ranks meet has ended: see the output of rank 0"):
+        barrier(room, "end", 1, 2, 200)
 
 
 def seen(**changes: Any) -> Sighting:
