@@ -18,7 +18,7 @@ from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.files.reading import read_sound_jpegs
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
-from pipelines.samples.kept_pixels import kept_regions
+from pipelines.samples.kept_pixels import KeptPixels, kept_regions
 from pipelines.samples.order import Order
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import draw_view
@@ -123,12 +123,8 @@ class RequestMaker:
                 )
         tables = [np.concatenate(parts) for parts in draws]
         if self.index.pixels is not None:
-            table, address = self.index.pixels.table[samples], self.index.pixels.address[samples]
-            size_px, orientation = table["size_px"].astype(np.int64), table["orientation"]
-            kept = kept_regions(table)
-            croppable = np.full(len(samples), self._regions and self._as_decoded)
-            plan = self._plan(samples, size_px, orientation, tables, croppable=croppable, kept=kept)
-            return Chunk(Request([], plan, address, kept), positions, samples, np.array([], np.int64))
+            request = self._of_pixels(self.index.pixels, samples, tables)
+            return Chunk(request, positions, samples, np.array([], np.int64))
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
         read = [
@@ -145,6 +141,20 @@ class RequestMaker:
             croppable=np.array([file.is_jpeg for file in files]) if self._regions else None,
         )
         return Chunk(Request([file.encoded for file in files], plan), positions, used, np.array(bad, np.int64))
+
+    def _of_pixels(self, pixels: KeptPixels, samples: IntArray, tables: list[FloatArray]) -> Request:
+        """The request for N samples whose pixels are kept, from their tables of draws."""
+        table = pixels.table[samples]
+        kept = kept_regions(table)
+        plan = self._plan(
+            samples,
+            table["size_px"].astype(np.int64),
+            table["orientation"],
+            tables,
+            croppable=np.full(len(samples), self._regions),
+            kept=kept,
+        )
+        return Request([], plan, pixels.address[samples], kept)
 
     def _plan(
         self,

@@ -34,6 +34,7 @@ from train.pictures import save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from train.runs.folder import Resume, RunFolder
+from train.runs.log import warned_once
 from train.runs.meter import Meter
 from train.runs.profiler import profiled
 from train.runs.trackers import require_installed
@@ -122,7 +123,8 @@ class Trainer:
         torch.manual_seed(config.run.seed)
 
         activity.moved("reads which images there are")
-        index = together(world, lambda: load_index(config.data))
+        with warned_once(world):
+            index = together(world, lambda: load_index(config.data))
         if world.world_size > 1:
             require_same(world, "data", index.in_words(), "Make data.root alike on all hosts")
         epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
@@ -131,7 +133,8 @@ class Trainer:
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
         activity.moved("builds the network")
-        task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
+        with warned_once(world):
+            task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
         if world.world_size > 1:
             require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'

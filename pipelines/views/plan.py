@@ -107,7 +107,8 @@ def plan_views(
         geometry: side of the output, and whether to halve.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
-        croppable: (N,) whether only a region of an image may be decoded; None: of no image.
+        croppable: (N,) whether only a region of an image may be decoded; None: of no image. It does not matter for kept
+            regions, unless `as_decoded`.
         kept: the kept regions, which must serve this geometry (see `keep`); None: the images are in files.
         as_decoded: plan kept regions as if their files were decoded: the regions of JPEGs or whole images, halved as
             often as the kept pixels were.
@@ -122,17 +123,17 @@ def plan_views(
     ]
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    start_px, shape_px, done = kept or (np.zeros_like(size_px), size_px, np.zeros(len(box), np.int64))
+    if kept is not None and not as_decoded:
+        start_px, shape_px, done = kept
+    else:
+        start_px, shape_px = np.zeros_like(size_px), size_px
+        if croppable is not None and croppable.any():
+            most = np.max(halvings, axis=0)
+            start_px, shape_px = find_regions(size_px, stored_to_view, most, geometry.side_px, croppable)
+        done = np.zeros(len(box), np.int64) if kept is None else kept.halvings
+        shape_px = -(-shape_px // 2 ** done[:, None])
     if any((halved < done).any() for halved in halvings):
         raise ValueError("a view needs fewer halvings than the kept pixels have")
-    if as_decoded:
-        start_px, shape_px = np.zeros_like(size_px), size_px
-    if croppable is not None and croppable.any():
-        start_px, shape_px = find_regions(
-            size_px, stored_to_view, np.max(halvings, axis=0), geometry.side_px, croppable
-        )
-    if as_decoded:
-        shape_px = -(-shape_px // 2 ** done[:, None])
     plans = (
         ViewPlan(
             table,

@@ -18,6 +18,7 @@ from errors.terminal import OneLine
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.config.tables import to_dict
+from train.distributed.world import World
 from train.runs.folder import RunFolder
 from train.runs.trackers import Trackers
 
@@ -39,6 +40,17 @@ def configure_logging() -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
+
+
+@contextmanager
+def warned_once(world: World) -> Iterator[None]:
+    """In this block, ranks other than 0 print no warnings: rank 0 has the same, such as images that are left out."""
+    before = logging.root.manager.disable
+    logging.disable(before if world.is_main else logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager
