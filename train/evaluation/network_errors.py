@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,22 +49,30 @@ def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[s
     Raises:
         UserError: as in `load_config`, or a key of the network is changed.
     """
-    base = to_dict(run.config)
-    tables = base["data"] if isinstance(base["data"], list) else [base["data"]]
-    for table in tables:
-        table["label_fraction"] = 1.0
-        if table["split"] == "train":
-            table["split"] = "val"
-    config = load_config(FinetuneConfig, files, overrides, base=base)
-    for table, source in zip(tables, each_source(config.data), strict=False):  # files may replace the array of sources
-        if source.part == "evaluation" or source.source == "dexter_object":
-            table["split"] = "all"
-    config = load_config(FinetuneConfig, files, overrides, base=base)
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config))
+    whole = [one.part == "evaluation" or one.source == "dexter_object" for one in each_source(config.data)]
+    config = load_config(FinetuneConfig, files, overrides, base=_of_held_out(run.config, whole))
     for name in ("encoder.name", "pose", "geometry.side_px"):
         now, was = (attrgetter(name)(each) for each in (config, run.config))
         if now != was:
             raise UserError(f"{name} belongs to the network of {run.path} and cannot be changed: leave it out")
     return config
+
+
+def _of_held_out(config: FinetuneConfig, whole: Sequence[bool] = ()) -> dict[str, Any]:
+    """A run's configuration as tables, on the images that it held out, with all their labels.
+
+    `whole`: for each source, whether it is not split. Files may replace the sources, so there may be more or fewer.
+    """
+    tables = to_dict(config)
+    sources = tables["data"] if isinstance(tables["data"], list) else [tables["data"]]
+    for number, source in enumerate(sources):
+        source["label_fraction"] = 1.0
+        if number < len(whole) and whole[number]:
+            source["split"] = "all"
+        elif source["split"] == "train":
+            source["split"] = "val"
+    return tables
 
 
 def measure(

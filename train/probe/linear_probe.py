@@ -59,7 +59,8 @@ class Probe:
         self._padded = -(-count // step_rows) * step_rows
         self._views: list[tuple[Tensor, Tensor]] = []  # positions, pixels
         labels, pose = PoseLabels.of(index), PoseConfig(skeleton=index.skeleton.name)
-        table = torch.zeros(self._padded, 3 * self._keypoints + 12, dtype=torch.float64)
+        widths = [3 * self._keypoints, 9, 1, 1, 1]  # the parts of `known`
+        table = torch.zeros(self._padded, sum(widths), dtype=torch.float64)
 
         def load() -> None:
             with canonical_loader(index, rows, _CHUNK, config, world) as loader:
@@ -78,9 +79,10 @@ class Probe:
 
         together(world, load)
         table = world.sum_(table.to(world.device))[:count].cpu()  # exact: every number but one of each sum is zero
-        readable, chosen = table[:, -1] == 1, torch.from_numpy(fitted)
+        targets, intrinsics, self._root_depth, self._scale_m, is_read = torch.split(table, widths, dim=1)
+        self._intrinsics = intrinsics.reshape(-1, 3, 3)
+        readable, chosen = is_read[:, 0] == 1, torch.from_numpy(fitted)
         self._fitted, self._measured = readable & chosen, readable & ~chosen
-        targets, self._cameras = table[:, : 3 * self._keypoints], table[:, 3 * self._keypoints : -1]
         self._in_3d = bool(targets[readable].isfinite().all())
         self._targets = targets if self._in_3d else targets[:, : 2 * self._keypoints]
 
@@ -128,11 +130,9 @@ class Probe:
 
     def _in_3d_m(self, table: Tensor) -> Tensor:
         """Convert 2.5D poses (M, 3 K) of the measured images to 3D poses (M, K, 3) in metres."""
-        cameras = self._cameras[self._measured]
-        intrinsics, root_depth, scale_m = cameras[:, :9].reshape(-1, 3, 3), cameras[:, 9:10], cameras[:, 10]
-        depth = root_depth + table[:, 2 * self._keypoints :]
-        normalized = normalize_keypoints(self._side_px * self._in_2d(table), intrinsics)
-        return back_project(normalized, depth) * scale_m[:, None, None]
+        depth = self._root_depth[self._measured] + table[:, 2 * self._keypoints :]
+        normalized = normalize_keypoints(self._side_px * self._in_2d(table), self._intrinsics[self._measured])
+        return back_project(normalized, depth) * self._scale_m[self._measured][:, :, None]
 
     def _in_2d(self, table: Tensor) -> Tensor:
         """The 2D keypoints (M, K, 2), in sides of the view, of 2.5D poses."""
