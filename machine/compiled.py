@@ -1,4 +1,4 @@
-"""Chooses the folder in which Numba keeps compiled functions.
+"""Compiles functions with Numba, and chooses the folder in which it keeps them.
 
 By default Numba writes beside the source or into the user's cache. In a container that runs as another user, both may
 be read-only.
