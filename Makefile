@@ -44,7 +44,7 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	$(BIN)/python cli.py report runs/demo runs/finetune_demo --predictions runs/predictions_demo --out runs/report.html
 
 test: lint  ## lint, types and the tests that end within minutes, on the CPU
-	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
+	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-long: $(STAMP)  ## the slower proofs, about an hour on two cores; with RECORD=1 their rows go to bench/results/
 	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -m slow --durations=0 $(if $(RECORD),--record)

@@ -34,7 +34,12 @@ def record(request: pytest.FixtureRequest) -> Record:
     return write
 
 
+_LONGEST = ("test_pretrain.py", "test_kills.py", "test_report.py", "test_finetune.py", "test_check_data.py")
+"""Files whose tests take minutes begin first: a worker runs a whole file, and the others would wait at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -30,8 +30,6 @@ from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.write import write_report
 
-pytestmark = pytest.mark.xdist_group("body")  # one worker, so that the fixtures' runs are made once
-
 SETTINGS = ("data.source=coco", "pose.skeleton=body", "geometry.rotation_deg=[-20, 20]")
 
 

@@ -32,8 +32,6 @@ from train.report.contents import Measured, measured, read_runs
 from train.report.numbers import as_text, in_words, table
 from train.report.write import write_report
 
-pytestmark = pytest.mark.xdist_group("report")  # one worker, so that the fixtures' runs are made once
-
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
