@@ -21,6 +21,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 
 import click
 
+import bench.classification.command
 import bench.commands
 import experiments.commands
 import train.commands.data
@@ -134,7 +135,14 @@ def main() -> None:
     """
 
 
-commands = (bench.commands, experiments.commands, train.commands.data, train.commands.networks, train.commands.training)
+commands = (
+    bench.commands,
+    bench.classification.command,
+    experiments.commands,
+    train.commands.data,
+    train.commands.networks,
+    train.commands.training,
+)
 for module in commands:
     for command in vars(module).values():
         if isinstance(command, click.Command):

@@ -1,0 +1,227 @@
+"""The `classify` command: how well classes of images can be read from frozen features.
+
+Logistic regression and nearest neighbours on frozen features are how encoders of self-supervised learning are judged
+(Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", 2020, appendix B.8; Wu et al.,
+"Unsupervised Feature Learning via Non-Parametric Instance Discrimination", 2018, section 3.4). Both are scikit-learn's.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.classification.encoders import Floats, Frozen, features_of, load_frozen, trained_on
+from bench.classification.labels import Labels, Rows, Splits, read_labels, splits
+from bench.classification.neighbours import save_neighbours
+from bench.rows import describe_machine
+from errors import UserError
+from pipelines.config import DataConfig
+from pipelines.samples.index import Index
+from pipelines.sources import load_index
+from train.pose.inference import Progress
+from train.pose.metrics import confidence_intervals
+from writing import write_text
+
+NEIGHBOURS: Final = 20
+INVERSE_PENALTY: Final = 0.1
+"""C of the L2 penalty, for all encoders; features are standardised."""
+DRAWS: Final = 10
+"""Draws of the few groups with labels."""
+_NOT_TESTED: Final = -1
+
+log = logging.getLogger(__name__)
+
+
+def classify(
+    sources: Sequence[str],
+    images: Path,
+    out: Path,
+    progress: Progress,
+    *,
+    box: str = "center",
+    table: Path | None = None,
+    groups: str | None = None,
+    folds: int = 5,
+    few: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Judge frozen encoders by classes of images. Writes classification.json, predictions.csv and neighbours.png.
+
+    Args:
+        sources: runs, and perhaps "imagenet"; `load_frozen` adds the baselines.
+        images: folder of images, with a folder for each class unless there is a `table`.
+        box: file of boxes, or "center" for whole images.
+        table, groups: see `read_labels`.
+        folds: number of folds, where the table has no parts.
+        few: numbers of groups; the logistic regression is also fitted to the labels of so few groups of the first
+            split, drawn anew `DRAWS` times.
+
+    Returns:
+        The content of classification.json, a row for bench/results/.
+
+    Raises:
+        UserError: an input cannot be used.
+    """
+    everything = load_index(DataConfig("folder", str(images), box=box, box_margin=1.0))
+    index, labels = read_labels(everything, table, groups)
+    _check_few(few, labels, splits(labels, folds))  # before the long work
+    encoders = load_frozen(sources)
+    features: dict[str, Floats] = {}
+    for encoder in encoders:
+        readable, features[encoder.name], views = features_of(encoder, index, progress)
+    if not readable.all():
+        log.warning("%d of %d images cannot be read and are left out", (~readable).sum(), len(index))
+        index, labels, views = index.select(np.flatnonzero(readable)), labels.only(readable), views[readable]
+        features = {name: table[readable] for name, table in features.items()}
+    cuts = splits(labels, folds)
+    tested = np.concatenate([rows for _, rows in cuts])
+    draws = {count: _draws(count, labels, cuts[0]) for count in few}
+    entries, predictions = [_of_constant(labels, cuts, tested)], {}
+    for encoder in encoders:
+        known = features[encoder.name]
+        linear, nearest = predict_classes(known, labels, cuts)
+        predictions[encoder.name] = linear
+        curve = {
+            str(count): [_share_right(known, labels, fitted, cuts[0][1]) for fitted in of_count]
+            for count, of_count in draws.items()
+        }
+        entries.append({
+            **encoder.about(),
+            **_accuracies({"accuracy": linear, "nearest_neighbours": nearest}, labels, tested),
+            "few": curve,
+            "trained_on_tested": _seen(encoder, index, images, tested),
+            "confusion": _confusion(linear, labels, tested),
+        })  # fmt: skip
+    row = {
+        "bench": "classification",
+        "machine": describe_machine(),
+        "data": str(images),
+        "classes": list(labels.classes),
+        "split": "parts" if labels.test is not None else f"{folds} folds",
+        "images": len(index),
+        "tested": len(tested),
+        "groups": len(np.unique(labels.group)),
+        "groups_tested": len(np.unique(labels.group[tested])),
+        "confidence": 0.95,
+        "neighbours": NEIGHBOURS,
+        "inverse_penalty": INVERSE_PENALTY,
+        "encoders": entries,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    _save_predictions(out / "predictions.csv", index, labels, tested, predictions)
+    before_and_after = features["random"], features[encoders[0].name]
+    save_neighbours(out / "neighbours.png", views, before_and_after, labels, *cuts[0])
+    write_text(out / "classification.json", json.dumps(row, indent=2) + "\n")
+    return row
+
+
+def predict_classes(features: Floats, labels: Labels, cuts: Splits) -> tuple[Rows, Rows]:
+    """The classes that are predicted for the tested samples, fitted on the other side of each split.
+
+    Args:
+        features: (N, D).
+
+    Returns:
+        Classes (N,) by logistic regression, and by nearest neighbours; -1 if not tested.
+    """
+    from sklearn.neighbors import KNeighborsClassifier
+
+    linear, nearest = np.full((2, len(features)), _NOT_TESTED)
+    for fitted, tested in cuts:
+        linear[tested] = _logistic_regression(features, labels, fitted, tested)
+        neighbours = KNeighborsClassifier(min(NEIGHBOURS, len(fitted)), weights="distance", metric="cosine")
+        nearest[tested] = neighbours.fit(features[fitted], labels.label[fitted]).predict(features[tested])
+    return linear, nearest
+
+
+def _logistic_regression(features: Floats, labels: Labels, fitted: Rows, tested: Rows) -> Rows:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # the matrices are small: threads would wait for each other
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=INVERSE_PENALTY, max_iter=2000))
+        predicted: Rows = model.fit(features[fitted], labels.label[fitted]).predict(features[tested])
+    return predicted
+
+
+def _share_right(features: Floats, labels: Labels, fitted: Rows, tested: Rows) -> float:
+    return float((_logistic_regression(features, labels, fitted, tested) == labels.label[tested]).mean())
+
+
+def _check_few(few: Sequence[int], labels: Labels, cuts: Splits) -> None:
+    """Refuse numbers of groups for which there are too few groups, or draws with a single class."""
+    fitted, _ = cuts[0]
+    groups = len(np.unique(labels.group[fitted]))
+    for count in few:
+        if count > groups:
+            raise UserError(f"--few {count}: there are {groups} groups to fit on. Leave it out, or set fewer.")
+        if any(len(np.unique(labels.label[rows])) < 2 for rows in _draws(count, labels, cuts[0])):
+            raise UserError(f"--few {count}: groups were drawn that have only one class. Leave it out, or set more.")
+
+
+def _draws(count: int, labels: Labels, cut: tuple[Rows, Rows]) -> list[Rows]:
+    """The samples of `count` groups to fit on, drawn several times; the same for every encoder."""
+    fitted, _ = cut
+    rng = np.random.default_rng(count)
+    groups = np.unique(labels.group[fitted])
+    chosen = (rng.choice(groups, count, replace=False) for _ in range(DRAWS))
+    return [fitted[np.isin(labels.group[fitted], some)] for some in chosen]
+
+
+def _of_constant(labels: Labels, cuts: Splits, tested: Rows) -> dict[str, Any]:
+    """The entry of a classifier that always names the most frequent class of the samples that it is fitted to."""
+    constant = np.full(len(labels.label), _NOT_TESTED)
+    for fitted, rows in cuts:
+        constant[rows] = np.bincount(labels.label[fitted]).argmax()
+    accuracy = _accuracies({"accuracy": constant}, labels, tested)
+    return {"name": "constant", **accuracy, "nearest_neighbours": None, "few": {}, "trained_on_tested": 0}
+
+
+def _accuracies(predicted: Mapping[str, Rows], labels: Labels, tested: Rows) -> dict[str, Any]:
+    """The accuracy of each prediction, with its bootstrap interval over groups; None if there is only one."""
+    right = {name: (classes == labels.label)[tested, None].astype(np.float64) for name, classes in predicted.items()}
+    found = confidence_intervals(right, groups=labels.group[tested])
+    return {
+        name: {key: None if np.isnan(value) else value for key, value in interval._asdict().items()}
+        for name, interval in found.items()
+    }
+
+
+def _confusion(predicted: Rows, labels: Labels, tested: Rows) -> list[list[int]]:
+    """Counts (C, C): true class, predicted class."""
+    counts = np.zeros((len(labels.classes), len(labels.classes)), np.int64)
+    np.add.at(counts, (labels.label[tested], predicted[tested]), 1)
+    return counts.tolist()
+
+
+def _seen(encoder: Frozen, index: Index, images: Path, tested: Rows) -> int | None:
+    """How many of the tested images trained the encoder; None if that cannot be told."""
+    trained = trained_on(encoder, images)
+    if trained is None:
+        log.warning(
+            "%s: its data cannot be read, so it is not known whether it was trained on tested images", encoder.name
+        )
+        return None
+    seen = sum((index.root / index.paths[row]).resolve() in trained for row in tested)
+    if seen:
+        log.warning("%s was trained on %d of the %d tested images", encoder.name, seen, len(tested))
+    return seen
+
+
+def _save_predictions(file: Path, index: Index, labels: Labels, tested: Rows, predictions: Mapping[str, Rows]) -> None:
+    """Write the true class of each tested image, and what each encoder's logistic regression says."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(["file", "label", *predictions])
+    for row in sorted(tested.tolist()):
+        classes = [labels.label[row], *(predicted[row] for predicted in predictions.values())]
+        table.writerow([index.paths[row], *(labels.classes[number] for number in classes)])
+    write_text(file, text.getvalue())

@@ -1,0 +1,154 @@
+"""Frozen encoders, and the features that they give to the images of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from errors import UserError
+from errors.terminal import in_one_line
+from models.config import EncoderConfig
+from models.encoders import Encoder, build_encoder, make_encoder
+from models.network import Normalize
+from models.weights import encoder_state
+from pipelines.config import each_source, is_address
+from pipelines.samples.index import Index
+from pipelines.sources import load_index
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.distributed.world import alone
+from train.pose.inference import Progress, canonical_loader
+from train.runs.checkpoint import find_checkpoint, load_checkpoint
+from train.trainer import set_threads
+
+Floats = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
+
+IMAGENET: Final = "imagenet"
+BASELINES: Final = ("random", "pixels")
+_CHUNK: Final = 64
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """An encoder that is not trained any more.
+
+    Attributes:
+        name: path of the run as it was given, or "imagenet", "random" or "pixels".
+        config: the run's; the first run's, if this is none. It makes the views, without augmentation.
+        encoder: in eval mode; None for the pixels of the views.
+        is_run: whether it was trained as `config` says.
+    """
+
+    name: str
+    config: Config | FinetuneConfig
+    encoder: Encoder | None
+    is_run: bool = False
+
+    @property
+    def box_margin(self) -> float:
+        """Factor of the box's side in training."""
+        return each_source(self.config.data)[0].box_margin
+
+    def about(self) -> dict[str, Any]:
+        """How it was made, for a row."""
+        about = {"name": self.name, "encoder": self.config.encoder.name, "side_px": self.config.geometry.side_px}
+        if not self.is_run:
+            return about
+        steps = {"epochs": self.config.train.epochs, "batch": self.config.train.batch, "seed": self.config.run.seed}
+        if isinstance(self.config, FinetuneConfig):
+            return {**about, "trained": "fine-tuning", **steps}
+        return {**about, "trained": "pre-training", "variant": self.config.equivariance.variant, **steps}
+
+
+def load_frozen(sources: Sequence[str]) -> list[Frozen]:
+    """The encoders of runs (folders or checkpoints) and "imagenet", and then the baselines.
+
+    The baselines are the first run's network with random weights, and the pixels of its views.
+
+    Raises:
+        UserError: there is no run, or one cannot be used.
+    """
+    runs = {source: _load_run(source) for source in sources if source != IMAGENET}
+    if not runs:
+        raise UserError(f"{' '.join(sources)}: expected a run too, since 'imagenet' takes its network and its views")
+    first = next(iter(runs.values())).config
+    side_px = first.geometry.side_px
+    found = []
+    for name in dict.fromkeys([*sources, *BASELINES]):
+        if name in runs:
+            found.append(runs[name])
+            continue
+        torch.manual_seed(0)
+        weights = EncoderConfig(name=first.encoder.name, weights=name)
+        found.append(Frozen(name, first, None if name == "pixels" else build_encoder(weights, side_px).eval()))
+    return found
+
+
+def _load_run(source: str) -> Frozen:
+    path = find_checkpoint(Path(source), "the folder of a run, a checkpoint, or the word 'imagenet'")
+    saved = load_checkpoint(path)
+    kind: Any = FinetuneConfig if "pose" in saved["config"] else Config
+    try:
+        config: Config | FinetuneConfig = TypeAdapter(kind).validate_python(saved["config"])
+    except ValidationError as error:
+        raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
+    encoder = make_encoder(config.encoder.name, config.geometry.side_px)
+    encoder.load_library_state(encoder_state(saved["network"]), str(path), config.encoder.name)
+    return Frozen(source, config, encoder.eval(), is_run=True)
+
+
+def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.NDArray[np.bool_], Floats, Pixels]:
+    """The features of the canonical views of N samples, computed by one process in float32.
+
+    Args:
+        index: boxes are without margin; the run's is added.
+
+    Returns:
+        Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
+    """
+    index = replace(index, box_px=index.box_px * np.array([1, 1, frozen.box_margin], np.float32))
+    world, count, side_px = alone(frozen.config.train.device), len(index), frozen.config.geometry.side_px
+    set_threads(None, world)
+    normalize = Normalize().to(world.device)
+    encoder = None if frozen.encoder is None else frozen.encoder.to(world.device)
+    width = 3 * side_px**2 if encoder is None else encoder.feature_dim
+    readable, features = np.zeros(count, np.bool_), np.zeros((count, width), np.float32)
+    views = np.zeros((count, side_px, side_px, 3), np.uint8)
+    with torch.inference_mode(), canonical_loader(index, np.arange(count), _CHUNK, frozen.config, world) as loader:
+        for batch in loader:
+            kept = batch.samples == batch.positions  # no surplus rows of the last step, no substitutes of bad files
+            rows = batch.samples[kept].numpy()
+            image = batch.to(world.device).views[0].image
+            found = image.flatten(1) if encoder is None else encoder(normalize(image))
+            features[rows] = found.float().cpu()[kept].numpy()
+            views[rows] = image.permute(0, 2, 3, 1).cpu()[kept].numpy()
+            readable[rows] = True
+            progress(int(readable.sum()), count)
+    return readable, features, views
+
+
+def trained_on(frozen: Frozen, images: Path) -> set[Path] | None:
+    """The resolved paths of the images in a folder that trained an encoder; None if that cannot be told.
+
+    Sources elsewhere are not read.
+    """
+    found: set[Path] = set()
+    folder = images.resolve()
+    for source in each_source(frozen.config.data) if frozen.is_run else ():
+        root = Path(source.root).resolve()
+        if is_address(source.root) or not (root.is_relative_to(folder) or folder.is_relative_to(root)):
+            continue
+        try:
+            index = load_index(source)
+        except UserError:
+            return None
+        found |= {(root / path).resolve() for path in index.paths}
+    return found

@@ -1,0 +1,262 @@
+"""The classifier of frozen features: its splits, its constants, and the whole way from pictures to the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from bench.classification.classify import _of_constant, predict_classes
+from bench.classification.encoders import features_of, load_frozen
+from bench.classification.labels import Labels, read_labels, splits
+from errors import UserError
+from models.network import Normalize
+from pipelines.config import DataConfig
+from pipelines.sources import load_index
+from tests.command_line import run_cli
+from tests.train.narrow import narrow_resnet18
+from tools import sign_digits
+
+
+@pytest.fixture(scope="module", autouse=True)
+def narrow() -> Iterator[None]:
+    with narrow_resnet18():
+        yield
+
+
+ROOT = Path(__file__).parents[2]
+PEOPLE, DIGITS = 6, (0, 9)
+
+
+def draw(file: Path, person: int, digit: int) -> None:
+    """A ring for 0, bars for 9, in the person's colour and place."""
+    rng = np.random.default_rng((person, digit))
+    image = np.full((48, 48, 3), rng.integers(150, 250), np.uint8)
+    colour = [int(part) for part in rng.integers(0, 120, 3)]
+    x, y = (int(part) for part in rng.integers(20, 28, 2))
+    if digit == 0:
+        cv2.circle(image, (x, y), 12, colour, 4)
+    else:
+        for left in (-10, 0, 10):
+            cv2.line(image, (x + left, y - 14), (x + left, y + 14), colour, 3)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(file), image)
+
+
+@pytest.fixture(scope="module")
+def signs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dozen drawn pictures, prepared as `make photographs` prepares photographs; their boxes are given."""
+    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("signs")
+    lines = ["file,x0,y0,x1,y1,hand,confidence"]
+    for number in range(PEOPLE * len(DIGITS)):
+        name = f"{DIGITS[number % 2]}/IMG_{1000 + number}.JPG"
+        draw(checkout / "Dataset" / name, number // 2, DIGITS[number % 2])
+        lines.append(f"{name},8,8,40,40,right,0.9")
+    sign_digits.fetch(folder, checkout)
+    (folder / "boxes.csv").write_text("\n".join(lines) + "\n")
+    sign_digits.split(folder, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(signs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pre-trained as configs/photographs.toml says, on the people that are not held out."""
+    out = tmp_path_factory.mktemp("runs") / "photographs"
+    overrides = [
+        f"data.root={signs / 'images'}", f"data.box={signs / 'fold_0' / 'boxes.csv'}", "geometry.side_px=32",
+        "train.batch=4", "train.micro_batch=2", "train.epochs=2", "optim.warmup_epochs=1", "train.threads=1",
+        "pipelines.threads=1", "projector.hidden=16", "projector.dim=8", "train.device=cpu", "run.log_every=1",
+    ]  # fmt: skip
+    settings = [word for override in overrides for word in ("--set", override)]
+    assert run_cli("pretrain", "-c", str(ROOT / "configs" / "photographs.toml"), *settings, "--out", str(out)) == 0
+    return out
+
+
+def classified(run: Path, signs: Path, out: Path, *arguments: str) -> dict[str, Any]:
+    images, box = str(signs / "images"), str(signs / "boxes.csv")
+    assert run_cli("classify", str(run), "--images", images, "--box", box, *arguments, "--out", str(out)) == 0
+    row: dict[str, Any] = json.loads((out / "classification.json").read_text())
+    return row
+
+
+def test_the_whole_way_to_the_page(run: Path, signs: Path, tmp_path: Path) -> None:
+    table, out, rows = signs / "fold_0" / "labels.csv", tmp_path / "digits", tmp_path / "rows.jsonl"
+    arguments = ["--labels", str(table), "--groups", "person", "--few", "2,3", "--record", str(rows)]
+    row = classified(run, signs, out, *arguments)
+    assert json.loads(rows.read_text()) == row
+    counts = {key: row[key] for key in ("images", "tested", "groups", "groups_tested", "split")}
+    assert counts == {"images": 12, "tested": 4, "groups": 6, "groups_tested": 2, "split": "parts"}
+    assert [entry["name"] for entry in row["encoders"]] == ["constant", str(run), "random", "pixels"]
+    trained = row["encoders"][1]
+    assert (trained["trained"], trained["variant"], trained["trained_on_tested"]) == ("pre-training", "paper", 0)
+    assert np.array(trained["confusion"]).sum(axis=1).tolist() == [2, 2]
+    assert [len(shares) for shares in trained["few"].values()] == [10, 10]
+    with (out / "predictions.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    held_out = [f"{digit}/IMG_{1000 + number}.JPG" for digit, number in ((0, 0), (9, 1), (0, 10), (9, 11))]
+    assert sorted(line["file"] for line in lines) == sorted(held_out)
+    right = np.mean([line["label"] == line[str(run)] for line in lines])
+    assert trained["accuracy"]["value"] == right
+
+    page = tmp_path / "page.html"
+    assert run_cli("report", str(run), "--classification", str(out), "--out", str(page)) == 0
+    text = page.read_text()
+    for part in ("Classes from frozen features", "Nearest neighbours", "With few labels", "What the network saw"):
+        assert part in text
+    assert f"{right:.1%}" in text
+
+
+def test_people_of_pre_training_in_the_test_are_counted(run: Path, signs: Path, tmp_path: Path) -> None:
+    row = classified(run, signs, tmp_path / "out", "--groups", "IMG_([0-9]+)", "--folds", "2")
+    assert row["encoders"][1]["trained_on_tested"] == 8  # four people of six
+    assert (row["split"], row["tested"]) == ("2 folds", 12)
+
+
+def test_features_are_those_of_the_encoder(run: Path, signs: Path) -> None:
+    index = load_index(DataConfig("folder", str(signs / "images"), box=str(signs / "boxes.csv"), box_margin=1.0))
+    trained, random, pixels = load_frozen([str(run)])
+    readable, features, views = features_of(trained, index, lambda done, total: None)
+    assert readable.all()
+    images = torch.from_numpy(views).permute(0, 3, 1, 2)
+    assert trained.encoder is not None
+    with torch.inference_mode():
+        expected = trained.encoder(Normalize()(images))
+    np.testing.assert_allclose(features, expected.numpy(), atol=1e-5)
+    np.testing.assert_array_equal(features_of(pixels, index, lambda *_: None)[1], images.flatten(1).float())
+    assert np.abs(features_of(random, index, lambda *_: None)[1] - features).max() > 1e-3
+
+
+def test_an_image_that_cannot_be_read_is_left_out(run: Path, signs: Path, tmp_path: Path) -> None:
+    for file in (signs / "images").rglob("*.JPG"):
+        copy = tmp_path / "images" / file.relative_to(signs / "images")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes()[: 200 if file.name == "IMG_1004.JPG" else None])
+    images, out = str(tmp_path / "images"), tmp_path / "out"
+    assert run_cli("classify", str(run), "--images", images, "--folds", "2", "--out", str(out)) == 0
+    row = json.loads((out / "classification.json").read_text())
+    assert (row["images"], row["tested"]) == (11, 11)
+    assert "IMG_1004" not in (out / "predictions.csv").read_text()
+
+
+def labels_of(label: Sequence[int], group: Sequence[int]) -> Labels:
+    classes = [str(number) for number in range(max(label) + 1)]
+    return Labels(classes, np.array(label), np.array(group), None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), min_size=12, max_size=60), st.integers(2, 4))
+def test_a_group_is_never_on_both_sides(pairs: list[tuple[int, int]], folds: int) -> None:
+    label, group = map(list, zip(*pairs, strict=True))
+    labels = labels_of(np.unique(label, return_inverse=True)[1].tolist(), group)
+    try:
+        cuts = splits(labels, folds)
+    except UserError:
+        assume(False)
+    for fitted, tested in cuts:
+        assert not set(labels.group[fitted]) & set(labels.group[tested])
+    everything = np.concatenate([tested for _, tested in cuts])
+    assert sorted(everything.tolist()) == list(range(len(pairs)))
+
+
+def test_what_the_features_tell_is_predicted_and_nothing_else() -> None:
+    rng = np.random.default_rng(0)
+    labels = labels_of([0, 1, 2] * 40, [row // 3 for row in range(120)])
+    cuts = splits(labels, 5)
+    clear = np.eye(3, dtype=np.float32)[labels.label] + rng.normal(0, 0.05, (120, 3)).astype(np.float32)
+    for predicted in predict_classes(clear, labels, cuts):
+        np.testing.assert_array_equal(predicted, labels.label)
+    noise = rng.normal(size=(120, 3)).astype(np.float32)
+    for predicted in predict_classes(noise, labels, cuts):
+        assert (predicted == labels.label).mean() < 0.55  # a third, and five deviations
+
+
+def test_the_constant_is_the_most_frequent_class() -> None:
+    labels = labels_of([0] * 30 + [1] * 10, list(range(40)))
+    cuts = splits(labels, 5)
+    found = _of_constant(labels, cuts, np.concatenate([tested for _, tested in cuts]))
+    assert found["accuracy"]["value"] == 0.75
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number in range(8):
+        draw(tmp_path / "photos" / f"c{number % 2}" / f"p{number // 2}_{number}.jpg", number // 2, 9 * (number % 2))
+    return tmp_path / "photos"
+
+
+LINES = [f"c{number % 2}/p{number // 2}_{number}.jpg,{number % 2},p{number // 2}" for number in range(8)]
+HEAD = "file,label,person"
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "told"),
+    [
+        (None, ["--groups", "p[0-9]"], "has 0 parts in parentheses"),
+        (None, ["--groups", "(x[0-9])"], "does not match c0/p0_0.jpg"),
+        (None, ["--groups", "(p"], "no regular expression"),
+        (None, ["--folds", "5"], "has 4 images, and there are 8 groups"),
+        (None, ["--groups", "(p[0-9])", "--folds", "2", "--few", "3"], "there are 2 groups to fit on"),
+        (None, ["--folds", "2", "--few", "1"], "only one class"),
+        (None, ["--few", "2,x"], "expected numbers of groups"),
+        ([HEAD, *(line.replace(",0,", ",1,") for line in LINES)], [], "have the label '1'"),
+        (["file,person", *LINES], [], "no column 'label'"),
+        ([HEAD, *LINES, LINES[0]], [], "line 10: c0/p0_0.jpg has a label already"),
+        ([HEAD, "c0/other.jpg,0,p0"], [], "other.jpg does not exist"),
+        ([HEAD, "c0/p0_0.jpg,,p0"], [], "line 2: the label is empty"),
+        ([f"{HEAD},part", *(f"{line},val" for line in LINES)], [], "line 2: part is 'val'"),
+        ([f"{HEAD},part", *(f"{line},test" for line in LINES)], [], "only one part"),
+        (
+            [f"{HEAD},part", *(f"{line},{'test' if number < 3 else 'train'}" for number, line in enumerate(LINES))],
+            ["--groups", "person"], "group 'p1' is in both parts",
+        ),
+        (
+            [f"{HEAD},part", *(f"{line},{('train', 'test')[number % 2]}" for number, line in enumerate(LINES))],
+            [], "label '1' is tested, but no image of it is left to fit on",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_labels_are_one_line(
+    lines: list[str] | None, arguments: list[str], told: str, photos: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    table = []
+    if lines is not None:
+        (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
+        table = ["--labels", str(tmp_path / "labels.csv")]
+    assert run_cli("classify", "run", "--images", str(photos), *table, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert told in error
+
+
+def test_wrong_folders_are_one_line(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("classify", str(tmp_path / "run"), "--images", str(photos), "--folds", "2") == 2
+    assert run_cli("classify", "imagenet", "--images", str(photos), "--folds", "2") == 2
+    assert run_cli("classify", "run", "--images", str(tmp_path / "nothing")) == 2
+    assert run_cli("classify", "run", "--images", str(photos / "c0")) == 2
+    (tmp_path / "classification.json").write_text("{}")
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 4
+    for line, part in zip(
+        told, ["run does not exist", "expected a run too", "nothing: does not exist", "is in no folder of a class"],
+        strict=True,
+    ):  # fmt: skip
+        assert part in line
+
+
+def test_a_part_of_the_images_may_have_labels(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("\n".join([HEAD, *LINES[2:]]) + "\n")
+    index = load_index(DataConfig("folder", str(photos)))
+    labelled, labels = read_labels(index, tmp_path / "labels.csv", "person")
+    assert list(labelled.paths) == sorted(line.split(",")[0] for line in LINES[2:])
+    assert labels.group.tolist() == [0, 1, 2, 0, 1, 2]
+    assert labels.label.tolist() == [0, 0, 0, 1, 1, 1]
