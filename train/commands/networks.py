@@ -148,8 +148,9 @@ def _box_px(text: str) -> tuple[float, float, float, float]:
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN...")
 @click.option("--out", default="report.html", show_default=True, type=FILE, help="File of the page.")
 @click.option("--predictions", default=None, type=PATH, help="Folder with results of predict.")
+@click.option("--classification", default=None, type=PATH, help="Folder with results of classify.")
 @click.option("--title", default="Pre-training and fine-tuning", show_default=True, help="Title of the page.")
-def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str) -> None:
+def report(runs: Sequence[Path], out: Path, predictions: Path | None, classification: Path | None, title: str) -> None:
     """Write one page about RUNs, the folders of pre-training and fine-tuning. The page contains its pictures.
 
     \b
@@ -157,11 +158,12 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, title: str
       python cli.py predict runs/finetune photos/ --out predictions
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
 
-    It shows losses, results of evaluate, views, predictions and the worst poses, as far as the folders have them.
+    It shows losses, results of evaluate and classify, views, predictions and the worst poses, as far as the folders
+    have them.
     """
     from train.report.write import write_report
 
-    write_report(runs, out, predictions=predictions, title=title)
+    write_report(runs, out, predictions=predictions, classification=classification, title=title)
     say(f"{out}")
 
 

@@ -50,7 +50,7 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
     text = "Two views of each image" if count == 2 else "Views of training images"
     text += ". Skeletons, where an image has keypoints, were transformed by the matrices that warped the pixels."
-    return [Gallery("What the network saw", text, [_tile(picture, "views of an image") for picture in pictures])]
+    return [Gallery("What the network saw", text, [tile(picture, "views of an image") for picture in pictures])]
 
 
 def predictions(folder: Path | None) -> list[Gallery]:
@@ -72,7 +72,7 @@ def predictions(folder: Path | None) -> list[Gallery]:
             raise UserError(
                 f"{file} has no picture beside it; expected the .png that predict writes. Run predict again."
             )
-        tiles.append(_tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", f"{name}{warning}"))
+        tiles.append(tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", f"{name}{warning}"))
     text = "The picture, the view of the network with its prediction, and the prediction in 3D."
     if any("needs a box" in tile.caption for tile in tiles):
         text += " “Needs a box”: on a crop around its prediction, the network predicts another pose."
@@ -87,14 +87,14 @@ def held_out(found: Measured | None) -> list[Gallery]:
     if run.folder.predictions_picture.exists():
         pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
         text = f"Not selected, from the validation of “{run.name}”: the label, the prediction, and both from the side "
-        tiles = [_tile(picture, alt) for picture in pictures]
+        tiles = [tile(picture, alt) for picture in pictures]
         galleries.append(Gallery("Held-out images", text + "with the label in grey.", tiles))
     sheet = run.folder.root / "evaluation" / "worst.png"
     if run.evaluation is not None and sheet.exists():
         pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
         worst = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
         text = f"The samples on which “{run.name}” has the largest errors after alignment."
-        tiles = [_tile(picture, alt, _errors_of(pose)) for picture, pose in worst]
+        tiles = [tile(picture, alt, _errors_of(pose)) for picture, pose in worst]
         galleries.append(Gallery("Largest errors", text, tiles))
     return galleries
 
@@ -112,7 +112,8 @@ def _sheet(path: Path, height: int, width: int) -> list[Image]:
         raise UserError(f"{error}; expected a picture of a run or of evaluate. Run that command again") from error
 
 
-def _tile(picture: Image, alt: str, caption: str = "") -> Tile:
+def tile(picture: Image, alt: str, caption: str = "") -> Tile:
+    """A picture (H, W, 3) RGB for the page."""
     encoded = cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 84])[1]
     uri = f"data:image/jpeg;base64,{base64.b64encode(encoded.tobytes()).decode()}"
     return Tile(uri, picture.shape[1], picture.shape[0], alt, caption)

@@ -11,17 +11,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from errors import UserError
 from train.report import curves, galleries, numbers
 from train.report.charts import SERIES
+from train.report.classification import read_classification
 from train.report.contents import Run, measured, read_runs, sources_of
 from writing import write_text
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, title: str = "Pre-training and fine-tuning"
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    predictions: Path | None = None,
+    classification: Path | None = None,
+    title: str = "Pre-training and fine-tuning",
 ) -> None:
     """Write a page about runs: metrics, curves, views, predictions and the worst poses, in one .html file.
 
     The runs are of pre-training and fine-tuning, in any order, with or without results of `evaluate`; `predictions` is
-    a folder with results of `predict`.
+    a folder with results of `predict`, `classification` one of `classify`.
 
     Raises:
         UserError: a folder cannot be used, or the page cannot be written.
@@ -38,12 +44,24 @@ def write_report(
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
+    judged = None if classification is None else read_classification(classification)
     content = {
         **figures,
+        "judged": judged,
         "measured": found,
         "title": title,
-        "curves": [*error_curves, *curves.pretraining_curves(read), *curves.finetuning_curves(read)],
-        "galleries": [*galleries.views(read), *galleries.predictions(predictions), *worst],
+        "curves": [
+            *([judged.curves] if judged and judged.curves else []),
+            *error_curves,
+            *curves.pretraining_curves(read),
+            *curves.finetuning_curves(read),
+        ],
+        "galleries": [
+            *([judged.neighbours] if judged else []),
+            *galleries.views(read),
+            *galleries.predictions(predictions),
+            *worst,
+        ],
         "runs": [(run, _summary(run)) for run in read],
         "rendered": any(  # data of `make-data`
             table["source"] == "freihand" and (Path(table["root"]) / "dataset.json").exists()
