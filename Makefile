@@ -7,10 +7,11 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v)))
 BIN := .venv/bin
 STAMP := .venv/.installed-$(firstword $(shell sha256sum requirements.lock))
 CACHE := .data
+SIGNS := $(CACHE)/sign_digits
 export PYTHONPATH :=
 export UV_HTTP_TIMEOUT ?= 300
 
-.PHONY: help setup demo test test-long test-gpu lint format lock clean
+.PHONY: help setup demo photographs test test-long test-gpu lint format lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +43,17 @@ demo: $(STAMP)  ## make data, pre-train, fine-tune, evaluate, predict; ends with
 	$(BIN)/python cli.py predict runs/finetune_demo runs/ten_hands --box runs/ten_hands/boxes.csv \
 	    --out runs/predictions_demo
 	$(BIN)/python cli.py report runs/demo runs/finetune_demo --predictions runs/predictions_demo --out runs/report.html
+
+photographs: $(STAMP)  ## pre-train on photographs of hands, and classify them; PHOTOGRAPHS=path: a copy of the dataset
+	@$(BIN)/python tools/sign_digits.py fetch $(SIGNS) $(if $(PHOTOGRAPHS),--from "$(PHOTOGRAPHS)")
+	$(BIN)/uv run tools/find_boxes.py $(SIGNS)/images $(SIGNS)/boxes.csv
+	@$(BIN)/python tools/sign_digits.py split $(SIGNS)
+	$(BIN)/python cli.py pretrain -c configs/photographs.toml --resume auto
+	$(BIN)/python cli.py classify runs/photographs networks/hand_rn18.safetensors --images $(SIGNS)/images \
+	    --box $(SIGNS)/boxes.csv --labels $(SIGNS)/fold_0/labels.csv --groups person --few 2,5,10,20,40 \
+	    --out runs/photographs_digits
+	$(BIN)/python cli.py report runs/photographs --classification runs/photographs_digits \
+	    --title "Pre-training on photographs of hands" --out runs/photographs.html
 
 test: lint  ## lint, types and the tests that end within minutes, on the CPU
 	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"

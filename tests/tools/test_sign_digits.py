@@ -1,0 +1,98 @@
+"""tools/sign_digits.py: who is one person, and what is said when the pictures cannot be had."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.sign_digits import ADDRESS, Picture, people_of
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "sign_digits.py"
+
+
+@pytest.mark.parametrize(
+    ("digits", "people"),
+    [
+        ("0123456789" "0123456789", "00000000001111111111"),
+        ("0123456798" "0132456789", "00000000001111111111"),  # pictures were swapped
+        ("012345678" "012345679", "000000000111111111"),  # the last picture of each is missing
+        ("0123456789" "123456789", "0000000000000000000"),  # the 0 of the second is missing: one person, to be safe
+        ("01234" "0123456789", "000000000000000"),  # the first person's 8 and 9 are missing
+        ("3456789" "01", "000000011"),
+    ],
+)  # fmt: skip
+def test_a_person_begins_at_a_0_after_the_last_digits(digits: str, people: str) -> None:
+    pictures = [Picture(number, f"{digit}/IMG_{number}.JPG") for number, digit in enumerate(digits)]
+    assert people_of(pictures) == [int(person) for person in people]
+
+
+def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment or None)
+
+
+def checkout(root: Path) -> Path:
+    for number in range(60):
+        file = root / "Dataset" / str(number % 10) / f"IMG_{1000 + number}.JPG"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return root
+
+
+def test_a_fold_holds_whole_people_out_of_labels_and_boxes(tmp_path: Path) -> None:
+    signs = tmp_path / "signs"
+    assert call("fetch", signs, "--from", checkout(tmp_path / "copy")).returncode == 0
+    names = [f"{number % 10}/IMG_{1000 + number}.JPG" for number in range(60)]
+    (signs / "boxes.csv").write_text("".join(f"{line}\n" for line in ["file,x0", *(f"{name},1" for name in names)]))
+    for fold in (0, 1):
+        assert call("split", signs, "--fold", fold).returncode == 0
+        with (signs / f"fold_{fold}" / "labels.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        test = {row["person"] for row in rows if row["part"] == "test"}
+        assert test == ({"0", "5"} if fold == 0 else {"1"})
+        assert not test & {row["person"] for row in rows if row["part"] == "train"}
+        with (signs / f"fold_{fold}" / "boxes.csv").open() as file:
+            boxed = {row["file"] for row in csv.DictReader(file)}
+        assert boxed == {row["file"] for row in rows if row["part"] == "train"}
+
+
+def test_pictures_are_fetched_by_git(tmp_path: Path) -> None:
+    repository = checkout(tmp_path / "repository")
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b@c", "commit", "-qm", "d"]):
+        (repository / "Dataset" / "0" / "IMG_1000.JPG").write_text("not empty")
+        subprocess.run(["git", *command], cwd=repository, check=True)
+    fetched = call("fetch", tmp_path / "signs", SIGN_DIGITS=str(repository), PATH="/usr/bin:/bin")
+    assert fetched.stdout == f"{tmp_path / 'signs' / 'images'}: 60 pictures\n", fetched.stderr
+    again = call("fetch", tmp_path / "signs", SIGN_DIGITS="/nowhere")
+    assert again.returncode == 0
+
+
+def test_what_cannot_be_had_is_one_line(tmp_path: Path) -> None:
+    unreachable = call("fetch", tmp_path / "a", SIGN_DIGITS=str(tmp_path / "nowhere.git"), PATH="/usr/bin:/bin")
+    no_git = call("fetch", tmp_path / "a", PATH=str(tmp_path))
+    wrong = call("fetch", tmp_path / "b", "--from", tmp_path)
+    early = call("split", tmp_path / "b")
+    (tmp_path / "c" / "images").mkdir(parents=True)
+    folder = call("fetch", tmp_path / "c", "--from", checkout(tmp_path / "copy"))
+    told = ["PHOTOGRAPHS=", "git is not installed", f"a checkout of {ADDRESS}", "run 'fetch'", "Move it elsewhere"]
+    for done, part in zip((unreachable, no_git, wrong, early, folder), told, strict=True):
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert part in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_make_ends_at_a_wrong_folder(tmp_path: Path) -> None:
+    stamp = next((ROOT / ".venv").glob(".installed-*"), None)
+    if stamp is None:
+        pytest.skip("there is no .venv that make has set up")
+    command = ["make", f"--old-file={stamp.relative_to(ROOT)}", "photographs", f"PHOTOGRAPHS={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "expected a checkout" in done.stderr

@@ -1,0 +1,163 @@
+"""Prepares the photographs of the Sign Language Digits Dataset, for `make photographs`.
+
+    python tools/sign_digits.py fetch FOLDER [--from CHECKOUT]
+    uv run tools/find_boxes.py FOLDER/images FOLDER/boxes.csv
+    python tools/sign_digits.py split FOLDER [--fold K]
+
+The dataset (Apache 2.0) has 2,062 pictures of 100 x 100 pixels, Dataset/DIGIT/IMG_NUMBER.JPG, of people who each show
+the digits 0 to 9. `fetch` makes FOLDER/images, a link to Dataset/ of a checkout, which git fetches if none is given.
+`split` holds a fifth of the people out and writes into FOLDER/fold_K:
+
+- labels.csv: file,label,person,part, where part is "train" or "test";
+- boxes.csv: the rows of FOLDER/boxes.csv of the people of "train", for pre-training.
+
+The dataset does not say who is who. By number, a person's pictures follow each other with ascending digits, nearly. A
+person is taken to begin at each 0 that follows an 8 or 9. Where a picture of 0 or the last ones are missing, two people
+then count as one, so nobody is on both sides of the split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+ADDRESS = "https://github.com/ardamavi/Sign-Language-Digits-Dataset"
+FOLDS = 5
+
+
+class Picture(NamedTuple):
+    """A picture: its number, and its name in the folder of images."""
+
+    number: int
+    file: str
+
+    @property
+    def digit(self) -> int:
+        """The digit that is shown."""
+        return int(self.file[0])
+
+
+def refuse(line: str) -> NoReturn:
+    """End the command because of wrong input."""
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+def pictures_in(images: Path) -> list[Picture]:
+    """The pictures of a folder DIGIT/IMG_NUMBER.JPG, by number."""
+    names = (file.relative_to(images).as_posix() for file in images.glob("[0-9]/*"))
+    found = ((re.fullmatch(r"[0-9]/IMG_([0-9]+)\.jpg", name, re.IGNORECASE), name) for name in names)
+    return sorted(Picture(int(match[1]), name) for match, name in found if match is not None)
+
+
+def people_of(pictures: list[Picture]) -> list[int]:
+    """The number of the person in each picture."""
+    people, person, last = list[int](), 0, 0
+    for picture in pictures:
+        if picture.digit == 0 and last >= 8:
+            person += 1
+        people.append(person)
+        last = picture.digit
+    return people
+
+
+def fetch(folder: Path, checkout: Path | None) -> None:
+    """Make the link FOLDER/images."""
+    if checkout is None and not pictures_in(folder / "images"):
+        checkout = clone(folder / "checkout")
+    if checkout is not None:
+        if not pictures_in(checkout / "Dataset"):
+            refuse(f"{checkout}: has no pictures Dataset/DIGIT/IMG_NUMBER.JPG; expected a checkout of {ADDRESS}")
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / "images"
+        if link.is_dir() and not link.is_symlink():
+            refuse(f"{link}: is a folder; expected a link, or nothing. Move it elsewhere.")
+        link.unlink(missing_ok=True)
+        link.symlink_to((checkout / "Dataset").resolve())
+    print(f"{folder / 'images'}: {len(pictures_in(folder / 'images'))} pictures")
+
+
+def clone(checkout: Path) -> Path:
+    """Fetch the dataset by git, 24 MB."""
+    part = checkout.with_name(f"{checkout.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)
+    if not checkout.exists():
+        address = os.environ.get("SIGN_DIGITS", ADDRESS)
+        try:
+            done = subprocess.run(
+                ["git", "clone", "--quiet", "--depth", "1", address, part],
+                env={**os.environ, "GIT_TERMINAL_PROMPT": "0"}, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+        except FileNotFoundError:
+            refuse(f"git is not installed: install it, or fetch {address} elsewhere and give its folder")
+        if done.returncode:
+            why = " ".join(done.stderr.split()) or f"git ended with {done.returncode}"
+            refuse(
+                f"{address} cannot be fetched ({why}): try again with a network, or fetch it elsewhere and run "
+                "'make photographs PHOTOGRAPHS=its folder'"
+            )
+        part.rename(checkout)
+    return checkout
+
+
+def split(folder: Path, fold: int) -> None:
+    """Write FOLDER/fold_K."""
+    images, boxes = folder / "images", folder / "boxes.csv"
+    pictures = pictures_in(images)
+    if not pictures or not boxes.is_file():
+        refuse(f"{folder}: expected images and boxes.csv in it; run 'fetch' and find_boxes.py first")
+    people = people_of(pictures)
+    labels = [
+        (picture.file, picture.digit, person, "test" if person % FOLDS == fold else "train")
+        for picture, person in zip(pictures, people, strict=True)
+    ]
+    parts = {file: part for file, _, _, part in labels}
+    with boxes.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    if strange := next((row[0] for row in rows if row[0] not in parts), None):
+        refuse(f"{boxes}: {strange} is no picture of {images}. Remove the file, and find the boxes again.")
+    out = folder / f"fold_{fold}"
+    out.mkdir(exist_ok=True)
+    write(out / "labels.csv", [("file", "label", "person", "part"), *labels])
+    write(out / "boxes.csv", [head, *(row for row in rows if parts[row[0]] == "train")])
+    held_out = {person for _, _, person, part in labels if part == "test"}
+    print(f"{out}: {len(set(people))} people, {len(held_out)} of them held out")
+
+
+def write(file: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write a CSV."""
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows(rows)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Prepare the photographs of the Sign Language Digits Dataset.")
+    commands = parser.add_subparsers(required=True, dest="command")
+    fetching = commands.add_parser("fetch", help="make FOLDER/images")
+    fetching.add_argument("--from", dest="checkout", type=Path, help="a checkout of the dataset [git fetches one]")
+    splitting = commands.add_parser("split", help="write labels and boxes with some people held out")
+    splitting.add_argument("--fold", type=int, default=0, choices=range(FOLDS), help="which fifth of the people [0]")
+    for command in (fetching, splitting):
+        command.add_argument("folder", type=Path, metavar="FOLDER")
+    args = parser.parse_args()
+    try:
+        if args.command == "fetch":
+            fetch(args.folder, args.checkout)
+        else:
+            split(args.folder, args.fold)
+    except OSError as error:
+        refuse(f"{error.filename or args.folder}: {error.strerror}. Make it usable, or name another folder.")
+
+
+if __name__ == "__main__":
+    main()
