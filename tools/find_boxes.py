@@ -7,14 +7,14 @@
 #     "tqdm==4.67.1",
 # ]
 # ///
-"""Finds hands in the images of a folder with MediaPipe, and writes their boxes to a CSV for `data.box`.
+"""Finds hands in the images of a folder with MediaPipe, and writes boxes and landmarks to a CSV for `data.box`.
 
     uv run tools/find_boxes.py IMAGES OUT.csv
 
 uv makes an environment of its own for this script, since MediaPipe needs NumPy below 2. The script imports nothing of
 the project.
 
-OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence.
+OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence,wrist_x,wrist_y and so on.
 
 - file: relative to IMAGES, with "/".
 - x0, y0, x1, y1: the square around the hand's 21 landmarks, without margin, in pixels of the image as displayed (Exif
@@ -22,6 +22,7 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence.
 - hand: "left" or "right". An image without a hand has one row with "none", a file that cannot be decoded has one with
   "unreadable"; the other columns are empty there.
 - confidence: score of MediaPipe's palm detector, 0 to 1.
+- wrist_x to little_tip_y: the 21 landmarks, in the pixels of the box.
 
 The same command continues a run that was stopped. OUT.csv.job says what that command was; another folder or other
 options are refused.
@@ -50,7 +51,24 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-HEADER = "file,x0,y0,x1,y1,hand,confidence\r\n"
+LANDMARKS = ["wrist"] + [
+    f"{finger}_{joint}"
+    for finger in ("thumb", "index", "middle", "ring", "little")
+    for joint in ("mcp", "pip", "dip", "tip")
+]
+"""MediaPipe's landmarks, in its order."""
+
+COLUMNS = [
+    "file",
+    "x0",
+    "y0",
+    "x1",
+    "y1",
+    "hand",
+    "confidence",
+    *(f"{name}_{axis}" for name in LANDMARKS for axis in "xy"),
+]
+HEADER = ",".join(COLUMNS) + "\r\n"
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
 
@@ -83,6 +101,16 @@ class FoundHand(NamedTuple):
         low_px, high_px = self.landmarks_px.min(axis=0), self.landmarks_px.max(axis=0)
         centre_px, half_px = (low_px + high_px) / 2, (high_px - low_px).max() / 2
         return [*(centre_px - half_px), *(centre_px + half_px)]
+
+    def row(self, name: str) -> list[str]:
+        """The hand's row, given the name of its image."""
+        box_px, landmarks_px = ([f"{edge:.1f}" for edge in edges] for edges in (self.box_px, self.landmarks_px.flat))
+        return [name, *box_px, self.hand, f"{self.confidence:.3f}", *landmarks_px]
+
+
+def row_without_hand(name: str, why: str) -> list[str]:
+    """The row of an image without a hand, or of an unreadable file."""
+    return [why if column == "hand" else name if column == "file" else "" for column in COLUMNS]
 
 
 def start_process(confidence: float, hands: int) -> None:
@@ -126,10 +154,9 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
     except (OSError, cv2.error):
         image = None
     if image is None:
-        return [[name, "", "", "", "", "unreadable", ""]]
+        return [row_without_hand(name, "unreadable")]
     hands = sorted(find_hands(image), key=lambda hand: hand.box_px)
-    rows = [[name, *(f"{edge:.1f}" for edge in hand.box_px), hand.hand, f"{hand.confidence:.3f}"] for hand in hands]
-    return rows or [[name, "", "", "", "", "none", ""]]
+    return [hand.row(name) for hand in hands] or [row_without_hand(name, "none")]
 
 
 def find_hands(image: np.ndarray) -> list[FoundHand]:
@@ -249,7 +276,7 @@ def find_all(root: Path, names: Sequence[str], args: argparse.Namespace) -> Iter
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Find hands in the images of a folder, and write their boxes.")
+    parser = argparse.ArgumentParser(description="Find hands in the images of a folder; write boxes and landmarks.")
     parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of .jpg, .png and .webp files")
     parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
     parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")

@@ -16,17 +16,27 @@ from errors import UserError
 from parsing import as_numbers, parse_json, regular
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import WHOLE_IMAGE, Index
+from skeleton import HAND
 
 _COLUMNS: Final = ("file", "x0", "y0", "x1", "y1")
-_HEADERS: Final = (_COLUMNS, (*_COLUMNS, "hand"), (*_COLUMNS, "hand", "confidence"))
+_WITH_CONFIDENCE: Final = (*_COLUMNS, "hand", "confidence")
+_LANDMARKS: Final = tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
+_HEADERS: Final = (_COLUMNS, _WITH_CONFIDENCE[:-1], _WITH_CONFIDENCE, (*_WITH_CONFIDENCE, *_LANDMARKS))
 _WITHOUT_A_BOX: Final = ("none", "unreadable")
 _HANDS: Final = ("left", "right", *_WITHOUT_A_BOX)
 
 _log = logging.getLogger(__name__)
 
-_Row = tuple[str, object, Sequence[object], object]
-"""Position of a row (for messages), its file name, its four edges, and its hand; not checked yet. The hand is None in
-all rows of a file without hands."""
+
+class _Row(NamedTuple):
+    """A row, not checked yet. `where`: its position, for messages. `hand` is None in all rows of a file without hands,
+    `landmarks` in all rows of a file without landmarks."""
+
+    where: str
+    name: object
+    edges: Sequence[object]
+    hand: object
+    landmarks: Sequence[str] | None = None
 
 
 def squares_around(low_px: npt.NDArray[np.float64], high_px: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -51,18 +61,22 @@ class Boxes(NamedTuple):
         image: (M,) row of the image among the given names. With `mirror`, an image may have several boxes.
         box_px: (M, 3) float32, centre x, centre y and side of the square around the box.
         mirror: (M,) bool, left hands; None if the file has no column "hand".
+        keypoints_px: (M, 21, 2) float32, the landmarks of a hand, NaN where a row has none; None if the file has no
+            columns for them.
     """
 
     image: npt.NDArray[np.int64]
     box_px: npt.NDArray[np.float32]
     mirror: npt.NDArray[np.bool_] | None
+    keypoints_px: npt.NDArray[np.float32] | None = None
 
 
 def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     """Read the boxes of a file.
 
-    A CSV has the header `file,x0,y0,x1,y1`, with or without `hand`, and `confidence` after it; a JSON is
-    `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with the CSV's columns as keys. Edges are in pixels of the
+    A CSV has the header `file,x0,y0,x1,y1`, with or without `hand`, after it `confidence`, and after that the
+    landmarks, as tools/find_boxes.py writes them; a JSON is `{"hand.jpg": [x0, y0, x1, y1]}` or a list of objects with
+    the CSV's columns as keys, without landmarks. Edges are in pixels of the
     image as displayed (EXIF orientation applied), corner-based. With "hand", each row is a hand, "left" or "right", and
     an image may have several; a row with "none" or "unreadable" has no box. The same box of the same hand counts once.
     The confidence is not read.
@@ -76,9 +90,10 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     """
     row_of = {name: row for row, name in enumerate(names)}
     images, edges_px, left = list[int](), list[npt.NDArray[np.float64]](), list[bool]()
+    landmarks_px = list[npt.NDArray[np.float32]]()
     seen, hands_seen, again = set[int](), set[tuple[object, ...]](), list[str]()
     with_hands = False
-    for where, name, edges, hand in _rows(file):
+    for where, name, edges, hand, landmarks in _rows(file):
         with_hands = hand is not None
         row = row_of.get(name.removeprefix("./")) if isinstance(name, str) else None
         if row is None:
@@ -112,6 +127,8 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
             again.append(where)
             continue
         hands_seen.add(one_hand)
+        if landmarks is not None:
+            landmarks_px.append(_landmarks_px(landmarks, f"{file}, {where}"))
         images.append(row)
         edges_px.append(box_px)
         left.append(hand == "left")
@@ -122,7 +139,12 @@ def read_boxes(file: Path, names: Sequence[str]) -> Boxes:
     image, edges_of = np.array(images, np.int64), np.array(edges_px)
     order = np.argsort(image, kind="stable")
     boxes_px = squares_around(edges_of[:, :2], edges_of[:, 2:])[order]
-    return Boxes(image[order], boxes_px, np.array(left)[order] if with_hands else None)
+    return Boxes(
+        image[order],
+        boxes_px,
+        np.array(left)[order] if with_hands else None,
+        np.array(landmarks_px)[order] if landmarks_px else None,
+    )
 
 
 def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -143,8 +165,8 @@ def boxes_of_images(file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]
 def with_boxes(index: Index, file: Path) -> Index:
     """An index of whole images with the boxes of a file.
 
-    If the file says which hand a box shows, each of its hands is a sample, left ones are mirrored, and images without
-    a hand are left out. Otherwise an image without a box is used whole.
+    If the file says which hand a box shows, each of its hands is a sample, left ones are mirrored, images without a
+    hand are left out, and landmarks become keypoints. Otherwise an image without a box is used whole.
 
     Raises:
         UserError: as for `read_boxes`.
@@ -159,7 +181,7 @@ def with_boxes(index: Index, file: Path) -> Index:
             file, len(boxes.image), shown, len(index),
         )  # fmt: skip
     hands = index.select(boxes.image)
-    return replace(hands, box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image)
+    return replace(hands, box_px=boxes.box_px, mirror=boxes.mirror, group=boxes.image, keypoints_px=boxes.keypoints_px)
 
 
 def with_whole_images(boxes: Boxes, file: Path, names: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -209,7 +231,8 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
                 name, *others = cells[0], *(cell.strip() for cell in cells[1:])  # a name may begin with a space
                 surplus = others[len(header) - 1 :]
                 hand = "".join(others[4:5]) if "hand" in header else None
-                yield f"line {lines.line_num}", name, [*others[:4], *surplus], hand
+                landmarks = others[6 : len(header) - 1] if header[-1] in _LANDMARKS else None
+                yield _Row(f"line {lines.line_num}", name, [*others[:4], *surplus], hand, landmarks)
     except csv.Error as error:
         raise UserError(f"{file}, line {lines.line_num}: not CSV ({error}). Mend this line.") from error
 
@@ -221,7 +244,7 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
         raise UserError(f"{file}: not JSON ({error}). Mend the file of boxes.") from error
     if isinstance(content, dict):
         for number, (name, edges) in enumerate(content.items(), start=1):
-            yield f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges], None
+            yield _Row(f"entry {number} ({_text(name)})", name, edges if isinstance(edges, list) else [edges], None)
     elif isinstance(content, list):
         hands = any(isinstance(entry, dict) and "hand" in entry for entry in content)
         for number, entry in enumerate(content, start=1):
@@ -231,12 +254,23 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
                     f"found {_text(entry)}. Mend this entry."
                 )
             hand = (entry.get("hand") or "") if hands else None
-            yield f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]], hand
+            yield _Row(f"entry {number}", entry["file"], [entry[key] for key in _COLUMNS[1:]], hand)
     else:
         raise UserError(
             f'{file}: expected {{"hand.jpg": [x0, y0, x1, y1], ...}} or a list of objects, found {text[:40]!r}. '
             "Write the boxes in one of these forms."
         )
+
+
+def _landmarks_px(cells: Sequence[str], where: str) -> npt.NDArray[np.float32]:
+    """The landmarks of a hand, (21, 2); NaN if there are none, as in a row that was added by hand."""
+    values = as_numbers(cells) if any(cells) else np.full(len(_LANDMARKS), np.nan)
+    if values is None or values.shape != (len(_LANDMARKS),) or np.isinf(values).any():
+        raise UserError(
+            f"{where}: {len(cells)} cells for landmarks, {_text(list(cells))}; expected {len(_LANDMARKS)} numbers. "
+            "Mend this row, or find the boxes again."
+        )
+    return values.reshape(-1, 2).astype(np.float32)
 
 
 def _text(value: object) -> str:

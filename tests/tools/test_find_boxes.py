@@ -14,13 +14,24 @@ import pytest
 
 pytest.importorskip("tqdm")
 
+from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources.boxes import read_boxes
 from pipelines.sources.folder import load_folder
+from skeleton import HAND
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
 from tools import find_boxes
-from tools.find_boxes import HEADER, FoundHand, as_csv, fits_in_a_line, images_under, rows_so_far
+from tools.find_boxes import (
+    HEADER,
+    LANDMARKS,
+    FoundHand,
+    as_csv,
+    fits_in_a_line,
+    images_under,
+    row_without_hand,
+    rows_so_far,
+)
 from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
@@ -44,11 +55,13 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+LEFT_PX: Any = np.linspace([1.0, 12], [31.5, 32.5], 21)
+RIGHT_PX: Any = np.linspace([40.0, 12], [60, 22], 21)
 ROWS = [
-    [" a, b.jpg", "", "", "", "", "none", ""],
-    ['say "ö".jpg', "1.0", "2.0", "31.5", "32.5", "left", "0.900"],
-    ['say "ö".jpg', "40.0", "2.0", "60.0", "22.0", "right", "0.700"],
-    [" z.jpg", "", "", "", "", "unreadable", ""],
+    row_without_hand(" a, b.jpg", "none"),
+    FoundHand(LEFT_PX, "left", 0.9).row('say "ö".jpg'),
+    FoundHand(RIGHT_PX, "right", 0.7).row('say "ö".jpg'),
+    row_without_hand(" z.jpg", "unreadable"),
 ]
 
 
@@ -57,9 +70,26 @@ def test_what_it_writes_is_read(tmp_path: Path) -> None:
     file.write_bytes(HEADER.encode() + as_csv(ROWS))
     boxes = read_boxes(file, [" a, b.jpg", 'say "ö".jpg', " z.jpg"])
     assert boxes.image.tolist() == [1, 1]
-    np.testing.assert_array_equal(boxes.box_px, [[16.25, 17.25, 30.5], [50, 12, 20]])
+    assert boxes.box_px == pytest.approx(np.array([[16.25, 22.25, 30.5], [50, 17, 20]]), abs=0.051)
     assert boxes.mirror is not None
     assert boxes.mirror.tolist() == [True, False]
+    assert boxes.keypoints_px is not None
+    np.testing.assert_allclose(boxes.keypoints_px, [LEFT_PX, RIGHT_PX], atol=0.051)
+    assert list(HAND.keypoints) == LANDMARKS
+
+
+def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "boxes.csv"
+    whole = FoundHand(LEFT_PX, "left", 0.9).row("a.jpg")
+    for cells in (whole[:7], [*whole[:7], *[""] * 42]):
+        file.write_bytes(HEADER.encode() + as_csv([cells, FoundHand(RIGHT_PX, "left", 0.9).row("b.jpg")]))
+        keypoints_px = read_boxes(file, ["a.jpg", "b.jpg"]).keypoints_px
+        assert keypoints_px is not None
+        assert np.isnan(keypoints_px).all(axis=(1, 2)).tolist() == [True, False]
+    for cells in (whole[:-1], [*whole[:-1], "x"], [*whole[:-1], "inf"]):
+        file.write_bytes(HEADER.encode() + as_csv([cells]))
+        with pytest.raises(UserError, match=r"line 2: 4[12] cells for landmarks, .*; expected 42 numbers"):
+            read_boxes(file, ["a.jpg"])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +101,7 @@ def test_names_that_fit_in_a_line_are_read(tmp_path: Path, name: str) -> None:
     fits = fits_in_a_line(name)
     assert fits == name.endswith(("b.jpg", "\u3000.jpg", "d.jpg"))
     if fits:
-        file.write_bytes(HEADER.encode() + as_csv([[name, "1.0", "2.0", "31.5", "32.5", "left", "0.900"]]))
+        file.write_bytes(HEADER.encode() + as_csv([FoundHand(LEFT_PX, "left", 0.9).row(name)]))
         assert read_boxes(file, [name]).image.tolist() == [0]
 
 
@@ -110,7 +140,7 @@ def test_another_folder_and_other_options_are_refused(
         (tmp_path / folder / name).write_bytes(b"")
 
     def found(root: Path, names: list[str], args: Any) -> Any:
-        return ([[name, "1.0", "2.0", "3.0", "4.0", "left", "0.900"]] for name in names)
+        return ([FoundHand(LEFT_PX, "left", 0.9).row(name)] for name in names)
 
     def call(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["find_boxes.py", *arguments])
@@ -138,16 +168,6 @@ def test_another_folder_and_other_options_are_refused(
 def test_a_box_is_the_square_around_the_landmarks() -> None:
     landmarks_px = np.array([[10.0, 50], [30, 20], [20, 90]])
     assert FoundHand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
-
-
-LANDMARKS = """
-import json, sys
-import cv2
-import find_boxes
-find_boxes.load_detector(0.5, 1)
-found = [find_boxes.find_hands(cv2.imread(file)) for file in json.load(sys.stdin)]
-print(json.dumps([[hand.landmarks_px.tolist() for hand in hands] for hands in found]))
-"""
 
 
 @pytest.mark.slow
@@ -180,20 +200,8 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
     truth_side_px = (high_px - low_px).max(axis=1)
     moved_px = np.linalg.norm(index.box_px[~is_left, :2] - (low_px + high_px) / 2, axis=1)
 
-    python = subprocess.run([UV, "python", "find", "--script", TOOL], capture_output=True, text=True, check=True)
-    done = subprocess.run(
-        [python.stdout.strip(), "-c", LANDMARKS],
-        input=json.dumps([str(file) for file in files]),
-        cwd=TOOL.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    errors_px = [
-        np.linalg.norm(np.array(hands[0]) - truth, axis=1).mean()
-        for hands, truth in zip(json.loads(done.stdout), truth_px, strict=True)
-        if hands
-    ]
+    assert index.keypoints_px is not None
+    errors_px = np.linalg.norm(index.keypoints_px[~is_left] - truth_px[rows], axis=2).mean(axis=1)
     row = {
         "images": len(files),
         "image_px": 224,
