@@ -18,19 +18,17 @@ from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
 from train.distributed.world import alone
+from train.evaluation.constants import constant_pose_errors
 from train.evaluation.network_errors import evaluation_config, measure
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn
-from train.pose.metrics import align, in_one_place, mean_over_samples, pose_errors, score_tables
+from train.pose.metrics import mean_over_samples
 from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import CHECKPOINTS, Checkpoints, find_checkpoint, seal_of
 from train.runs.log import progress_bar
 from writing import whole_file
 
 Floats = npt.NDArray[np.float64]
-
-_ALIGNMENTS = 5
-"""Rounds of aligning all hands to their mean; two are enough to converge."""
 
 
 class Errors(NamedTuple):
@@ -102,7 +100,7 @@ def measure_arm(run: PoseRun, overrides: Sequence[str]) -> Errors:
 
 
 def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
-    """Errors of two constant predictions on the images that `overrides` choose, see `constant_errors`.
+    """Errors of two constant predictions on the images that `overrides` choose, see `constant_pose_errors`.
 
     They are made from the dataset's training split. Without hands that are wholly known in 3D, there are none.
     """
@@ -115,40 +113,8 @@ def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
         return {}
     if not (known.in_metres and measured.in_metres):
         return {}
-    return constant_errors(known.joints.astype(np.float64), measured.joints.astype(np.float64))
-
-
-def constant_errors(known_m: Floats, held_out_m: Floats) -> dict[str, float]:
-    """PA-EPE in cm of two constant predictions.
-
-    "mean_pose" is the mean of the joints relative to the wrist: the prediction of a network that has learnt nothing.
-    "rigid_hand" is the mean of the hands after alignment to each other; the metric aligns it to each hand.
-
-    Args:
-        known_m: (N, K, 3) hands whose mean is taken, in metres. Labels that are a single point, or not finite, are
-            left out.
-        held_out_m: (M, 21, 3) hands to measure on, in metres, with the same exception.
-
-    Raises:
-        UserError: no hand is left.
-    """
-    known_m, held_out_m = _hands_of_some_size(known_m), _hands_of_some_size(held_out_m)
-    known_m = known_m - known_m[:, :1]
-    rigid = known_m[0]
-    for _ in range(_ALIGNMENTS):
-        rigid = align(known_m, np.broadcast_to(rigid, known_m.shape)).mean(axis=0)
-    errors = {
-        f"{name}_pa_epe_cm": score_tables(pose_errors(np.broadcast_to(pose, held_out_m.shape), held_out_m))["pa_epe_cm"]
-        for name, pose in (("mean_pose", known_m.mean(axis=0)), ("rigid_hand", rigid))
+    errors = constant_pose_errors(known.joints.astype(np.float64), measured.joints.astype(np.float64))
+    return {
+        "mean_pose_pa_epe_cm": errors["mean_pose"]["pa_epe_cm"],
+        "rigid_hand_pa_epe_cm": errors["rigid_pose"]["pa_epe_cm"],
     }
-    return {name: float(np.nanmean(mean_over_samples(table))) for name, table in errors.items()}
-
-
-def _hands_of_some_size(hands_m: Floats) -> Floats:
-    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(hands_m).all(axis=2))
-    kept: Floats = hands_m[known.all(axis=1) & ~in_one_place(hands_m, known)]
-    if not len(kept):
-        raise UserError(
-            f"all {len(hands_m)} labels are a single point or not finite: expected hands. Use another dataset"
-        )
-    return kept

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -19,9 +18,8 @@ from errors import UserError
 from experiments import measure, run
 from experiments.compare import compare
 from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
-from experiments.measure import Errors, constant_errors
+from experiments.measure import Errors
 from experiments.run import run_study
-from tests.train import tiny_hands
 from train.config.pretraining import Config
 from train.distributed.interrupt import Interrupted
 from train.runs.checkpoint import write_checkpoint
@@ -248,24 +246,6 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
         write_network(plan.run_of("ours", 0), network)
         measure.measured_errors(plan, 0, "ours")
         assert (file.stat().st_mtime_ns != before) == changed
-
-
-def test_constants_of_a_hand_that_only_turns() -> None:
-    """About its long axis: the rigid hand is exact, and the mean pose shrinks to a line."""
-    hand = tiny_hands.random_hands_m(np.random.default_rng(0), 1)[0]
-    angles_rad = np.random.default_rng(1).uniform(0, 2 * np.pi, 200)
-    hands = np.stack([hand @ cv2.Rodrigues(np.array([0, angle_rad, 0]))[0].T for angle_rad in angles_rad])
-    errors = constant_errors(hands[:100], hands[100:])
-    assert errors["rigid_hand_pa_epe_cm"] < 1e-6
-    assert errors["mean_pose_pa_epe_cm"] > 1
-
-
-def test_labels_of_one_point_do_not_count() -> None:
-    hands = tiny_hands.random_hands_m(np.random.default_rng(0), 20)
-    spoilt = np.concatenate([np.full((1, 21, 3), 0.5), hands[:10]]), np.concatenate([hands[10:], np.ones((1, 21, 3))])
-    assert constant_errors(*spoilt) == constant_errors(hands[:10], hands[10:])
-    with pytest.raises(UserError, match="all 3 labels are a single point or not finite"):
-        constant_errors(hands, np.full((3, 21, 3), np.nan))
 
 
 @pytest.mark.parametrize(

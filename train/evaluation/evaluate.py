@@ -18,6 +18,7 @@ from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.distributed.world import alone
 from train.evaluation import network_errors, report
+from train.evaluation.constants import evaluation_constants
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Progress, estimate_poses
 from train.pose.labels import PoseLabels
@@ -83,8 +84,11 @@ def evaluate(
             log.warning("%s was trained on some or all of these images", one.path)
     evaluation = network_errors.measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
     measured = network_errors.intervals(evaluation)
-    content = report.results(evaluation, measured, proper_rotation=proper_rotation, crop=crop)
-    tables = [report.table_of(_title(evaluation), measured)]
+    results = partial(
+        report.results, constants=evaluation_constants(index, labels), proper_rotation=proper_rotation, crop=crop
+    )
+    content = results(evaluation, measured)
+    tables = [report.table_of(_title(evaluation), measured, constants=content["constants"])]
     rows = network_errors.worst_poses(evaluation, worst)
     content["worst"] = report.of_poses(evaluation, rows.tolist())
     shown = {_name(run): content}
@@ -96,7 +100,7 @@ def evaluate(
             other_run, same_images, other_index, labels, others, proper_rotation=proper_rotation
         )
         differences = network_errors.difference(evaluation, other)
-        theirs = report.results(other, network_errors.intervals(other), proper_rotation=proper_rotation, crop=crop)
+        theirs = results(other, network_errors.intervals(other))
         minus = {"minus": theirs["checkpoint"], "difference": report.intervals_for_json(differences)}
         content["comparison"] = {**minus, "other": theirs}
         tables.append(report.table_of(f"minus {other.run.path}, on the same images", differences, signed=True))

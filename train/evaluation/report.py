@@ -23,7 +23,16 @@ from pipelines.config import each_source
 from train.evaluation.network_errors import Evaluation
 from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
-from train.pose.metrics import METRICS, THRESHOLDS_M, THRESHOLDS_PX, Floats, Interval, mean_over_samples, pck_curve
+from train.pose.metrics import (
+    METRICS,
+    THRESHOLDS_M,
+    THRESHOLDS_PX,
+    Floats,
+    Interval,
+    constants_in_words,
+    mean_over_samples,
+    pck_curve,
+)
 from train.pose.pictures import pose_picture
 from writing import write_text
 
@@ -39,7 +48,12 @@ PCK: Final = {
 
 
 def results(
-    evaluation: Evaluation, intervals: Mapping[str, Interval], *, proper_rotation: bool, crop: str
+    evaluation: Evaluation,
+    intervals: Mapping[str, Interval],
+    *,
+    constants: Mapping[str, Mapping[str, float]],
+    proper_rotation: bool,
+    crop: str,
 ) -> dict[str, Any]:
     """All results, for JSON."""
     tables = evaluation.tables()
@@ -56,6 +70,7 @@ def results(
         "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
         "metrics": intervals_for_json(intervals),
         "confidence": 0.95,
+        "constants": constants,
         "per_keypoint": {
             name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_samples(table)), strict=True))
             for name, table in tables.items()
@@ -87,17 +102,26 @@ def _curves(evaluation: Evaluation) -> dict[str, tuple[Floats, Floats]]:
     return {name: curve for name, curve in curves.items() if not np.isnan(curve[0]).all()}
 
 
-def table_of(title: str, intervals: Mapping[str, Interval], *, signed: bool = False) -> Table:
-    """A table of the metrics with their intervals, for the terminal."""
+def table_of(
+    title: str,
+    intervals: Mapping[str, Interval],
+    *,
+    constants: Mapping[str, Mapping[str, float]] | None = None,
+    signed: bool = False,
+) -> Table:
+    """A table of the metrics with their intervals, and with those of constant predictions, for the terminal."""
     table = Table(title=escape(printable(title)), title_justify="left", title_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
+    if constants:
+        table.add_column("constant predictions")
     sign = "+" if signed else ""
     for name, interval in intervals.items():
         low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
         limits = "none: only one pose" if np.isnan(interval.low) else f"{low} to {high}"
-        table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits)
+        beside = [", ".join(constants_in_words(constants, name))] if constants else []
+        table.add_row(METRICS[name].title + METRICS[name].of, f"{interval.value:{sign}.3f}", limits, *beside)
     return table
 
 

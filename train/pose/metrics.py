@@ -64,6 +64,21 @@ METRICS: Final = {
 }
 """All metrics, in the order of importance."""
 
+CONSTANTS: Final = {
+    "mean_keypoints": "the mean keypoints in the box",
+    "mean_pose": "the mean pose",
+    "rigid_pose": "one rigid pose",
+}
+"""Constant predictions beside which errors are seen (`train.evaluation.constants`), and words for them."""
+
+
+def constants_in_words(constants: Mapping[str, Mapping[str, float]], metric: str) -> list[str]:
+    """The constant predictions that were measured by a metric, such as "the mean pose 3.75"."""
+    decimals = METRICS[metric].decimals
+    return [
+        f"{CONSTANTS[name]} {errors[metric]:.{decimals}f}" for name, errors in constants.items() if metric in errors
+    ]
+
 
 @dataclass(frozen=True)
 class PoseErrors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from train.pose.metrics import METRICS, Metric
+from train.pose.metrics import METRICS, Metric, constants_in_words
 from train.report.contents import Measured
 
 NO_INTERVAL: Final = "no interval: there is only one pose"
@@ -28,11 +28,12 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A metric, with the cells of all runs and of the difference of the first two."""
+    """A metric, with the cells of all runs and of the difference of the first two, and constants in words."""
 
     metric: Metric
     cells: Sequence[Cell]
     difference: Cell | None
+    constants: Sequence[str]
 
 
 def as_text(value: float, metric: Metric, *, signed: bool = False) -> str:
@@ -60,7 +61,8 @@ def table(found: Measured) -> list[Row]:
         if all(name in result["metrics"] for result in found.results):
             differs = (found.difference or {}).get(name)
             difference = None if differs is None else _cell(differs, metric, signed=True)
-            rows.append(Row(metric, [_cell(result["metrics"][name], metric) for result in found.results], difference))
+            cells = [_cell(result["metrics"][name], metric) for result in found.results]
+            rows.append(Row(metric, cells, difference, constants_in_words(found.results[0]["constants"], name)))
     return rows
 
 
@@ -114,6 +116,7 @@ def facts(found: Measured) -> list[str]:
         f"Measured on {first['images']} images of {first['data']}"
         + (f", left out: {', '.join(left_out)}" if left_out else "")
         + f". Alignment: {first['alignment']}.",
+        "Constant predictions do not look at the picture; their constants are fitted to these labels.",
         "Intervals are 95 %, bootstrapped over images. They do not include the variation between training runs: with "
         "other seeds, the result may differ.",
     ]

@@ -1,0 +1,95 @@
+"""Errors of constant predictions, beside which the errors of a network are seen.
+
+The constants of an evaluation are fitted to the very labels that they are measured on, which favours them. What is not
+clearly better than they are tells nothing about the picture.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from errors import UserError
+from pipelines.samples.index import Index
+from train.pose.labels import PoseLabels, left_for_right
+from train.pose.metrics import (
+    Floats,
+    align,
+    in_one_place,
+    metric_of,
+    pixel_errors,
+    pose_errors,
+    score_tables,
+)
+
+_ALIGNMENTS: Final = 5
+"""Rounds of aligning all poses to their mean; two are enough to converge."""
+
+
+def evaluation_constants(index: Index, labels: PoseLabels) -> dict[str, dict[str, float]]:
+    """The metrics of each of `CONSTANTS` that the labels allow, by name: in 2D, and in 3D after alignment."""
+    found = {}
+    known_px = np.isfinite(labels.keypoints_px).all(axis=2)
+    placed_px = mean_keypoints_px(labels, index.box_px)
+    known_px &= np.isfinite(placed_px).all(axis=2)
+    if known_px.any():
+        error_px = pixel_errors(placed_px, labels.keypoints_px, valid=known_px)
+        found["mean_keypoints"] = {"epe_px": metric_of(error_px)}
+    joints_m = labels.joints.astype(np.float64)
+    if labels.in_metres and len(_poses_of_some_size(joints_m)):
+        found |= constant_pose_errors(joints_m, joints_m)
+    return found
+
+
+def mean_keypoints_px(labels: PoseLabels, box_px: npt.NDArray[np.float32]) -> Floats:
+    """The mean place of each keypoint in its box, put into every box: (N, K, 2), in pixels of the source.
+
+    NaN where a keypoint is never labelled, or the box is a whole image of unknown size. Mirrored samples count as their
+    mirror image.
+    """
+    side_px = np.where(box_px[:, 2] > 0, box_px[:, 2], np.nan)[:, None, None]
+    turned = np.where(labels.mirror[:, None], [-1.0, 1.0], 1.0)[:, None]  # (N, 1, 2)
+    in_box = (labels.keypoints_px - box_px[:, None, :2]) / side_px * turned
+    in_box = left_for_right(in_box.astype(np.float64), labels.mirror, labels.skeleton)
+    mean = np.ma.masked_invalid(in_box).mean(axis=0).filled(np.nan)
+    placed = left_for_right(np.broadcast_to(mean, in_box.shape), labels.mirror, labels.skeleton)
+    return np.asarray(placed * turned * side_px + box_px[:, None, :2])
+
+
+def constant_pose_errors(known_m: Floats, measured_m: Floats) -> dict[str, dict[str, float]]:
+    """PA-EPE and PA-AUC of two constant poses.
+
+    "mean_pose" is the mean of the joints relative to the first one: the prediction of a network that learnt nothing.
+    "rigid_pose" is the mean of the poses after alignment to each other; the metric aligns it to each pose.
+
+    Args:
+        known_m: (N, K, 3) poses whose mean is taken, in metres. Labels that are a single point, or not finite, are left
+            out.
+        measured_m: (M, K, 3) poses to measure on, in metres, with the same exception.
+
+    Raises:
+        UserError: no pose is left.
+    """
+    kept = [_poses_of_some_size(poses_m) for poses_m in (known_m, measured_m)]
+    for poses_m, left in zip((known_m, measured_m), kept, strict=True):
+        if not len(left):
+            raise UserError(
+                f"all {len(poses_m)} labels are a single point or not finite: expected poses. Use another dataset"
+            )
+    known_m, measured_m = kept
+    known_m = known_m - known_m[:, :1]
+    rigid_m = known_m[0]
+    for _ in range(_ALIGNMENTS):
+        rigid_m = align(known_m, np.broadcast_to(rigid_m, known_m.shape)).mean(axis=0)
+    errors = {}
+    for name, pose_m in (("mean_pose", known_m.mean(axis=0)), ("rigid_pose", rigid_m)):
+        tables = score_tables(pose_errors(np.broadcast_to(pose_m, measured_m.shape), measured_m))
+        errors[name] = {metric: metric_of(tables[metric]) for metric in ("pa_epe_cm", "pa_auc")}
+    return errors
+
+
+def _poses_of_some_size(poses_m: Floats) -> Floats:
+    known: npt.NDArray[np.bool_] = np.asarray(np.isfinite(poses_m).all(axis=2))
+    return poses_m[known.all(axis=1) & ~in_one_place(poses_m, known)]
