@@ -6,11 +6,13 @@ name of its file.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from bench.classification.documents import draw_photographs, photographs_table
 from bench.gpu.cards import CARDS
 from bench.gpu.estimate import SOURCES
 from bench.gpu.estimate_tables import estimate
@@ -38,6 +40,8 @@ def write_docs(results: Path, docs: Path) -> str:
     if not (readme := docs.parent / "README.md").exists():
         done.append(f"{readme}: no such file, so its tables were not written")
     done += write_pictures(results, docs / "images")
+    with contextlib.suppress(NoRowError):
+        done.append(draw_photographs(results, docs / "images"))
     return "\n".join(done)
 
 
@@ -189,19 +193,27 @@ def _find_boxes(results: Path) -> str:
 
 
 def _networks(results: Path) -> str:
-    """A table of the newest row of each network that is trained here."""
-    newest = {row["network"]: row for row in rows_of(results / "networks.jsonl")}
+    """A table of the newest row of each network that is trained here, on each set of images."""
+    newest = {(row["network"], row["measured_on"]): row for row in rows_of(results / "networks.jsonl")}
     if not newest:
         raise NoRowError
     lines = [
         (
-            row["network"], row["measured_on"], f"{row['pa_epe_cm']:.2f}", f"{row['epe_px']:.1f}",
-            f"{row['median_epe_px']:.1f}", f"{row['place']}, {row['machine']['date']}",
+            row["network"], row["measured_on"], _number(row, "pa_epe_cm", 2), _number(row, "rigid_pose_pa_epe_cm", 2),
+            _number(row, "epe_px", 1), _number(row, "median_epe_px", 1), _number(row, "mean_keypoints_epe_px", 1),
+            f"{row['place']}, {row['machine']['date']}",
         )
         for row in newest.values()
     ]  # fmt: skip
-    heads = ("network", "measured on", "PA-EPE (cm)", "2D EPE (px of 224)", "its median", "row")
+    heads = (
+        "network", "measured on", "PA-EPE (cm)", "one rigid hand's", "2D EPE (px of 224)", "its median",
+        "the mean keypoints'", "row",
+    )  # fmt: skip
     return markdown(heads, lines)
+
+
+def _number(row: Row, name: str, decimals: int) -> str:
+    return f"{row[name]:.{decimals}f}" if name in row else "-"
 
 
 _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
@@ -220,6 +232,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "first-batch": _first_batch,
     "find-boxes": _find_boxes,
     "networks": _networks,
+    "photographs": photographs_table,
     "proofs": lambda results: proofs(results, _IN_OTHER_TABLES),
 }
 _IN_OTHER_TABLES: Final[set[str]] = {
@@ -232,6 +245,7 @@ _IN_OTHER_TABLES: Final[set[str]] = {
     "first_batch",
     "find_boxes",
     "networks",
+    "photographs",
 }
 
 

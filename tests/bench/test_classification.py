@@ -16,8 +16,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bench.classification.classify import _of_constant, predict_classes
+from bench.classification.documents import draw_photographs, photographs_table
 from bench.classification.encoders import features_of, load_frozen
 from bench.classification.labels import Labels, read_labels, splits
+from bench.tables import NoRowError
 from errors import UserError
 from models.network import Normalize
 from pipelines.config import DataConfig
@@ -260,3 +262,40 @@ def test_a_part_of_the_images_may_have_labels(photos: Path, tmp_path: Path) -> N
     assert list(labelled.paths) == sorted(line.split(",")[0] for line in LINES[2:])
     assert labels.group.tolist() == [0, 1, 2, 0, 1, 2]
     assert labels.label.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def row_of(seed: int, shares: dict[str, float]) -> dict[str, Any]:
+    """A row as `classify` records it, with the same share everywhere for each encoder."""
+    kinds: dict[str, dict[str, Any]] = {
+        "peclr": {"trained": "pre-training", "variant": "paper"},
+        "simclr": {"trained": "pre-training", "variant": "none"},
+        "network": {"trained": "fine-tuning"}, "random": {}, "pixels": {}, "constant": {},
+    }  # fmt: skip
+    encoders = [
+        {
+            "name": name, **about, "accuracy": {"value": shares[name]},
+            "nearest_neighbours": None if name == "constant" else {"value": shares[name]},
+            "few": {} if name == "constant" else {"2": [shares[name] - 0.02, shares[name] + 0.02], "9": [shares[name]]},
+        }
+        for name, about in kinds.items()
+    ]  # fmt: skip
+    machine = {"cpu": "X", "gpu": "none", "cores": 2, "date": "2026-01-01", "commit": str(seed)}
+    return {"machine": machine, "tested": 400, "groups_tested": 40, "groups": 200, "encoders": encoders}
+
+
+def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
+    others = {"network": 0.8, "random": 0.3, "pixels": 0.4, "constant": 0.1}
+    rows = [row_of(seed, {"peclr": 0.9 + seed / 100, "simclr": 0.9, **others}) for seed in (0, 1, 2)]
+    (tmp_path / "photographs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = photographs_table(tmp_path)
+    everywhere = "91.0 (90.0 to 92.0)"
+    assert f"| PeCLR, no labels | {' | '.join([everywhere] * 4)} |" in text
+    assert "| always one digit | - | - | 10.0 (10.0 to 10.0) | - |" in text
+    assert "1200 photographs of 120 people tested" in text
+    interval = 4.303 / 3**0.5  # Student's factor for 2 degrees of freedom, deviation 1 point
+    difference = f"+1.0 ({1 - interval:+.1f} to {1 + interval:+.1f})"
+    assert f"| minus SimCLR, no labels | {difference} | {difference} |" in text
+    assert "accuracy" in draw_photographs(tmp_path, tmp_path)
+    assert cv2.imread(str(tmp_path / "photographs.png")) is not None
+    with pytest.raises(NoRowError):
+        photographs_table(tmp_path / "nothing")
