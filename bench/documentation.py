@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bench.classification.documents import draw_photographs, photographs_table
+from bench.classification.documents import draw_photographs, photographs_in_short, photographs_table
 from bench.gpu.cards import CARDS
 from bench.gpu.estimate import SOURCES
 from bench.gpu.estimate_tables import estimate
@@ -233,6 +233,7 @@ _TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "find-boxes": _find_boxes,
     "networks": _networks,
     "photographs": photographs_table,
+    "photographs-in-short": photographs_in_short,
     "proofs": lambda results: proofs(results, _IN_OTHER_TABLES),
 }
 _IN_OTHER_TABLES: Final[set[str]] = {

@@ -36,8 +36,6 @@ KINDS: Final = (
     Kind("raw pixels", "#6b7280", lambda entry: entry["name"] == "pixels"),
     Kind("always one digit", "#d0d5db", lambda entry: entry["name"] == "constant"),
 )
-_PEOPLE: Final = "2"
-"""The number of people with labels in the sentences."""
 
 
 class Found(NamedTuple):
@@ -65,31 +63,46 @@ def found_in(rows: Sequence[Row], kind: Kind) -> Found:
 
 
 def photographs_table(results: Path) -> str:
-    """The shares of all kinds of encoders, and the differences that matter.
+    """The shares of all kinds of encoders, and PeCLR's differences to the others.
 
     Raises:
         NoRowError: there is no row.
     """
     rows = _rows(results)
     found = {kind.name: found_in(rows, kind) for kind in KINDS}
-    people = list(found[KINDS[0].name].few)
-    heads = ("frozen features", *(f"{count} people" for count in people), "all", "all, nearest neighbours")
+    first, *others = (found[kind.name] for kind in KINDS[:5])
+    heads = ("frozen features", *(f"{count} people" for count in first.few), "all", "all, nearest neighbours")
     lines = [
-        (name, *(_range(of.few.get(count, [])) for count in people), _range(of.everybody), _range(of.nearest))
+        (name, *(_range(of.few.get(count, [])) for count in first.few), _range(of.everybody), _range(of.nearest))
         for name, of in found.items()
     ]
-    tested, groups = (sum(row[key] for row in rows) for key in ("tested", "groups_tested"))
-    first, *others = (found[kind.name] for kind in KINDS[:5])
-    names = [kind.name for kind in KINDS[1:5]]
     differences = [
-        (f"minus {name}", _difference(first.few[_PEOPLE], of.few[_PEOPLE]), _difference(first.everybody, of.everybody))
-        for name, of in zip(names, others, strict=True)
-    ]
+        (f"minus {kind.name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
+         _difference(first.everybody, of.everybody), _difference(first.nearest, of.nearest))
+        for kind, of in zip(KINDS[1:5], others, strict=True)
+    ]  # fmt: skip
     return (
-        f"{measured_on(rows[-1])}; {len(rows)} seeds, each with other people held out: {tested} photographs of "
-        f"{groups} people tested. Mean and range over seeds, in percent.\n\n{markdown(heads, lines)}\n"
-        f"{markdown(('PeCLR, in points (95 %)', f'labels of {_PEOPLE} people', 'labels of all'), differences)}"
+        f"{_measured_on(rows)} Mean and range over seeds, in percent, by the number of people with labels:\n\n"
+        f"{markdown(heads, lines)}\nPeCLR minus the others, in points, paired by seed, with Student's 95 % interval:"
+        "\n\n"
+        f"{markdown(('PeCLR', *heads[1:]), differences)}"
     )
+
+
+def photographs_in_short(results: Path) -> str:
+    """Means over seeds, for the README.
+
+    Raises:
+        NoRowError: there is no row.
+    """
+    rows = _rows(results)
+    lines = []
+    for kind in KINDS:
+        of = found_in(rows, kind)
+        shares = (of.few.get("2", []), of.few.get("10", []), of.everybody)
+        lines.append((kind.name, *(f"{100 * fmean(share):.1f}" if share else "-" for share in shares)))
+    heads = ("frozen features: digits told right, in %", "labels of 2 people", "of 10", "of all the others")
+    return f"{_measured_on(rows)}\n\n{markdown(heads, lines)}"
 
 
 def draw_photographs(results: Path, images: Path) -> str:
@@ -119,7 +132,7 @@ def draw_photographs(results: Path, images: Path) -> str:
     axes.set_ylabel("digits told right [%]")
     axes.grid(color="0.92")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right", fontsize=8.5)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.12), fontsize=8.5)
     save_figure(images / PICTURE, figure, dpi=120)
     return f"{images / PICTURE}: accuracy over the number of people with labels"
 
@@ -129,6 +142,14 @@ def _rows(results: Path) -> list[Row]:
     if not rows:
         raise NoRowError
     return rows
+
+
+def _measured_on(rows: Sequence[Row]) -> str:
+    tested, people = (sum(row[key] for row in rows) for key in ("tested", "groups_tested"))
+    return (
+        f"{measured_on(rows[-1])}. {len(rows)} seeds, each with other people held out: {tested} photographs of "
+        f"{people} people tested."
+    )
 
 
 def _range(shares: Sequence[float]) -> str:

@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bench.classification.classify import _of_constant, predict_classes
-from bench.classification.documents import draw_photographs, photographs_table
+from bench.classification.documents import draw_photographs, photographs_in_short, photographs_table
 from bench.classification.encoders import features_of, load_frozen
 from bench.classification.labels import Labels, read_labels, splits
 from bench.tables import NoRowError
@@ -294,7 +294,8 @@ def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
     assert "1200 photographs of 120 people tested" in text
     interval = 4.303 / 3**0.5  # Student's factor for 2 degrees of freedom, deviation 1 point
     difference = f"+1.0 ({1 - interval:+.1f} to {1 + interval:+.1f})"
-    assert f"| minus SimCLR, no labels | {difference} | {difference} |" in text
+    assert f"| minus SimCLR, no labels | {' | '.join([difference] * 4)} |" in text
+    assert "| PeCLR, no labels | 91.0 | - | 91.0 |" in photographs_in_short(tmp_path)
     assert "accuracy" in draw_photographs(tmp_path, tmp_path)
     assert cv2.imread(str(tmp_path / "photographs.png")) is not None
     with pytest.raises(NoRowError):
