@@ -31,6 +31,7 @@ from errors import ToldByAnother, UserError
 from errors.refused import may_pass, of_machine
 from errors.terminal import OneLine
 from machine.compiled import choose_cache_folder
+from machine.freed_memory import keep_freed_memory
 from train.commands.options import is_first_on_host, is_main_rank, say
 from train.distributed import restarts
 from train.distributed.interrupt import Interrupted
@@ -44,6 +45,7 @@ class OneLineErrors(click.Group):
         if restarts.refused_before():
             sys.exit(2)
         choose_cache_folder()
+        keep_freed_memory()
         if logging.lastResort is not None:  # this handler prints the warnings of commands that configure no log
             logging.lastResort.setFormatter(OneLine("%(message)s"))
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8

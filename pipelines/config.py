@@ -9,9 +9,9 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Factor, Fraction, Gigabytes, Positive, PositiveFraction, Queue, Seed, Threads, one_of
@@ -107,9 +107,6 @@ class PipelinesConfig:
             Triton kernel, which reads the decoded images and writes all views of a DALI batch. "fused" is not the
             default, since no GPU has run it yet: its pixels were checked on a CPU, with Triton's interpreter. Triton
             needs a C compiler, as `train.compile` does.
-        decoder_memory: "auto" makes a decoder on the CPU faster: malloc keeps freed memory, and the JPEG decoder's rows
-            are stored through the caches. "off" changes nothing. If the decoder is on a GPU, "auto" changes nothing
-            either.
     """
 
     backend: Literal["auto", "dali", "opencv"] = "auto"
@@ -120,7 +117,12 @@ class PipelinesConfig:
     hw_decoder_load: Fraction = 0.65
     decode: Literal["auto", "whole", "region"] = "auto"
     gpu_views: Literal["fused", "graph"] = "graph"
-    decoder_memory: Literal["auto", "off"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, table: Any) -> Any:
+        """Leave out a key that configurations of earlier versions hold. It never changed the views."""
+        return {key: table[key] for key in table if key != "decoder_memory"} if isinstance(table, dict) else table
 
 
 def box_file(config: DataConfig) -> Path | None:

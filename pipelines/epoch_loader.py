@@ -20,7 +20,6 @@ from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.randomness import MOST_VIEWS
-from pipelines.render.backends import prepare_process
 from pipelines.request_maker import Quarantine
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
@@ -43,7 +42,6 @@ def make_loader(
     colour: ColourConfig = ColourConfig(),  # noqa: B008
     appearance: AppearanceConfig = AppearanceConfig(),  # noqa: B008
     config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
-    prepare: bool = False,
 ) -> EpochLoader:
     """Make a loader of augmented views with their matrices, for any training loop. Examples: docs/library.md.
 
@@ -64,7 +62,6 @@ def make_loader(
         appearance: further augmentations of pixels.
         config: how the views are made. Where torchrun does not say how many processes share this machine's cores, set
             `threads` if there are several.
-        prepare: set up this process's memory for a faster decoder on a CPU, see `PipelinesConfig.decoder_memory`.
 
     Raises:
         UserError: the data cannot be used, a batch needs more images or fewer ranks, it is not whole micro-batches, the
@@ -80,8 +77,6 @@ def make_loader(
     if device is None:
         device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
     place = _usable(device)
-    if prepare:
-        prepare_process(config, place)
     if isinstance(data, str | Path):
         data = DataConfig(source="folder", root=str(data))
     elif not isinstance(data, Index | DataConfig) and not data:

@@ -147,7 +147,7 @@ def test_warnings_of_commands_without_a_log_are_one_line_each(
         layouts.write_image(tmp_path / "images" / name, 60, 40)
     (tmp_path / "images" / "\x1b[31m\nerror: lost.jpg").write_bytes(b"<html>")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest has its own
-    values = ("data.source=folder", f"data.root={tmp_path / 'images'}", "pipelines.decoder_memory=off")  # "auto" logs
+    values = ("data.source=folder", f"data.root={tmp_path / 'images'}")
     settings = [word for value in values for word in ("--set", value)]
     assert run_cli("views", *settings, str(tmp_path / "views.png")) == 0
     warning = capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
 
     tiny_run.write_images(tmp_path / "images", count=2)
     monkeypatch.setattr(os, "fsync", full)
-    values = ("data.source=folder", f"data.root={tmp_path / 'images'}", "pipelines.decoder_memory=off")  # "auto" logs
+    values = ("data.source=folder", f"data.root={tmp_path / 'images'}")
     settings = [word for value in values for word in ("--set", value)]
     assert run_cli("views", *settings, str(tmp_path / "views.png")) == 2
     assert capsys.readouterr().err == (

@@ -17,7 +17,6 @@ import torch
 from errors import UserError
 from machine.cores import available_cores, warn_of_threads
 from pipelines.loader import Loader
-from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from pipelines.samples.shares import micro_batch_share
@@ -149,7 +148,6 @@ class Trainer:
         # Not before: a run that could not start must leave no files.
         together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
 
-        prepare_process(config.pipelines, world.device)
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
         build = partial(Loader, index, schedule, config.pipelines, config.augmentation, device=world.device)

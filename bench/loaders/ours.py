@@ -17,7 +17,6 @@ from machine.cores import available_cores
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.loader import Loader
-from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.samples.store import in_order
@@ -51,7 +50,6 @@ class LoaderSettings(Rounds):
 
 def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
     """Our loader as configured, for one rank. It does not end."""
-    prepare_process(config.pipelines, device)
     schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
     return Loader(index, schedule, config.pipelines, config.augmentation, device=device)
 

@@ -13,7 +13,6 @@ from nvidia.dali import Pipeline
 from torch.utils.dlpack import from_dlpack
 
 from machine.cores import available_cores
-from machine.decoder_memory import prepare_decoder_memory
 from pipelines.arrays import IntArray
 from pipelines.batch import View
 from pipelines.config import PipelinesConfig
@@ -53,16 +52,6 @@ def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.de
     return backend
 
 
-def prepare_process(config: PipelinesConfig, device: torch.device) -> None:
-    """Set up the memory of a command's process for a decoder on the CPU, if configured and needed, and log it."""
-    if config.decoder_memory == "auto" and not _decodes_on_gpu(config, device):
-        prepare_decoder_memory()
-
-
-def _decodes_on_gpu(config: PipelinesConfig, device: torch.device) -> bool:
-    return device.type == "cuda" and resolve_backend(config.backend, device) == "dali"
-
-
 def configure_graph(
     index: Index,
     config: PipelinesConfig,
@@ -81,7 +70,7 @@ def configure_graph(
         rows: rows of a batch that this process loads.
         processes_here: processes that share this machine's cores.
     """
-    on_gpu = _decodes_on_gpu(config, device)
+    on_gpu = device.type == "cuda" and resolve_backend(config.backend, device) == "dali"
     pixels, kept = largest_pixels(index), index.pixels is not None
     return GraphConfig(
         device="gpu" if on_gpu else "cpu",
@@ -91,7 +80,6 @@ def configure_graph(
         prefetch=config.prefetch,
         views=views,
         hw_decoder_load=config.hw_decoder_load,
-        decoder_memory=config.decoder_memory,
         regions=not kept
         and (config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS)),
         pixels=kept,

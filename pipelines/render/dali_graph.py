@@ -38,7 +38,6 @@ class GraphConfig:
         pixels: the requests have kept pixels, so nothing is decoded.
         fused: on a GPU: the graph only decodes, and one kernel makes the views.
         halvings: largest number of halvings of a view (`plan.most_halvings`); the graph has as many nodes for them.
-        decoder_memory: whether commands set up their process's memory for a decoder on the CPU.
     """
 
     device: Literal["cpu", "gpu"]
@@ -52,7 +51,6 @@ class GraphConfig:
     pixels: bool = False
     fused: bool = False
     halvings: int = MAX_HALVINGS
-    decoder_memory: Literal["auto", "off"] = "off"
 
 
 def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request: Callable[[], Request]) -> Pipeline:

@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 
 from errors import UserError
-from machine.decoder_memory import prepare_decoder_memory
 from pipelines.render.dali_graph import GraphConfig
 from pipelines.render.request import Encoded, Request
 from pipelines.render.runner import FileDecoder
@@ -46,8 +45,6 @@ class DaliDecoder:
     """Decodes whole images as the data path does."""
 
     def __init__(self, config: GraphConfig) -> None:
-        if config.device == "cpu" and config.decoder_memory == "auto":
-            prepare_decoder_memory()
         whole = replace(config, regions=False)
         self._many, self._one = FileDecoder(whole), FileDecoder(replace(whole, batch=1))
 
@@ -121,9 +118,7 @@ class DecoderProcess:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         self._connection, other_end = context.Pipe()
-        self._process = context.Process(
-            target=_work, args=(other_end, self._make_decoder, self._deaths == 0), daemon=True
-        )
+        self._process = context.Process(target=_work, args=(other_end, self._make_decoder), daemon=True)
         self._process.start()
         other_end.close()
         try:
@@ -161,10 +156,8 @@ class _DiedError(Exception):
     """The decoder's process ended or hung. The message completes "the image ..."."""
 
 
-def _work(connection: Connection[Any, Any], make_decoder: Callable[[], Decoder], is_first: bool) -> None:
-    """Answer requests until the parent closes the connection. Only the first process logs how it is set up."""
-    if is_first:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+def _work(connection: Connection[Any, Any], make_decoder: Callable[[], Decoder]) -> None:
+    """Answer requests until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 from pipelines.render.buffers import PixelBuffers
 
 
@@ -32,28 +29,3 @@ def test_tensors_stay_valid_and_no_more_buffers_exist_than_were_in_use_at_once()
     kept = buffers.tensor().fill_(3)
     del buffers
     assert (kept == 3).all()
-
-
-FAULTS = """
-import resource, sys
-import numpy as np
-from machine.decoder_memory import keep_freed_memory
-if sys.argv[1] == "kept":
-    keep_freed_memory()
-def use():
-    [np.ones(1 << 18, np.uint8) for _ in range(64)]  # images of a batch: malloc's own thresholds do not cover them
-for _ in range(3):
-    use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    use()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def test_freed_memory_is_used_again_without_new_pages() -> None:
-    def faults(how: str) -> int:
-        run = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
-        return int(run.stdout)
-
-    assert faults("kept") < 100 < faults("returned")

@@ -53,6 +53,14 @@ def test_the_resolved_file_gives_the_same_configuration(tmp_path: Path) -> None:
     assert load(files=[file]) == config
 
 
+def test_a_file_of_an_earlier_version_gives_the_same_configuration(tmp_path: Path) -> None:
+    """Such as config.toml of a run that is continued. networks/hand_rn18.safetensors has the old key too."""
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(load()).replace("[pipelines]\n", '[pipelines]\ndecoder_memory = "off"\n'))
+    assert "decoder_memory" in file.read_text()
+    assert load(files=[file]) == load()
+
+
 @pytest.mark.parametrize(
     "file",
     sorted(file for folder in ("configs", "networks") for file in (ROOT / folder).glob("*.toml")),

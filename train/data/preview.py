@@ -8,7 +8,6 @@ import torch
 
 from errors import UserError
 from pipelines.loader import Loader
-from pipelines.render.backends import prepare_process
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config.pretraining import Config
@@ -30,7 +29,6 @@ def preview(config: Config, out: Path, *, samples: int) -> None:
     batch = max(count, min(config.train.batch, len(index)))  # the run's, where the data fills it
     order = build_order(index, batch=batch, seed=config.run.seed)
     cpu = torch.device("cpu")
-    prepare_process(config.pipelines, cpu)
     schedule = Schedule(order, RankSlice(batch, 0, count), last_step=1)
     with Loader(index, schedule, config.pipelines, config.augmentation, device=cpu) as loader:
         save_views(out, next(iter(loader)), index, samples=count)

@@ -13,7 +13,6 @@ import torch
 from models.config import PoseConfig
 from models.pose import PoseNetwork, view_intrinsics
 from pipelines.loader import Loader
-from pipelines.render.backends import prepare_process
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
@@ -72,7 +71,6 @@ def canonical_loader(
     Every step has `each` views for each rank. Surplus views of the last step have positions from N on.
     """
     step_rows, first = each * world.world_size, each * world.rank
-    prepare_process(config.pipelines, world.device)
     return Loader(
         index,
         Schedule(

@@ -38,7 +38,7 @@ class Peer:
         needs: package that it needs beyond this project's own.
         on_gpu: whether it runs on a GPU, and only there.
         own_process: whether it runs in a separate process. A peer that would decode in the calling process needs one,
-            since our loader may have changed the decoder's memory there (`machine.decoder_memory`).
+            since commands set malloc there for our loader (`machine.freed_memory`).
     """
 
     function: str
