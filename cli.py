@@ -12,7 +12,10 @@ import os
 import platform
 import signal
 import sys
-from typing import Any
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
 
 # Ctrl-C during the imports below ends the process without a traceback. If it is ignored, as for background jobs, it
 # stays ignored.
@@ -27,14 +30,16 @@ import experiments.commands
 import train.commands.data
 import train.commands.networks
 import train.commands.training
-from errors import ToldByAnother, UserError
-from errors.refused import may_pass, of_machine
+from errors import ReportedByAnotherRank, UserError
+from errors.refused import is_transient, machine_error_line
 from errors.terminal import OneLine
 from machine.compiled import choose_cache_folder
 from machine.freed_memory import keep_freed_memory
 from train.commands.options import is_first_on_host, is_main_rank, say
-from train.distributed import restarts
-from train.distributed.interrupt import Interrupted
+from train.distributed.interrupt import Interrupted, stop_with_torchrun
+
+_REPORT_S = 5.0
+"""Seconds in which a rank prints its error, while the others wait to end."""
 
 
 class OneLineErrors(click.Group):
@@ -42,10 +47,13 @@ class OneLineErrors(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command that the arguments name."""
-        if restarts.refused_before():
-            sys.exit(2)
+        if (mark := _bad_input_mark()) is not None and mark.exists():
+            sys.exit(2)  # torchrun tries again what a restart cannot help
+        stop_with_torchrun()
         choose_cache_folder()
         keep_freed_memory()
+        # Torch's C++ code writes a page of stack frames for each attempt to connect to the other ranks.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         if logging.lastResort is not None:  # this handler prints the warnings of commands that configure no log
             logging.lastResort.setFormatter(OneLine("%(message)s"))
         if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
@@ -53,10 +61,10 @@ class OneLineErrors(click.Group):
         try:
             _check_environment()
             super().main(*args, **{"prog_name": "cli.py", **kwargs, "standalone_mode": False})
-        except ToldByAnother as error:
-            _leave_in_silence(restart=may_pass(error))
+        except ReportedByAnotherRank as error:
+            _leave_in_silence(restart=is_transient(error))
         except UserError as error:
-            _fail(str(error), restart=may_pass(error))
+            _fail(str(error), restart=is_transient(error))
         except Interrupted as stop:
             if is_main_rank():
                 say(str(stop), err=True)
@@ -73,10 +81,10 @@ class OneLineErrors(click.Group):
             click.echo("aborted", err=True)
             sys.exit(130)
         except Exception as error:
-            message = of_machine(error)
+            message = machine_error_line(error)
             if message is None:  # a bug of ours
                 raise
-            _fail(message, restart=may_pass(error))
+            _fail(message, restart=is_transient(error))
         sys.exit(0)
 
 
@@ -85,8 +93,7 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
         _leave_in_silence()
     prefix = "error" if is_main_rank() else f"rank {os.environ['RANK']} on {platform.node()}: error"
     say(f"{prefix}: {' '.join(_shortened(word) for word in message.split())}", err=True)
-    restarts.reported(restart=restart)
-    sys.exit(2)
+    _exit(restart=restart)
 
 
 def _check_environment() -> None:
@@ -114,9 +121,27 @@ def _hint(error: click.UsageError) -> str:
 
 
 def _leave_in_silence(*, restart: bool = False) -> None:
-    restarts.wait_for_report()
-    restarts.reported(restart=restart)
+    if _bad_input_mark() is not None:  # when one rank ends, torchrun ends the others: let one of them report first
+        time.sleep(_REPORT_S)
+    _exit(restart=restart)
+
+
+def _exit(*, restart: bool) -> NoReturn:
+    """End this rank; without `restart`, later attempts of torchrun end at once."""
+    mark = _bad_input_mark()
+    if not restart and mark is not None:
+        with suppress(OSError):  # torchrun has ended and removed its folder
+            mark.touch()
     sys.exit(2)
+
+
+def _bad_input_mark() -> Path | None:
+    """A file in the folder of all attempts of torchrun on this host; None without torchrun.
+
+    torchrun makes a folder with files ATTEMPT/LOCAL_RANK/error.json for each launch, and removes it at the end.
+    """
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return None if error_file is None else Path(error_file).parents[2] / "bad_input"
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -10,16 +10,16 @@ class UserError(Exception):
     """
 
 
-class ToldByAnother(UserError):  # noqa: N818  the error is the other rank's
+class ReportedByAnotherRank(UserError):  # noqa: N818  the error is the other rank's
     """Another rank reports the error. This one ends silently with the same exit code.
 
     Attributes:
-        may_pass: whether the other rank's error may pass, see `errors.refused.may_pass`.
+        transient: whether the other rank's error is transient, see `errors.refused.is_transient`.
     """
 
-    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
-        self.may_pass = may_pass
+        self.transient = transient
 
 
 class Outage(UserError):  # noqa: N818  what has happened, not a defect

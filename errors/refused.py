@@ -8,7 +8,7 @@ import re
 import traceback
 from pathlib import Path
 
-from errors import Outage, ToldByAnother, UserError
+from errors import Outage, ReportedByAnotherRank, UserError
 
 _ROOT = Path(__file__).parents[1]
 _LACKS_MEMORY = re.compile(
@@ -37,20 +37,20 @@ _OF_THE_INPUT = (
 """Errors of files that a wrong path or wrong permissions cause. The others are of the storage."""
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether a restart may help: storage, network or another process failed, and not the input.
 
     An `OSError` counts as such, and a `UserError` that was raised from one, unless the path or its permissions are
     wrong. Lack of memory does not count: the same settings need it again.
     """
-    if isinstance(error, ToldByAnother):
-        return error.may_pass
+    if isinstance(error, ReportedByAnotherRank):
+        return error.transient
     cause = error.__cause__ if isinstance(error, UserError) else error
     told = isinstance(cause, OSError) and cause.errno not in (None, errno.ENOMEM, *_OF_THE_INPUT)
     return isinstance(error, Outage) or told
 
 
-def of_machine(error: BaseException) -> str | None:
+def machine_error_line(error: BaseException) -> str | None:
     """One line about an error of the machine (memory, files); None for any other error.
 
     Errors of NumPy, torch, OpenCV, DALI and of the dynamic linker are recognised by their text, so that nothing has to

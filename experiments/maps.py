@@ -12,7 +12,7 @@ from errors import UserError
 from experiments.config import Maps
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from train.distributed.world import alone
+from train.distributed.world import single_process
 from train.evaluation.network_errors import evaluation_config
 from train.pose.inference import estimate_poses
 from train.pose.labels import labels_to_learn
@@ -44,7 +44,7 @@ def measure_maps(run: PoseRun, overrides: Sequence[str], maps: Maps) -> dict[str
     if (index.box_px[:, 2] <= 0).any():
         raise UserError(f"{index.root} ({index.name}): has images without boxes; the maps shift boxes. Give data.box")
     intrinsics = labels_to_learn(index, config.pose).intrinsics
-    world = alone(config.train.device)
+    world = single_process(config.train.device)
 
     def poses(moved: Index, rotation_deg: float) -> Any:
         return estimate_poses(run.network, moved, intrinsics, config, world, rotation_deg=rotation_deg)

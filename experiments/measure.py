@@ -17,7 +17,7 @@ from models.config import PoseConfig
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
-from train.distributed.world import alone
+from train.distributed.world import single_process
 from train.evaluation.constants import constant_pose_errors
 from train.evaluation.network_errors import evaluation_config, measure
 from train.pose.inference import estimate_poses
@@ -93,7 +93,7 @@ def measure_arm(run: PoseRun, overrides: Sequence[str]) -> Errors:
     config = evaluation_config(run, (), overrides)
     index = load_index(config.data)
     labels = labels_to_learn(index, config.pose)
-    world = alone(config.train.device)
+    world = single_process(config.train.device)
     with progress_bar("measuring") as progress:
         poses = estimate_poses(run.network, index, labels.intrinsics, config, world, progress=progress)
     return Errors(measure(run, config, index, labels, poses).tables(), index.group)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from errors.refused import as_size, of_machine
+from errors.refused import as_size, machine_error_line
 from pipelines.render.buffers import PixelBuffers
 from tests.train.tiny_step import exact_step, images, network
 
@@ -58,7 +58,7 @@ def raised(error: Exception) -> Callable[[], None]:
 def test_lack_of_memory_names_the_task_and_the_amount(action: Callable[[], object], said: str) -> None:
     with pytest.raises(Exception) as found:  # noqa: PT011  of many kinds
         action()
-    message = of_machine(found.value)
+    message = machine_error_line(found.value)
     assert message is not None
     assert re.search("^out of memory: .*" + said, message), message
 
@@ -68,12 +68,12 @@ def test_lack_of_memory_names_the_task_and_the_amount(action: Callable[[], objec
     [RuntimeError("the loader is closed"), ValueError("out of memory.jpg"), KeyError("x"), ImportError("no apex")],
 )
 def test_a_defect_is_not_an_error_of_the_machine(error: Exception) -> None:
-    assert of_machine(error) is None
+    assert machine_error_line(error) is None
 
 
 def test_a_file_is_named_whatever_its_name_says() -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "out of memory.jpg")
-    assert of_machine(error) == "out of memory.jpg: Permission denied. Check the path and its permissions"
+    assert machine_error_line(error) == "out of memory.jpg: Permission denied. Check the path and its permissions"
 
 
 @pytest.mark.parametrize(

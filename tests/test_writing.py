@@ -145,7 +145,6 @@ WRITE_THEMSELVES = {
     "pipelines/sources/annotations/cache.py",  # a cache
     "bench/loaders/frames.py",  # into a folder that is renamed when it is whole
     "bench/training/step.py",  # /proc
-    "train/distributed/rendezvous.py",  # the terminal
 }
 
 

@@ -25,10 +25,8 @@ from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
-from train.distributed.launcher import leaving_with_launcher
-from train.distributed.together import Together, require_same, together
-from train.distributed.watchdog import activity
-from train.distributed.world import World, described_world, joined
+from train.distributed.together import steps_of_all_ranks, together
+from train.distributed.world import World, described_world, joined, require_same
 from train.pictures import save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, load_checkpoint
@@ -109,7 +107,7 @@ class Trainer:
             Interrupted: SIGTERM or Ctrl-C came; the state is saved.
         """
         config, world, folder = self.config, self.world, self.folder
-        with leaving_with_launcher(), joined(world, config.run.rank_timeout_s), ExitStack() as held:
+        with joined(world, config.run.rank_timeout_s), ExitStack() as held:
             lock = partial(folder.lock, config, self.resume)
             together(world, lambda: held.enter_context(lock()) if world.is_main else None)
             self._run()
@@ -121,7 +119,6 @@ class Trainer:
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
 
-        activity.moved("reads which images there are")
         with warned_once(world):
             index = together(world, lambda: load_index(config.data))
         if world.world_size > 1:
@@ -131,7 +128,6 @@ class Trainer:
 
         found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
         checkpoint = world.gather_objects(found)[0]
-        activity.moved("builds the network")
         with warned_once(world):
             task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
         if world.world_size > 1:
@@ -206,8 +202,7 @@ class Trainer:
             Meter(config, folder, task, world, writer=writer, title=task.title) as meter,
             profiled(folder, config.run.profile_steps if world.is_main else 0, world.device) as step_done,
         ):
-            ranks = Together(world, stop, meter.check)
-            for batch in ranks.each(meter.timed(loader)):
+            for batch in steps_of_all_ranks(world, stop, meter.check, meter.timed(loader)):
                 if world.is_main and task.steps_done == 0:
                     with meter.writing():
                         save_views(folder.views_picture, batch, index)
@@ -217,8 +212,10 @@ class Trainer:
                 done = task.steps_done
                 last = done == task.total_steps
                 log_now = last or done % config.run.log_every == 0
-                stopping = ranks.stopping
+                stopping = stop.agreed or (world.world_size == 1 and stop.signal_number != 0)
                 save_now = last or stopping or done % config.run.checkpoint_every == 0
+                if log_now or save_now or task.validation_due:
+                    world.barrier()  # names a missing rank; a GPU that waits for it could only be waited for
                 if log_now or save_now:
                     together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)

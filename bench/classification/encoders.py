@@ -23,7 +23,7 @@ from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
-from train.distributed.world import alone
+from train.distributed.world import single_process
 from train.pose.inference import Progress, canonical_loader
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from train.trainer import set_threads
@@ -115,7 +115,7 @@ def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.N
         Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
     """
     index = replace(index, box_px=index.box_px * np.array([1, 1, frozen.box_margin], np.float32))
-    world, count, side_px = alone(frozen.config.train.device), len(index), frozen.config.geometry.side_px
+    world, count, side_px = single_process(frozen.config.train.device), len(index), frozen.config.geometry.side_px
     set_threads(None, world)
     normalize = Normalize().to(world.device)
     encoder = None if frozen.encoder is None else frozen.encoder.to(world.device)

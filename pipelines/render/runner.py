@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from errors import UserError
-from errors.refused import of_machine
+from errors.refused import machine_error_line
 from pipelines.files.check import check_image
 from pipelines.render.dali_graph import GraphConfig, decode_pipeline
 from pipelines.render.request import Request
@@ -98,7 +98,7 @@ class FileDecoder:
 
 def decode_error(error: RuntimeError) -> DecodeError | UserError:
     """The error that DALI's error means: a `UserError` if its text tells of a lack of memory."""
-    message = of_machine(error)
+    message = machine_error_line(error)
     return DecodeError(str(error)) if message is None else UserError(message)
 
 

@@ -20,6 +20,8 @@ from tests.train.narrow import narrow_resnet18
 
 _WAIT_S = 0.2
 
+os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as cli.py does; torch reads it when the server of forks imports it
+
 # Imported once for all ranks; the last is what torch imports at the first backward pass, for seconds.
 _PRELOAD = [
     "pytest", "cli", "train.pretrain", "train.finetune", "torch._dynamo", "torch.fx.experimental.symbolic_shapes",

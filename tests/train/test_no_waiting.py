@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.train.no_waiting import WaitedError, no_waiting
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
-from train.distributed.together import Together
+from train.distributed import together
 from train.finetune import finetune
 from train.pretrain import pretrain
 from train.steps.training_state import TrainingState
@@ -38,10 +38,10 @@ def test_the_guard_works(ask: Callable[[Tensor], Any]) -> None:
 def guarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Runs of the trainer have the guard in their loop, except in the first and the last step; the guarded steps."""
     steps: list[int] = []
-    each = Together.each
+    steps_of_all_ranks = together.steps_of_all_ranks
 
-    def guarded_each(self: Together, batches: Iterable[Any]) -> Iterator[Any]:
-        waiting = each(self, batches)
+    def guarded_steps(*arguments: Any) -> Iterator[Any]:
+        waiting = steps_of_all_ranks(*arguments)
         yield next(waiting)  # measures memory, compares the recomputed embeddings, validates
         before = next(waiting)
         for batch in waiting:
@@ -51,7 +51,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             before = batch
         yield before  # writes a row of metrics and a checkpoint
 
-    monkeypatch.setattr(Together, "each", guarded_each)
+    monkeypatch.setattr("train.trainer.steps_of_all_ranks", guarded_steps)
     return steps
 
 

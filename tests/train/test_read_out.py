@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from errors import ToldByAnother, UserError
+from errors import ReportedByAnotherRank, UserError
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.sources import load_index
 from tests.train import tiny_hands
@@ -81,7 +81,7 @@ def test_a_substitute_is_not_fitted_as_a_sample_of_its_own(hands: Path, tmp_path
     torch.testing.assert_close(one["weight"], other["weight"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rank", "kind"), [(0, UserError), (1, ToldByAnother)])
+@pytest.mark.parametrize(("rank", "kind"), [(0, UserError), (1, ReportedByAnotherRank)])
 def test_several_processes_are_refused_in_one_line(
     rank: int, kind: type[UserError], hands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

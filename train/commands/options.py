@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bounds import LARGEST_COUNT, LARGEST_SEED
-from errors import ToldByAnother, UserError
-from errors.refused import may_pass
+from errors import ReportedByAnotherRank, UserError
+from errors.refused import is_transient
 from errors.terminal import printable
 from train.config.shell import is_left_to_shell
 
@@ -87,7 +87,7 @@ def same_on_this_host() -> Iterator[None]:
         yield
     except UserError as error:
         if not is_first_on_host():
-            raise ToldByAnother(str(error), may_pass=may_pass(error)) from error
+            raise ReportedByAnotherRank(str(error), transient=is_transient(error)) from error
         raise
 
 

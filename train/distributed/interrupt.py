@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that this process gets when its parent ends."""
+
+
+def stop_with_torchrun() -> None:
+    """If torchrun started this rank, get SIGTERM when torchrun ends, also when it is killed.
+
+    Otherwise the rank would go on, and a new start of the run would find its folder in use.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Interrupted(Exception):  # noqa: N818  asked for, not an error
@@ -22,10 +36,15 @@ class StopSignals:
     """Turns SIGTERM, SIGHUP (a closed terminal) and Ctrl-C into a request to stop after the current step.
 
     A second Ctrl-C ends the process at once. Under nohup, SIGHUP stays ignored.
+
+    Attributes:
+        signal_number: the signal that came; 0: none.
+        agreed: whether all ranks know of it, so that the current step is the last.
     """
 
     def __init__(self) -> None:
         self.signal_number = 0
+        self.agreed = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:

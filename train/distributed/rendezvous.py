@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import sys
 import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
+from torch.distributed.elastic.utils.store import synchronize
 
-from errors import RanksLost, UserError
+from errors import RanksLost, ReportedByAnotherRank, UserError
 
 T = TypeVar("T")
 
@@ -45,19 +43,10 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT = {port!r} in the environment: expected a port from 1 to 65535, or use torchrun.")
-
-    def open_store() -> Store:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            theirs: Store = next(rendezvous("env://", rank, world_size, timeout=_FOREVER))[0]
-            return theirs
-        # Waiting for the others here could not name a missing rank.
-        return TCPStore(host, int(port), None, rank == 0, _FOREVER, wait_for_workers=False)
-
+    opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        with _silent_torch():
-            store = within(timeout_s, open_store)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        return store
+        # Waiting for the others here could not name a missing rank.
+        store = within(timeout_s, lambda: TCPStore(host, int(port), None, opens, _FOREVER, wait_for_workers=False))
     except (dist.DistError, TimeoutError) as error:
         if "EADDRINUSE" in str(error):
             raise UserError(
@@ -68,6 +57,9 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
             f"no contact with the host where the ranks meet, {host}:{port}, within {timeout_s:g} s "
             f"(run.rank_timeout_s): {_why_no_contact(host, int(port))}"
         ) from error
+    store.set_timeout(timedelta(seconds=timeout_s))
+    # torchrun may keep one store for all attempts.
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def within(timeout_s: float, action: Callable[[], T]) -> T:
@@ -88,41 +80,94 @@ def within(timeout_s: float, action: Callable[[], T]) -> T:
     return outcome.result(timeout_s)
 
 
-@contextmanager
-def _silent_torch() -> Iterator[None]:
-    """Drop the output of torch's C++ code, a page of stack frames for each attempt to connect.
-
-    After an exception the output stays dropped, since the thread left behind by `within` still tries. Python's own
-    `sys.stderr` still reaches the terminal.
-    """
-    terminal = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        yield
-    except BaseException:
-        sys.stderr = os.fdopen(terminal, "w", buffering=1)
-        raise
-    os.dup2(terminal, 2)
-    os.close(terminal)
-
-
 def _why_no_contact(host: str, port: int) -> str:
     try:
         socket.create_connection((host, port), timeout=2.0).close()
-    except socket.gaierror:
-        return f"this host ({platform.node()}) knows no address of {host}; check MASTER_ADDR"
-    except ConnectionResetError:
-        pass
-    except ConnectionRefusedError:
-        return "nothing listens there; is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
-    except OSError:
-        return f"is it up, and does the network let this host ({platform.node()}) through?"
+    except OSError as error:
+        return f"{error}. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
     return (
         "something listens there, but does not answer as the ranks' store: another program, or a run that hangs. "
         "Set another MASTER_PORT, the same on all ranks"
     )
+
+
+def meet(store: Store, rank: int, world_size: int, mine: str, timeout_s: float) -> list[str]:
+    """Wait until every rank has come. Returns the texts that the ranks gave as `mine`, by rank.
+
+    Raises:
+        RanksLost: ranks did not come in time. Rank 0 names them.
+    """
+    try:
+        return [text.decode() for text in synchronize(store, mine.encode(), rank, world_size, "rank ", timeout_s)]
+    except dist.DistError as error:
+        if rank != 0:  # or rank 0, whose process may hold the store, has ended
+            raise RanksLost(
+                f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): rank 0 or another rank is missing; "
+                "see the output of rank 0"
+            ) from error
+        missing = ", ".join(str(other) for other in range(world_size) if not store.check([f"rank {other}"]))
+        raise RanksLost(
+            f"rank {missing} of {world_size} did not come within {timeout_s:g} s (run.rank_timeout_s): look at the "
+            f"output of that rank and at its host, or allow more time"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The ranks that have met. It finds out which of them do not answer after a collective has failed.
+
+    Torch's errors name an address at most. `monitored_barrier` names ranks that are stopped, but none that was killed,
+    and only to rank 0.
+
+    Attributes:
+        store: what `connect` returned.
+        rank: number of this process.
+        hosts: the name of each rank's host.
+        limit_s: seconds until a rank that does not answer ends the run, the roll call included.
+        group: process group of tensors on the CPU; None: torch's default.
+    """
+
+    store: Store
+    rank: int
+    hosts: Sequence[str]
+    limit_s: float
+    group: ProcessGroup | None = None
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds within which a rank must answer after its own collective has failed."""
+        return min(self.limit_s / 5, 10.0)
+
+    def explain(self, failed: RuntimeError) -> UserError:
+        """Describe a failed collective in one line, with the ranks that do not answer.
+
+        The lowest rank that answers reports it; for the others it is a `ReportedByAnotherRank`.
+        """
+        ranks = range(len(self.hosts))
+        try:
+            missing = within(3 * self.answer_s, self._missing_ranks)
+            reports = next(rank for rank in ranks if rank not in missing)
+        except (dist.DistError, TimeoutError):  # the store is on rank 0's host
+            missing, reports = [0], self.rank
+        named = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in missing) or "the network between the ranks"
+        reason = str(failed).strip().splitlines()[0][:200]
+        message = (
+            f"no answer from {named}: killed, stopped, cut off from the network, or later than the others by more than "
+            f"{self.limit_s:g} s (run.rank_timeout_s; {reason}). Go on with --resume auto"
+        )
+        return RanksLost(message) if reports == self.rank else ReportedByAnotherRank(message, transient=True)
+
+    def _missing_ranks(self) -> list[int]:
+        ranks, limit = range(len(self.hosts)), timedelta(seconds=self.answer_s)
+        self.store.set(f"answer {self.rank}", "")
+        with suppress(dist.DistStoreError):
+            self.store.wait([f"answer {rank}" for rank in ranks], limit)
+        missing = [rank for rank in ranks if not self.store.check([f"answer {rank}"])]
+        self.store.set(f"done {self.rank}", "")
+        if self.rank == 0:  # whose process may hold the store: it ends last
+            with suppress(dist.DistStoreError):
+                self.store.wait([f"done {rank}" for rank in ranks if rank not in missing], limit)
+        return missing
 
 
 def address_towards(host: str) -> str | None:
@@ -142,71 +187,3 @@ def interface_to(host: str) -> str | None:
     mine = address_towards(host)
     names = (name for name, known in psutil.net_if_addrs().items() if any(mine == one.address for one in known))
     return next(names, None)
-
-
-def meet(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
-    """Wait until every rank has come. The store may still contain keys of an earlier attempt.
-
-    Each rank writes a random word. Rank 0 answers each word with its own random word, which names a new room, a part of
-    the store. So a word of a dead rank is never taken for that of a living one. The room is returned.
-
-    Raises:
-        RanksLost: ranks did not come in time; the message names them.
-    """
-    mine = uuid.uuid4().hex
-    deadline = time.monotonic() + timeout_s
-    if rank == 0:
-        room = PrefixStore(mine, store)
-        missing = list(range(1, world_size))
-        while missing:
-            for other in missing:
-                if store.check([f"hello/{other}"]):
-                    store.set(f"welcome/{store.get(f'hello/{other}').decode()}", mine)
-            missing = [other for other in missing if not room.check([f"here/{other}"])]
-            if missing and time.monotonic() > deadline:
-                raise _lost(missing, world_size, timeout_s)
-            time.sleep(0.05)
-        room.set("begin", "1")
-        return room
-    store.set(f"hello/{rank}", mine)
-    try:
-        left = timedelta(seconds=timeout_s)
-        store.wait([f"welcome/{mine}"], left)
-        room = PrefixStore(store.get(f"welcome/{mine}").decode(), store)
-        room.set(f"here/{rank}", platform.node())
-        room.wait(["begin"], left)
-    except dist.DistError as error:  # time is over, or rank 0 has ended
-        raise RanksLost(
-            f"rank 0 did not begin within {timeout_s:g} s (run.rank_timeout_s): rank 0 or another rank is missing; "
-            f"see the output of rank 0"
-        ) from error
-    return room
-
-
-def barrier(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
-    """Wait until every rank has come to this barrier. The name must be new in the room. Errors as in `meet`."""
-    room.set(f"{name}/{rank}", "1")
-    keys = [f"{name}/{other}" for other in range(world_size)]
-    try:
-        room.wait(keys, timedelta(seconds=timeout_s))
-    except dist.DistStoreError as error:
-        missing = [other for other, key in enumerate(keys) if not room.check([key])]
-        raise _lost(missing, world_size, timeout_s) from error
-    except dist.DistError as error:
-        raise RanksLost("the process where the ranks meet has ended: see the output of rank 0") from error
-
-
-def leave_last(room: Store, name: str, rank: int, world_size: int, timeout_s: float) -> None:
-    """After a barrier: rank 0, whose process may hold the store, waits until the others have read what they need."""
-    room.set(f"{name} left/{rank}", "1")
-    if rank == 0:
-        with suppress(dist.DistStoreError):
-            room.wait([f"{name} left/{other}" for other in range(world_size)], timedelta(seconds=timeout_s))
-
-
-def _lost(ranks: Sequence[int], world_size: int, timeout_s: float) -> RanksLost:
-    names = ", ".join(map(str, ranks))
-    return RanksLost(
-        f"rank {names} of {world_size} did not come within {timeout_s:g} s (run.rank_timeout_s): look at the output "
-        f"of that rank and at its host, or allow more time"
-    )

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import ProcessGroup
 
-from errors import RanksLost, ToldByAnother, UserError
-from errors.refused import of_machine
+from errors import RanksLost, ReportedByAnotherRank, UserError
+from errors.refused import machine_error_line
 from machine.ranks import described_ranks
-from train.distributed.rendezvous import address_towards, barrier, connect, interface_to, leave_last, meet
-from train.distributed.watchdog import Watchdog, activity
+from train.distributed.rendezvous import Peers, address_towards, connect, interface_to, meet
 
 T = TypeVar("T")
+
+
+_peers: Peers | None = None
+"""The ranks that this process has joined."""
 
 
 @dataclass(frozen=True)
@@ -51,45 +54,42 @@ class World:
         return self.rank == 0
 
     @contextmanager
-    def _message(self) -> Iterator[None]:
-        """Wrap a collective: `RanksLost` if another rank has ended.
+    def _exchange(self) -> Iterator[None]:
+        """Wrap a collective: one line, which names the missing ranks, if it fails.
 
         Lack of memory and errors of the GPU are raised as they are.
         """
         try:
-            with activity.message():
-                yield
+            yield
         except RuntimeError as error:
             if isinstance(error, torch.AcceleratorError):
                 raise
-            if of_machine(error) is not None and "gloo/transport" not in str(error):  # that is its code for connections
+            # Gloo's own errors are of connections, also where they mention resources.
+            if machine_error_line(error) is not None and "gloo/transport" not in str(error):
                 raise
-            if activity.verdict.wait(activity.patience_s):
-                time.sleep(60)  # the watchdog has given its message and ends this process
-            reason = str(error).strip().splitlines()[0]
-            raise RanksLost(
-                f"another rank has ended during an exchange with this rank, which {activity.doing}: it was killed, or "
-                f"its host or link is down. See that rank's output; go on with --resume auto ({reason[:200]})"
-            ) from error
+            if _peers is not None:
+                raise _peers.explain(error) from error
+            reason = str(error).strip().splitlines()[0][:200]
+            raise RanksLost(f"another rank has ended during an exchange; see its output ({reason})") from error
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
+        """Wait until all ranks have come, without waiting for a GPU."""
         if self.world_size > 1:
-            with self._message():
-                dist.barrier()
+            with self._exchange():
+                dist.barrier(_cpu_group())
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, in place; all ranks get the same bits."""
-        if self.world_size > 1:
-            with self._message():
-                dist.all_reduce(tensor, dist.ReduceOp.SUM)
-        return tensor
+        return self._reduce_(tensor, dist.ReduceOp.SUM)
 
     def max_(self, tensor: Tensor) -> Tensor:
         """Maximum over ranks, in place."""
+        return self._reduce_(tensor, dist.ReduceOp.MAX)
+
+    def _reduce_(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.world_size > 1:
-            with self._message():
-                dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            with self._exchange():
+                dist.all_reduce(tensor, operation, group=_cpu_group() if tensor.device.type == "cpu" else None)
         return tensor
 
     def gather_objects(self, mine: T) -> list[T]:
@@ -97,8 +97,8 @@ class World:
         if self.world_size == 1:
             return [mine]
         everybody: list[Any] = [None] * self.world_size
-        with self._message():
-            dist.all_gather_object(everybody, mine)
+        with self._exchange():
+            dist.all_gather_object(everybody, mine, group=_cpu_group())
         return everybody
 
     def gather_rows(self, local: Tensor, share: range, total: int, dim: int = 0) -> Tensor:
@@ -132,6 +132,30 @@ class World:
                 bucket = []
 
 
+def _cpu_group() -> ProcessGroup | None:
+    """The process group of tensors on the CPU; None: torch's default."""
+    return None if _peers is None else _peers.group
+
+
+def require_same(
+    world: World, what: str, mine: str, remedy: str, everybody: Sequence[tuple[str, str]] | None = None
+) -> None:
+    """Raise a `UserError` on all ranks if one of them describes its own `what` in other words than rank 0.
+
+    Rank 0 reports it; on the other ranks it is a `ReportedByAnotherRank`. `everybody`: the description and the host of
+    each rank, if they are known already.
+    """
+    everybody = everybody or world.gather_objects((mine, platform.node()))
+    first, host = everybody[0]
+    for rank, (other, other_host) in enumerate(everybody):
+        if other != first:
+            kind = UserError if world.is_main else ReportedByAnotherRank
+            raise kind(
+                f"the ranks have different {what}: rank 0 on {host} has {first}, rank {rank} on {other_host} has "
+                f"{other}. {remedy}"
+            )
+
+
 def described_world(device: str = "auto") -> World:
     """The ranks as `torchrun` describes them in the environment, or one process without it. Does not connect yet.
 
@@ -154,7 +178,7 @@ def described_world(device: str = "auto") -> World:
     return World(rank, world_size, local_rank, place, local_world_size)
 
 
-def alone(device: str = "auto") -> World:
+def single_process(device: str = "auto") -> World:
     """A world of this process only, on the device that `described_world` gives it: it does all of a task."""
     return World(device=described_world(device).device)
 
@@ -163,12 +187,14 @@ def alone(device: str = "auto") -> World:
 def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     """Connect to the other ranks for the `with` block: NCCL for tensors on GPUs, Gloo for the rest.
 
-    `rank_timeout_s`: seconds to wait for a rank that is missing, or that makes no progress later.
+    `rank_timeout_s`: seconds to wait for a rank that is missing, now or in a later collective. A collective of NCCL
+    itself fails after twice that time, since an exchange over Gloo names the rank.
 
     Raises:
         UserError: the address of the store is missing in the environment, or only some ranks have a GPU.
         RanksLost: ranks did not come, and the message names them; or they cannot connect to each other.
     """
+    global _peers
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(world.device)
@@ -176,19 +202,23 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         yield
         return
     store = connect(world.rank, world.world_size, rank_timeout_s)
-    room = meet(store, world.rank, world.world_size, rank_timeout_s)
-    _require_same_kind_of_device(room, world, rank_timeout_s)
+    device = world.device.type
+    mine = json.dumps((device, platform.node(), address_towards(os.environ["MASTER_ADDR"])))
+    texts = meet(store, world.rank, world.world_size, mine, rank_timeout_s)
+    devices, hosts, addresses = zip(*map(json.loads, texts), strict=True)
+    pairs = list(zip(devices, hosts, strict=True))  # NCCL would wait for a rank without a GPU
+    require_same(world, "devices", device, "See nvidia-smi there, or set train.device", pairs)
     if world.world_size > world.local_world_size:
-        _name_interface(room, world, rank_timeout_s)
+        _name_interface([os.environ["MASTER_ADDR"], *filter(None, addresses)])
+    peers = Peers(store, world.rank, hosts, rank_timeout_s)
+    exchange_limit = timedelta(seconds=rank_timeout_s - peers.answer_s)
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",  # small messages between hosts, without a GPU
-            store=dist.PrefixStore("process group", room),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timedelta(seconds=2 * rank_timeout_s),  # later than the watchdog, whose message names the rank
+            "nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.world_size,
+            timeout=timedelta(seconds=2 * rank_timeout_s) if on_gpu else exchange_limit,
             device_id=world.device if on_gpu else None,
-        )
+        )  # fmt: skip
+        _peers = replace(peers, group=dist.new_group(backend="gloo", timeout=exchange_limit)) if on_gpu else peers
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RanksLost(
@@ -196,45 +226,24 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
             "open; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network interface to use"
         ) from error
     try:
-        with Watchdog(room, world.rank, world.world_size, activity, rank_timeout_s):
-            yield
-            barrier(room, "end", world.rank, world.world_size, rank_timeout_s)
-            leave_last(room, "end", world.rank, world.world_size, rank_timeout_s)
+        yield
+        world.barrier()
     except BaseException:
         # NCCL's end waits for the other ranks, which may wait for this one: the process's end does not.
         if not on_gpu:
             dist.destroy_process_group()
         raise
+    finally:
+        _peers = None
     dist.destroy_process_group()
 
 
-def _name_interface(room: Store, world: World, timeout_s: float) -> None:
-    """Tell Gloo the network interface that leads to the other hosts, unless `GLOO_SOCKET_IFNAME` names one.
+def _name_interface(hosts: Sequence[str]) -> None:
+    """Tell Gloo the network interface that leads to one of the hosts, unless `GLOO_SOCKET_IFNAME` names one.
 
     By default it takes the address of this machine's own name, which is often 127.0.1.1 (/etc/hosts). For the same
-    reason the host of the store may know itself by loopback only: it asks for the way to another rank's address.
+    reason the host of the store may know itself by loopback only: then the way to another rank's address counts.
     """
-    hosts = [os.environ["MASTER_ADDR"]]
-    room.set(f"address/{world.rank}", address_towards(hosts[0]) or "")
-    barrier(room, "addresses", world.rank, world.world_size, timeout_s)
-    hosts += filter(None, (room.get(f"address/{rank}").decode() for rank in range(world.world_size)))
     interface = next(filter(None, map(interface_to, hosts)), None)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-def _require_same_kind_of_device(room: Store, world: World, timeout_s: float) -> None:
-    """Refuse GPUs on only some ranks: NCCL would wait for the others."""
-    room.set(f"device/{world.rank}", f"{world.device.type} on {platform.node()}")
-    barrier(room, "devices", world.rank, world.world_size, timeout_s)
-    devices = [room.get(f"device/{rank}").decode() for rank in range(world.world_size)]
-    differs = (rank for rank, device in enumerate(devices) if device.split()[0] != devices[0].split()[0])
-    rank = next(differs, None)
-    if rank is None:
-        return
-    message = (
-        f"the ranks have different devices: rank 0 {devices[0]}, rank {rank} {devices[rank]}. See nvidia-smi there, or "
-        "set train.device"
-    )
-    leave_last(room, "devices", world.rank, world.world_size, timeout_s)
-    raise UserError(message) if world.is_main else ToldByAnother(message)

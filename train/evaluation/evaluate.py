@@ -16,7 +16,7 @@ from rich.table import Table
 from errors import UserError
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from train.distributed.world import alone
+from train.distributed.world import single_process
 from train.evaluation import network_errors, report
 from train.evaluation.constants import evaluation_constants
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
@@ -67,7 +67,7 @@ def evaluate(
     runs = [load_pose_run(path) for path in (source, compare) if path is not None]  # before the work, in case one fails
     run = runs[0]
     config = network_errors.evaluation_config(run, files, overrides)
-    world = alone(config.train.device)
+    world = single_process(config.train.device)
     index = load_index(config.data)
     labels = PoseLabels.of(index)
     _require_measurable(index, labels, runs, submission=submission)

@@ -19,7 +19,6 @@ from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryCon
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.distributed.together import together
-from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.pose.labels import left_for_right
 from train.steps.training_state import PRECISIONS, resolve_precision
@@ -133,7 +132,6 @@ def estimate_poses(
             canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader,
         ):
             for step, made in enumerate(loader):
-                activity.moved("estimates poses")
                 view = made.to(world.device).views[0]
                 source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
                 of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits

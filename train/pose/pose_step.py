@@ -12,7 +12,6 @@ from torch import Tensor
 from models.pose import PoseOutput
 from pipelines.batch import Batch
 from train.config.finetuning import PoseLossConfig
-from train.distributed.watchdog import activity
 from train.pose.labels import PoseTargets
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.micro_batches import MicroBatchStep
@@ -95,7 +94,6 @@ class PoseStep(MicroBatchStep):
         with one_momentum_step(self.network, self.world, micro_batches) as add_statistics:
             with self.own_work.running(self.world.device):
                 for rows in rows_of_each:
-                    activity.moved()
                     loss, losses = self._losses(batch.views[0].image[rows], targets[rows])
                     add_statistics()
                     mean = loss / micro_batches

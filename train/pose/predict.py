@@ -26,7 +26,7 @@ from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
 from pipelines.sources.folder import load_folder
 from pipelines.views.reach import magnification_range
-from train.distributed.world import alone
+from train.distributed.world import single_process
 from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.pose_run import PoseRun, load_pose_run
@@ -84,7 +84,7 @@ def predict(
         UserError: an argument cannot be used, or no picture can be read.
     """
     seen = _pictures(images, box_px) if boxes is None else _pictures_with_boxes(images, boxes)
-    loaded = load_pose_run(run, alone().device)
+    loaded = load_pose_run(run, single_process().device)
     given = None if intrinsics is None else read_intrinsics(intrinsics)
     sizes, unreadable = _sizes_px(list(dict.fromkeys(seen.path(row) for row in range(len(seen)))))
     seen = seen.select(np.array([row for row in range(len(seen)) if seen.path(row) in sizes], np.int64))
@@ -330,7 +330,7 @@ def _estimate(
 ) -> Poses:
     index = dataclasses.replace(pictures, store=_Pictures(pictures))
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
-    return estimate_poses(run.network, index, np.stack(cameras), config, alone(), progress=progress)
+    return estimate_poses(run.network, index, np.stack(cameras), config, single_process(), progress=progress)
 
 
 def _second_look(run: PoseRun, pictures: Index, first: Poses, cameras: Sequence[npt.NDArray[np.float32]]) -> Poses:

@@ -17,7 +17,6 @@ from pipelines.samples.index import Index
 from pipelines.sources.subsets import in_fraction
 from train.config.pretraining import Config
 from train.distributed.together import together
-from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.pose.inference import canonical_loader
 from train.pose.labels import PoseLabels
@@ -65,7 +64,6 @@ class Probe:
         def load() -> None:
             with canonical_loader(index, rows, _CHUNK, config, world) as loader:
                 for loaded in loader:
-                    activity.moved("loads the images of the probe")
                     batch = loaded.to(world.device)  # on a GPU the image is there already, and its matrix is not
                     targets = labels.of_view(batch.views[0], batch.samples, pose, torch.float64)
                     known = [
@@ -120,7 +118,6 @@ class Probe:
             torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
         ):
             for _, image in self._views:
-                activity.moved("probes the encoder")
                 found.append(network.encoder(network.normalize(image.to(device))).double())
         network.train(training)
         everything = torch.zeros(self._padded, found[0].shape[1], dtype=torch.float64, device=device)

@@ -17,7 +17,6 @@ from pipelines.batch import Batch
 from pipelines.loader import Loader
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
-from train.distributed.watchdog import activity
 from train.distributed.world import World
 from train.runs.checkpoint import BackgroundWriter, not_written
 from train.runs.folder import RunFolder
@@ -143,11 +142,8 @@ class Meter:
         """Yield the loader's batches and measure the time of waiting for each."""
         batches = iter(loader)
         while True:
-            step = self._state.steps_done + 1
-            activity.moved(f"waits for its data of step {step}")
             with self._waiting.running(self._world.device):
                 batch = next(batches, None)
-            activity.moved(f"computes step {step}")
             if batch is None:
                 return
             self._lr = self._state.lr

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from models.losses.loss import AnchorLoss
 from pipelines.batch import Batch
-from train.distributed.watchdog import activity
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.memory import free_bytes, with_graph_bytes
 from train.steps.micro_batches import MicroBatchStep
@@ -106,7 +105,7 @@ class ExactStep(MicroBatchStep, Generic[B]):
             difference = None
             with self.own_work.running(self.world.device):
                 for first, rows in zip(embedded, micro_batches, strict=True):
-                    embedding = self._embed(batch, rows) if self.recompute == "always" else first
+                    embedding = self.embed(batch, rows) if self.recompute == "always" else first
                     torch.autograd.backward([embedding], [gradient[:, rows]])
                     if self.recompute == "always":
                         change = (embedding.detach() - first).abs().amax()
@@ -130,18 +129,14 @@ class ExactStep(MicroBatchStep, Generic[B]):
                 100 * share,
             )
 
-    def _embed(self, batch: B, rows: slice) -> Tensor:
-        activity.moved()
-        return self.embed(batch, rows)
-
     def _embed_first(self, batch: B, rows: slice) -> Tensor:
         # With graph even if it is dropped at once: both passes then run the same kernels, compiled ones included, and
         # the second pass needs the memory anyway.
         if self.recompute == "auto":
-            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self._embed(batch, rows), self.world.device)
+            embedding, graph_bytes = with_graph_bytes(self.network, lambda: self.embed(batch, rows), self.world.device)
             self.recompute = self._decide(graph_bytes)
         else:
-            embedding = self._embed(batch, rows)
+            embedding = self.embed(batch, rows)
         return embedding.detach() if self.recompute == "always" else embedding
 
     def _decide(self, graph_bytes: int) -> Recompute:

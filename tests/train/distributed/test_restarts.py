@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from errors import Outage, RanksLost, ToldByAnother, UserError
-from errors.refused import of_machine
+import cli
+from errors import Outage, RanksLost, ReportedByAnotherRank, UserError
+from errors.refused import machine_error_line
 from tests.command_line import run_cli
 from tests.train.ranks import free_port
 from train.commands import training
-from train.distributed import restarts
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,39 +92,35 @@ def test_a_restart_follows_where_it_may_help(
 
     monkeypatch.setattr(training, "_resolve", fail)
     assert run_cli("pretrain") == 2
-    assert capsys.readouterr().err == f"error: {of_machine(error) or error}\n"
-    assert restarts.refused_before() == refused
+    assert capsys.readouterr().err == f"error: {machine_error_line(error) or error}\n"
+    assert (attempt / "bad_input").exists() == refused
     assert run_cli("pretrain") == 2
     assert (capsys.readouterr().err == "") == refused
 
 
-@pytest.mark.parametrize("may_pass", [False, True])
+@pytest.mark.parametrize("transient", [False, True])
 def test_a_rank_leaves_after_another_has_reported(
-    may_pass: bool, attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    transient: bool, attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
-        raise ToldByAnother("rank 1: no room", may_pass=may_pass)
-
-    def reported_meanwhile(seconds: float) -> None:
-        assert not slept, "the other rank has reported, so this one leaves"
-        slept.append(seconds)
-        restarts.reported(restart=may_pass)
+        raise ReportedByAnotherRank("rank 1: no room", transient=transient)
 
     slept: list[float] = []
     monkeypatch.setattr(training, "_resolve", fail)
-    monkeypatch.setattr("train.distributed.restarts.time.sleep", reported_meanwhile)
+    monkeypatch.setattr("cli.time.sleep", slept.append)
     assert run_cli("pretrain") == 2
     assert capsys.readouterr().err == ""
-    assert slept
-    assert restarts.refused_before() != may_pass
+    assert slept == [5.0], "torchrun ends this rank after the other one has reported"
+    assert (attempt / "bad_input").exists() != transient
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(attempt / "attempt_1" / "0" / "error.json"))
-    assert restarts.refused_before() != may_pass
+    assert run_cli("pretrain") == 2
+    assert (len(slept) == 2) == transient, "without waiting, if the input is bad"
 
 
 def test_the_first_rank_of_a_host_reports_a_mistake(
     attempt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(restarts, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(cli, "_REPORT_S", 0.0)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
     for words in (["--set", "optim.rate=1"], ["--speed=high"], ["--set", "data.root=/nowhere"]):

@@ -14,11 +14,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from errors import ToldByAnother, UserError
+from errors import ReportedByAnotherRank, UserError
 from tests.train import ranks, tiny_run
 from train.distributed.interrupt import StopSignals
-from train.distributed.together import Together, require_same, together
-from train.distributed.world import World
+from train.distributed.together import steps_of_all_ranks, together
+from train.distributed.world import World, require_same
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/labels.json")
 
@@ -39,7 +39,7 @@ def test_errors_of_the_machine_are_reported_like_bad_input(action: Callable[[], 
     with pytest.raises(UserError, match=said):
         together(World(), action)
     with StopSignals() as stop, pytest.raises(UserError, match=said):
-        next(Together(World(), stop, action).each([1]))
+        next(steps_of_all_ranks(World(), stop, action, [1]))
 
 
 def test_a_defect_is_not_reported_as_bad_input() -> None:
@@ -51,7 +51,7 @@ def test_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     everybody = [("fp16", "a"), ("fp16", "a"), ("bf16", "b"), ("bf16", "b")]
     monkeypatch.setattr(World, "gather_objects", lambda self, mine: everybody)
     said = "the ranks have different precisions: rank 0 on a has fp16, rank 2 on b has bf16. Set it"
-    for rank, kind in ((0, UserError), (1, ToldByAnother), (3, ToldByAnother)):
+    for rank, kind in ((0, UserError), (1, ReportedByAnotherRank), (3, ReportedByAnotherRank)):
         with pytest.raises(UserError) as caught:
             require_same(World(rank, 4), "precisions", "", "Set it")
         assert (type(caught.value), str(caught.value)) == (kind, said)
@@ -75,7 +75,7 @@ def pretrain_where_rank_1_differs(what: str, settings: list[str], other_images: 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("device", r"different devices: rank 0 cpu on \S+, rank 1 meta on "),
+        ("device", r"different devices: rank 0 on \S+ has cpu, rank 1 on \S+ has meta\."),
         ("precision", r"different precisions: rank 0 on \S+ has fp32, rank 1 on \S+ has fp64\."),
         ("data", r"different data: rank 0 on \S+ has 50 images \(.*\), rank 1 on \S+ has 49 images \("),
     ],
@@ -102,7 +102,7 @@ def pretrain_where_rank_1_has_no_room(settings: list[str], launch: str) -> None:
 
 
 def test_ranks_leave_at_once_when_one_has_no_room(tmp_path: Path) -> None:
-    """The others' watchdog would take ten minutes. Torchrun may restart them, since there may be room then."""
+    """The others would wait for ten minutes. Torchrun may restart them, since there may be room then."""
     (tmp_path / "launch" / "attempt_0").mkdir(parents=True)
     tiny_run.write_images(tmp_path / "images")
     settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "run.rank_timeout_s=600")
@@ -112,5 +112,5 @@ def test_ranks_leave_at_once_when_one_has_no_room(tmp_path: Path) -> None:
     (line,) = (line for line in output.splitlines() if "error" in line)
     assert line.startswith("rank 1 on ")
     assert "error: /data/labels.json: No space left on device" in line
-    assert [file.name for file in (tmp_path / "launch").rglob("*")] == ["attempt_0", "reported"]
+    assert [file.name for file in (tmp_path / "launch").rglob("*")] == ["attempt_0"]
     assert "Traceback" not in output

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from errors import RanksLost, UserError
 from machine.cores import warn_of_threads
 from pipelines.samples.shares import micro_batch_share
 from train.distributed import world as world_module
-from train.distributed.watchdog import activity
 from train.distributed.world import World, described_world, joined
 from train.trainer import set_threads
 
@@ -97,10 +95,9 @@ def test_buckets_respect_shape_dtype_and_size(monkeypatch: pytest.MonkeyPatch) -
 def test_lack_of_memory_in_an_exchange_is_not_taken_for_a_lost_rank(
     error: RuntimeError, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
         raise error
 
-    monkeypatch.setattr(activity, "patience_s", 0.0)
     monkeypatch.setattr(torch.distributed, "all_reduce", fail)
     with pytest.raises(Exception) as found:  # noqa: PT011  of several kinds
         World(0, 2).sum_(torch.ones(1))
@@ -128,17 +125,17 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which process groups were made and destroyed, in a world of two ranks of which only one is there."""
     done: list[str] = []
     monkeypatch.setattr(world_module, "connect", lambda *arguments: dist.HashStore())
-    monkeypatch.setattr(world_module, "meet", lambda store, *arguments: store)
-    monkeypatch.setattr(world_module, "_require_same_kind_of_device", lambda *arguments: None)
-    monkeypatch.setattr(world_module, "barrier", lambda *arguments: None)
-    monkeypatch.setattr(world_module, "Watchdog", lambda *arguments: nullcontext())
+    monkeypatch.setattr(world_module, "meet", lambda store, rank, size, mine, timeout_s: [mine] * size)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(World, "barrier", lambda self: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: done.append(backend))
+    monkeypatch.setattr(dist, "new_group", lambda backend, **settings: done.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroyed"))
     return done
 
 
-@pytest.mark.parametrize(("device", "after_error"), [("cpu", ["gloo", "destroyed"]), ("cuda", ["cpu:gloo,cuda:nccl"])])
+@pytest.mark.parametrize(("device", "after_error"), [("cpu", ["gloo", "destroyed"]), ("cuda", ["nccl", "gloo"])])
 def test_a_rank_that_fails_does_not_wait_for_nccl_to_end(
     device: str, after_error: list[str], groups: list[str]
 ) -> None:
@@ -169,13 +166,9 @@ def test_a_host_that_knows_itself_by_loopback_only_takes_the_way_to_another_rank
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = {"head": None, "10.0.0.2": "eth0"}
-    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "head"})
-    monkeypatch.setattr(world_module, "address_towards", lambda host: None)
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(world_module, "interface_to", asked.__getitem__)
-    monkeypatch.setattr(world_module, "barrier", lambda *arguments: None)
-    room = dist.HashStore()
-    room.set("address/1", "10.0.0.2")
-    world_module._name_interface(room, World(0, 2), 1.0)
+    world_module._name_interface(["head", "10.0.0.2"])
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
