@@ -215,7 +215,8 @@ class Trainer:
                 stopping = stop.agreed or (world.world_size == 1 and stop.signal_number != 0)
                 save_now = last or stopping or done % config.run.checkpoint_every == 0
                 if log_now or save_now or task.validation_due:
-                    world.barrier()  # names a missing rank; a GPU that waits for it could only be waited for
+                    # Names a missing rank. What reads the GPU below would wait for it without this time limit.
+                    world.barrier()
                 if log_now or save_now:
                     together(world, partial(meter.require_finite_loss, result))
                 meter.after_step(batch, result, log_now=log_now)

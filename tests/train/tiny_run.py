@@ -38,11 +38,12 @@ def settings(images: Path, out: Path, *overrides: str) -> list[str]:
     return [*TINY, f"data.root={images}", f"run.out={out}", *overrides]
 
 
-def start(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
+def start(arguments: list[str], *, processes: int = 1, restarts: int = 0) -> subprocess.Popen[str]:
     """`python cli.py ...` of a narrow network, or under torchrun."""
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        launcher += [f"--max-restarts={restarts}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [*launcher, CLI, *arguments],

@@ -35,8 +35,8 @@ class RunConfig:
         checkpoint_every: optimiser steps between two checkpoints; the last step always writes one.
         keep: number of checkpoints to keep.
         log_samples: write the samples of every step to a file, for audits.
-        rank_timeout_s: the run ends if a rank does not answer or makes no progress for this number of seconds; the
-            message names the rank.
+        rank_timeout_s: the run ends if a rank keeps the others waiting for this number of seconds; the message names
+            the rank.
         trackers: trackers that also get the figures: any of "tensorboard", "mlflow" and "wandb" (Weights & Biases).
         profile_steps: optimiser steps of which torch's profiler writes a trace, once in a run, after five steps of
             warm-up; 0 records none.

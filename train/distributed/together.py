@@ -68,7 +68,7 @@ def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -
     if not failed:
         return result, signal_number
     errors = world.gather_objects(None if error is None else (str(error), is_transient(error)))
-    rank, (message, transient) = next((rank, told) for rank, told in enumerate(errors) if told is not None)
+    rank, (message, transient) = next((rank, found) for rank, found in enumerate(errors) if found is not None)
     if error is not None and world.rank == rank:
         raise error
     raise ReportedByAnotherRank(f"rank {rank}: {message}", transient=transient)

@@ -1,19 +1,25 @@
-"""Bad input under torchrun: reported once, before the ranks meet, and not tried again."""
+"""Under torchrun, bad input is reported once and not tried again; a run that lost a rank is restarted."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
+import torch
 
 import cli
 from errors import Outage, RanksLost, ReportedByAnotherRank, UserError
 from errors.refused import machine_error_line
 from tests.command_line import run_cli
+from tests.train import tiny_run
 from tests.train.ranks import free_port
 from train.commands import training
 
@@ -127,3 +133,50 @@ def test_the_first_rank_of_a_host_reports_a_mistake(
         (attempt / "bad_input").unlink(missing_ok=True)
         assert run_cli("pretrain", *words) == 2
         assert capsys.readouterr().err == ""
+
+
+EPOCHS = 30
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two ranks, with its images beside it."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    tiny_run.write_images(out.parent / "images")
+    tiny_run.finish(tiny_run.start(pretraining(out.parent / "images", out), processes=2))
+    return out
+
+
+def pretraining(images: Path, out: Path) -> list[str]:
+    settings = tiny_run.settings(images, out, f"train.epochs={EPOCHS}", "run.rank_timeout_s=25")
+    return ["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))]
+
+
+@pytest.mark.slow  # whole runs under torchrun, which gives a stopped rank 30 s to end
+@pytest.mark.parametrize(
+    ("victim", "by"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
+)
+def test_a_run_that_lost_a_rank_ends_with_the_weights_of_one_that_did_not(
+    victim: int, by: signal.Signals, undisturbed: Path, tmp_path: Path
+) -> None:
+    out, steps = tmp_path / "run", 4 * EPOCHS
+    with tiny_run.start(pretraining(undisturbed.parent / "images", out), processes=2, restarts=1) as torchrun:
+        try:
+            while not (out / "checkpoints" / "step_000000006.pt").exists():
+                assert torchrun.poll() is None
+                time.sleep(0.01)
+            children = psutil.Process(torchrun.pid).children()
+            (rank,) = (child for child in children if child.environ().get("RANK") == str(victim))
+            rank.send_signal(by)
+            printed = torchrun.communicate(timeout=400)[0]
+        finally:
+            torchrun.kill()
+    assert torchrun.returncode == 0, printed
+    named = re.findall(r"error: no answer from rank (\d) on \S+: killed, stopped, cut off from the network", printed)
+    # torchrun sees a rank that was killed itself, and may end the others before they have found out.
+    assert named == [str(victim)] or (by == signal.SIGKILL and named == [] and "Signal 9 (SIGKILL)" in printed), printed
+    assert "resuming after step" in printed
+    assert "Traceback" not in printed
+    ours, theirs = tiny_run.final_weights(out, steps), tiny_run.final_weights(undisturbed, steps)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(undisturbed)
