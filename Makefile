@@ -9,6 +9,8 @@ STAMP := .venv/.installed-$(firstword $(shell sha256sum requirements.lock))
 CACHE := .data
 SIGNS := $(CACHE)/sign_digits
 export PYTHONPATH :=
+# Some containers set this; every process would then compile torch and all other modules again.
+export PYTHONDONTWRITEBYTECODE :=
 export UV_HTTP_TIMEOUT ?= 300
 
 .PHONY: help setup demo photographs test test-long test-gpu lint format lock clean

@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import timm
 import torch
 from pydantic import ValidationError
 
@@ -16,14 +15,20 @@ from models import timm_encoder
 from models.config import EncoderConfig
 from models.encoders import build_encoder, make_encoder
 
-_create: Any = timm.create_model
+
+def _create(*names: str, **options: Any) -> torch.nn.Module:
+    """timm's own function, whatever stands for `timm.create_model`; importing timm costs a second."""
+    from timm import models
+
+    create: Any = models.create_model
+    model: torch.nn.Module = create(*names, **options)
+    return model
 
 
 def _by_chance(*names: str, **options: Any) -> torch.nn.Module:
     """test_vit with every kind of rate that a transformer of timm has."""
     rates = {"drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "patch_drop_rate"}
-    model: torch.nn.Module = _create(*names, **options, **dict.fromkeys(rates, 0.5))
-    return model
+    return _create(*names, **options, **dict.fromkeys(rates, 0.5))
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -38,7 +43,7 @@ def test_dropout_and_stochastic_depth_are_off(fused: bool, caplog: pytest.LogCap
     first, second = timm_encoder._two_passes(model, 32)
     assert torch.equal(first, second)
     assert not timm_encoder._without_chance(model)
-    with patch.object(timm, "create_model", _by_chance), caplog.at_level(logging.INFO):
+    with patch("timm.create_model", _by_chance), caplog.at_level(logging.INFO):
         make_encoder("timm/test_vit", 32)
     assert caplog.messages == [
         "timm/test_vit: dropout and stochastic depth are off, since a recomputed pass must equal the first"
@@ -54,7 +59,7 @@ def test_a_network_without_chance_is_no_line(name: str, caplog: pytest.LogCaptur
 
 def test_a_network_that_stays_random_is_refused() -> None:
     with (
-        patch.object(timm, "create_model", _by_chance),
+        patch("timm.create_model", _by_chance),
         patch.object(timm_encoder, "_without_chance"),
         pytest.raises(UserError, match=r"'timm/test_vit' is random in training mode, so recomputing differs"),
     ):
@@ -112,11 +117,10 @@ def test_published_weights_that_cannot_be_downloaded_are_one_line(caplog: pytest
             for talker in ("huggingface_hub.file_download", "timm.models._builder"):
                 logging.getLogger(talker).warning("cannot load")
             raise FileNotFoundError("no route\nto host")
-        model: torch.nn.Module = _create(name, **options)
-        return model
+        return _create(name, **options)
 
     with (
-        patch.object(timm, "create_model", offline),
+        patch("timm.create_model", offline),
         pytest.raises(
             UserError, match=r'test_vit cannot be downloaded \(no route to host\): set encoder.weights = "random"'
         ),
@@ -129,10 +133,9 @@ def test_published_weights_are_taken(caplog: pytest.LogCaptureFixture) -> None:
     published = _create("test_vit", num_classes=0, img_size=32)
 
     def online(name: str, pretrained: bool = False, **options: Any) -> torch.nn.Module:
-        model: torch.nn.Module = published if pretrained else _create(name, **options)
-        return model
+        return published if pretrained else _create(name, **options)
 
-    with patch.object(timm, "create_model", online), caplog.at_level(logging.WARNING):
+    with patch("timm.create_model", online), caplog.at_level(logging.WARNING):
         encoder = build_encoder(EncoderConfig("timm/test_vit"), 32)
     wanted = published.state_dict()
     assert all(torch.equal(value, wanted[key]) for key, value in encoder.library_state_dict().items())

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 
 from models.config import EncoderConfig, PoseConfig
 from models.encoders import build_encoder
@@ -28,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch"),  # the tracer's own imports
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # the tracer does it
 ]
-Traced = tuple[Callable[..., Any], CompileCounter]
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +36,16 @@ def forgotten() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def traced(function: Callable[..., Any]) -> Traced:
+def graph_counter() -> Any:
+    """A backend that counts graphs; its module takes a second to import."""
+    from torch._dynamo.testing import CompileCounter
+
+    return CompileCounter()
+
+
+def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
     """The function as one graph; a graph break is an error. The counter counts graphs."""
-    counter = CompileCounter()
+    counter = graph_counter()
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
@@ -68,7 +73,7 @@ def test_the_pose_network_is_one_graph() -> None:
 @pytest.mark.parametrize(("precision", "recompute"), [("fp32", "always"), ("bf16", "auto")])
 def test_a_step_of_pretraining_has_one_graph(precision: str, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For all micro-batches of two steps; another one in evaluation."""
-    counter = CompileCounter()
+    counter = graph_counter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
     settings = [*TINY, f"train.precision={precision}", f"train.recompute={recompute}", "train.compile=true"]
     state = Pretraining(load_config(Config, [], [*settings, "geometry.side_px=8"]), World(), 10, fresh=True)
@@ -82,7 +87,7 @@ def test_a_step_of_pretraining_has_one_graph(precision: str, recompute: str, mon
 @pytest.mark.slow  # traces a ResNet-50
 def test_the_configuration_for_large_cards_has_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its files say, with a small batch and narrow layers."""
-    counter = CompileCounter()
+    counter = graph_counter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
     files = [ROOT / "configs" / name for name in ("peclr_rn50.toml", "a100.toml")]
     small = ["train.batch=12", "train.micro_batch=4", "train.device=cpu", "encoder.weights=random"]
