@@ -14,7 +14,7 @@ import pytest
 
 from cli import main
 from errors import UserError
-from experiments.config import Arm, MeasuredArm, Plan, ScaleName, load_study
+from experiments.config import Arm, MeasuredArm, Plan, load_study
 from experiments.jobs import commands_of
 from experiments.run import run_study
 from pipelines.config import DataConfig
@@ -27,7 +27,6 @@ from train.config.pretraining import Config
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs" / "studies").glob("*.toml"))
-SCALES: list[tuple[Path, ScaleName]] = [(file, scale) for file in FILES for scale in load_study(file).scales]
 
 TOY = (
     "geometry.side_px=16", "encoder.name=resnet18", "encoder.weights=random", "train.batch=4", "train.micro_batch=4",
@@ -35,10 +34,20 @@ TOY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "scale"), SCALES, ids=[f"{file.stem}-{scale}" for file, scale in SCALES])
-def test_the_commands_are_accepted(file: Path, scale: ScaleName) -> None:
-    """By the real commands and by the configuration, in an order in which each finds its run."""
-    plan = Plan(file, load_study(file, ["seeds=[0]"]), scale)
+def plans(file: Path, *overrides: str) -> list[Plan]:
+    """A study at each of its scales."""
+    study = load_study(file, overrides)
+    return [Plan(file, study, scale) for scale in study.scales]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_commands_are_accepted(file: Path) -> None:
+    for plan in plans(file, "seeds=[0]"):
+        check_commands(plan)
+
+
+def check_commands(plan: Plan) -> None:
+    """The real commands and the configuration accept them, in an order in which each finds its run."""
     made, measured = set[str](), 0
     for line in commands_of(plan, ["seeds=[0]"]):
         if line.startswith("#"):
@@ -64,7 +73,7 @@ def test_the_commands_are_accepted(file: Path, scale: ScaleName) -> None:
         else:
             assert words[0] in ("make-data", "experiment")
     assert measured == len(plan.arms)
-    assert all(scale == "small" or "small" not in path for path in made)
+    assert all(plan.scale == "small" or "small" not in path for path in made)
 
 
 def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
@@ -78,22 +87,22 @@ def test_some_arms_run_with_what_they_start_from_and_no_others() -> None:
     assert "--arm scratch_010" in last
 
 
-@pytest.mark.parametrize(("file", "scale"), SCALES, ids=[f"{file.stem}-{scale}" for file, scale in SCALES])
-def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does(file: Path, scale: ScaleName) -> None:
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_pretraining_on_two_sources_sees_each_as_pretraining_on_one_does(file: Path) -> None:
     """The keys of `data` in the configuration files count for every dataset."""
-    plan = Plan(file, load_study(file), scale)
-    alone = dataclasses.replace(plan.study, pretrain={"alone": Arm()}, arms={"alone": MeasuredArm(start="alone")})
-    expected, _ = Plan(file, alone, scale).settings(Config, "alone", 0)
-    assert isinstance(expected.data, DataConfig)
-    for name, arm in plan.pretrain.items():
-        sources = plan.settings(Config, name, 0)[0].data
-        if len(arm.data) < 2:
-            continue
-        assert isinstance(sources, tuple)
-        for dataset, source in zip(arm.data, sources, strict=True):
-            own = {key.partition("=")[0].removeprefix("data.") for key in plan.at.data[dataset].set}
-            same = {key: getattr(expected.data, key) for key in own}
-            assert dataclasses.replace(source, root=expected.data.root, **same) == expected.data
+    for plan in plans(file):
+        alone = dataclasses.replace(plan.study, pretrain={"alone": Arm()}, arms={"alone": MeasuredArm(start="alone")})
+        expected = Plan(file, alone, plan.scale).settings(Config, "alone", 0)[0].data
+        assert isinstance(expected, DataConfig)
+        for name, arm in plan.pretrain.items():
+            sources = plan.settings(Config, name, 0)[0].data
+            if len(arm.data) < 2:
+                continue
+            assert isinstance(sources, tuple)
+            for dataset, source in zip(arm.data, sources, strict=True):
+                own = {key.partition("=")[0].removeprefix("data.") for key in plan.at.data[dataset].set}
+                same = {key: getattr(expected, key) for key in own}
+                assert dataclasses.replace(source, root=expected.root, **same) == expected
 
 
 def test_an_arm_brings_the_one_whose_network_it_measures() -> None:
@@ -101,13 +110,13 @@ def test_an_arm_brings_the_one_whose_network_it_measures() -> None:
     assert list(Plan(file, load_study(file), "small", ["rn152_on_second"]).arms) == ["rn152_224", "rn152_on_second"]
 
 
-@pytest.mark.parametrize(("file", "scale"), SCALES, ids=[f"{file.stem}-{scale}" for file, scale in SCALES])
-def test_no_two_arms_are_the_same(file: Path, scale: ScaleName) -> None:
-    plan = Plan(file, load_study(file), scale)
-    trained: list[Config | FinetuneConfig] = [plan.settings(Config, name, 0)[0] for name in plan.pretrain]
-    trained += [plan.settings(FinetuneConfig, name, 0)[0] for name, arm in plan.arms.items() if arm.network is None]
-    texts = [repr(settings).replace(repr(settings.run.out), "") for settings in trained]
-    assert len(set(texts)) == len(texts)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_two_arms_are_the_same(file: Path) -> None:
+    for plan in plans(file):
+        trained: list[Config | FinetuneConfig] = [plan.settings(Config, name, 0)[0] for name in plan.pretrain]
+        trained += [plan.settings(FinetuneConfig, name, 0)[0] for name, arm in plan.arms.items() if arm.network is None]
+        texts = [repr(settings).replace(repr(settings.run.out), "") for settings in trained]
+        assert len(set(texts)) == len(texts), plan.scale
 
 
 def test_maps_need_both_arms() -> None:
@@ -133,19 +142,6 @@ def test_an_arm_of_the_other_scale_is_refused() -> None:
     file = ROOT / "configs" / "studies" / "label_fractions.toml"
     with pytest.raises(UserError, match="at scale small: --arm 'one_060': expected a name in arms: scratch_010"):
         Plan(file, load_study(file), "small", ["one_060"])
-
-
-def test_the_list_does_not_wait_for_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    import subprocess
-    import sys
-
-    program = (
-        "import sys; from cli import main\n"
-        "try: main.main(['experiment', 'configs/studies/compositions.toml', '--scale', 'paper', '--list'])\n"
-        "except SystemExit as leaving: sys.exit(leaving.code or 'torch' in sys.modules)"
-    )
-    listed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert "torchrun --nproc-per-node=8 cli.py pretrain -c configs/peclr_rn50.toml" in listed.stdout
 
 
 @pytest.fixture(scope="module")
@@ -184,18 +180,23 @@ def arms_on_other_data(file: Path) -> Iterator[int]:
     yield from [number for number, claim in enumerate(plan.compare) if plan.arms[claim.better].on][:1]
 
 
-RUNS = [(file, number) for file in FILES for number in {0, *arms_on_other_data(file)}]
+QUICK = {"compositions", "cross_domain", "equivariance"}
+"""Two seeds, arms on other data, maps: each way through the code. The other studies run in `make test-long`."""
 
 
-@pytest.mark.parametrize(("file", "number"), RUNS, ids=lambda part: part.stem if isinstance(part, Path) else str(part))
-def test_every_study_runs_at_toy_size(file: Path, number: int, hands: Path, tmp_path: Path) -> None:
-    plan, record = toy(file, hands, tmp_path, number), tmp_path / "rows.jsonl"
-    outcomes = run_study(plan, record)
-    assert len(outcomes) == len(plan.compare)
-    assert all(np.isfinite(outcome["differences"]).all() for outcome in outcomes)
-    rows = record.read_text()
-    assert run_study(plan, record) == outcomes
-    assert record.read_text() == rows
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, id=file.stem, marks=() if file.stem in QUICK else pytest.mark.slow) for file in FILES],
+)
+def test_every_study_runs_at_toy_size(file: Path, hands: Path, tmp_path: Path) -> None:
+    for number in {0, *arms_on_other_data(file)}:
+        plan, record = toy(file, hands, tmp_path / str(number), number), tmp_path / f"{number}.jsonl"
+        outcomes = run_study(plan, record)
+        assert len(outcomes) == len(plan.compare)
+        assert all(np.isfinite(outcome["differences"]).all() for outcome in outcomes)
+        rows = record.read_text()
+        assert run_study(plan, record) == outcomes
+        assert record.read_text() == rows
 
 
 PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
