@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,21 +72,14 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.bach=1", "--set train.bach=1: unknown key train.bach: did you mean train.batch?"),
         ("batch=1", "--set batch=1: unknown key batch: did you mean train.batch?"),
-        ("optimm.lr=1", "unknown key optimm"),
-        ("train.batch=many", "train.batch = 'many'"),
         ("train.batch=1", "greater than or equal to 2"),
-        ("geometry.fill=300", "geometry.fill = 300"),
         ("geometry.rotation_deg=45", "geometry.rotation_deg = 45"),
         ("pipelines.backend=fast", "'auto', 'dali' or 'opencv'"),
-        ("projector.dim=127", "projector.dim = 127"),
         ("loss.name=vireg", "loss.name = 'vireg': input should be 'nt_xent' or 'vicreg'"),
         ("loss.name=[1]", "loss.name = [1]: input should be 'nt_xent' or 'vicreg'"),
         ("loss.temprature=1", "unknown key loss.temprature: did you mean loss.temperature?"),
         ("loss.gamma=1", "unknown key loss.gamma: it is a key of loss.name = 'vicreg': choose that loss, or leave"),
-        ("loss=3", "loss = 3: expected a table of keys"),
-        ("train", "expected table.key=value"),
     ],
 )
 def test_errors_name_key_value_and_remedy(override: str, message: str) -> None:
@@ -124,11 +115,6 @@ def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:
     file.write_text("[train]\nepoch = 3\n")
     with pytest.raises(UserError, match=r"mine\.toml: unknown key train\.epoch: did you mean train\.epochs\?"):
         load(files=[file])
-    file.write_text("[train\n")
-    with pytest.raises(UserError, match=r"mine\.toml is not TOML"):
-        load(files=[file])
-    with pytest.raises(UserError, match="No such file"):
-        load(files=[tmp_path / "missing.toml"])
 
 
 def test_what_a_resumed_run_may_change() -> None:
@@ -315,13 +301,3 @@ def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
 def test_a_deep_or_long_override_is_one_line(override: str) -> None:
     with pytest.raises(UserError):
         load(override)
-
-
-def test_a_name_that_is_not_utf8_is_printed(tmp_path: Path) -> None:
-    """On a terminal whose encoding is strict: the command did its work, so it ends well."""
-    name = os.fsdecode(os.fsencode(tmp_path) + b"/H\xe4nde")
-    command = [sys.executable, "cli.py", "make-data", name, "--poses", "1", "--workers", "1"]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "H\\udce4nde: 4 training images" in done.stdout

@@ -17,7 +17,6 @@ from errors import UserError
 from tests.command_line import run_cli
 from tests.train.tiny_hands import untrained_run
 from train.pose.predict import assumed_intrinsics, find_images, predict, read_intrinsics, read_picture, result_names
-from train.runs.checkpoint import Checkpoints
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -361,11 +360,3 @@ def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Pat
     arguments: dict[str, Any] = {"run": run, "images": [str(tmp_path / "hand.png")], "out": tmp_path / "out"}
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
         predict(**{**arguments, **make(tmp_path)})
-
-
-def test_pre_training_is_no_run_to_predict_with(tmp_path: Path) -> None:
-    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
-    Checkpoints(tmp_path / "checkpoints", keep=1).save(1, saved)
-    cv2.imwrite(str(tmp_path / "hand.png"), drawn_hand(50, 40))
-    with pytest.raises(UserError, match="is from pre-training and predicts no poses: fine-tune it first"):
-        predict(tmp_path, [str(tmp_path / "hand.png")], tmp_path / "out")
