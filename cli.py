@@ -25,7 +25,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import click
 
 import bench.classification.command
-import bench.commands
+import bench.gpu.command
+import bench.loaders.command
+import bench.pages.command
+import bench.training.command
 import experiments.commands
 import train.commands.data
 import train.commands.networks
@@ -163,7 +166,10 @@ def main() -> None:
 
 
 commands = (
-    bench.commands,
+    bench.loaders.command,
+    bench.training.command,
+    bench.gpu.command,
+    bench.pages.command,
     bench.classification.command,
     experiments.commands,
     train.commands.data,

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from operator import truediv
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 from scipy.stats import t as student
 
 from errors import UserError
-
-T = TypeVar("T")
 
 
 class MeanInterval(NamedTuple):
@@ -46,15 +42,12 @@ class Rate:
         cpu_s_per_image: processor seconds of this process and its descendants, over all repeats.
         images: how many images the repeats took in all.
         seconds: how long the repeats took in all.
-        memory_mib: largest memory of this process and its descendants at the end of a repeat; shared memory counts
-            once.
     """
 
     images_per_s: tuple[float, ...]
     cpu_s_per_image: float
     images: int
     seconds: float = math.nan
-    memory_mib: float = math.nan
 
     @property
     def mean(self) -> float:
@@ -88,10 +81,6 @@ Progress = Callable[[int, int], None]
 """Called with the number of repeats done and the number of all repeats."""
 
 
-def no_progress(done: int, total: int) -> None:
-    """Show no progress."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """How long to measure.
@@ -107,7 +96,7 @@ class Rounds:
     warmup_s: float = 2.0
 
 
-def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress = no_progress) -> list[Rate]:
+def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progress) -> list[Rate]:
     """Time endless iterators in their steady state, in turn: A B C, A B C, ..., so that a drift affects all of them.
 
     Each round starts each iterator again. Only one iterator runs at a time.
@@ -119,15 +108,15 @@ def measure_in_rounds(starts: Sequence[Start], rounds: Rounds, progress: Progres
     if rounds.repeats < 2:
         raise ValueError(f"repeats is {rounds.repeats}; an interval needs at least 2")
     repeats: list[list[_Repeat]] = [[] for _ in starts]
-    for number in range(rounds.repeats):
-        for place, start in enumerate(starts):
-            progress(number * len(starts) + place, rounds.repeats * len(starts))
-            repeats[place].append(_repeat(start, rounds))
-    progress(rounds.repeats * len(starts), rounds.repeats * len(starts))
+    total = rounds.repeats * len(starts)
+    for number in range(total):
+        progress(number, total)
+        repeats[number % len(starts)].append(_repeat(starts[number % len(starts)], rounds))
+    progress(total, total)
     return [_rate(of_one) for of_one in repeats]
 
 
-_Repeat = tuple[int, float, float, float]  # images, seconds, processor seconds, MiB
+_Repeat = tuple[int, float, float]  # images, seconds, processor seconds
 
 
 def _repeat(start: Start, rounds: Rounds) -> _Repeat:
@@ -137,16 +126,16 @@ def _repeat(start: Start, rounds: Rounds) -> _Repeat:
         _take(batches, rounds.warmup_s)
         cpu_before_s = cpu_seconds()
         images, seconds = _take(batches, rounds.repeat_s)
-        return images, seconds, cpu_seconds() - cpu_before_s, memory_mib()
+        return images, seconds, cpu_seconds() - cpu_before_s
     finally:
         if isinstance(batches, Generator):
             batches.close()
 
 
 def _rate(repeats: Sequence[_Repeat]) -> Rate:
-    images, seconds, cpu_s, memory = zip(*repeats, strict=True)
+    images, seconds, cpu_s = zip(*repeats, strict=True)
     rates = tuple(map(truediv, images, seconds))
-    return Rate(rates, sum(cpu_s) / sum(images), sum(images), sum(seconds), max(memory))
+    return Rate(rates, sum(cpu_s) / sum(images), sum(images), sum(seconds))
 
 
 def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
@@ -163,62 +152,14 @@ def _take(batches: Iterator[int], least_s: float) -> tuple[int, float]:
 
 def cpu_seconds() -> float:
     """Processor seconds (user and system) of this process and its descendants, ended children included."""
-    return sum(_of_family(lambda process: sum(process.cpu_times()[:4])))
-
-
-def memory_mib() -> float:
-    """Memory in MiB of this process and its descendants; shared memory counts once (proportional set size).
-
-    Pages of files, such as libraries, do not count, since other processes may share them.
-    """
-    return sum(_of_family(_private_and_shared_kib)) / 1024
-
-
-def _private_and_shared_kib(process: psutil.Process) -> int:
-    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()  # psutil counts pages of files too
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-
-
-def open_files() -> int:
-    """Number of open file descriptors of this process and its descendants."""
-    return sum(_of_family(lambda process: int(process.num_fds())))
+    this, found_s = psutil.Process(), 0.0
+    for process in [this, *this.children(recursive=True)]:
+        with suppress(psutil.Error, OSError):  # it ended meanwhile
+            found_s += sum(process.cpu_times()[:4])
+    return found_s
 
 
 def require_images(found: int, batch: int, root: Path, key: str = "--batch") -> None:
     """Raise a `UserError` if a dataset has fewer images than a batch."""
     if found < batch:
         raise UserError(f"{root} has {found} images, fewer than {key} = {batch}: use more images or a smaller batch")
-
-
-@contextmanager
-def limited_to_cores(count: int) -> Generator[None]:
-    """Restrict this process, its threads and its descendants to `count` of its cores.
-
-    Raises:
-        ValueError: this process may use fewer cores.
-    """
-    allowed = os.sched_getaffinity(0)
-    if not 1 <= count <= len(allowed):
-        raise ValueError(f"{count} cores asked for; this process may use {len(allowed)}")
-    _set_cores(set(sorted(allowed)[:count]))
-    try:
-        yield
-    finally:
-        _set_cores(allowed)
-
-
-def _set_cores(cores: set[int]) -> None:
-    # Existing threads and processes keep their cores if only the main thread changes; new ones inherit its cores.
-    for thread in chain.from_iterable(_of_family(lambda process: process.threads())):
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(thread.id, cores)
-
-
-def _of_family(ask: Callable[[psutil.Process], T]) -> list[T]:
-    """Results of `ask` for this process and its descendants, except those that end meanwhile."""
-    this = psutil.Process()
-    answers = []
-    for process in [this, *this.children(recursive=True)]:
-        with suppress(psutil.Error, OSError):
-            answers.append(ask(process))
-    return answers

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
+import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import psutil  # type: ignore[import-untyped]
-import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from errors import UserError
 from machine.cores import available_cores
-from train.config.pretraining import Config
-from train.config.tables import to_dict
-from train.runs.folder import versions
+
+Row = Mapping[str, Any]
 
 _TABLE_WIDTH = 128  # a narrower terminal wraps the lines
 
 
 def describe_machine() -> dict[str, str | int]:
     """Date, processor, cores, memory, GPU, versions and commit."""
+    import torch  # only here: its import takes seconds, and a file of rows is checked before
+
+    from train.runs.folder import versions
+
+    cpu = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)  # psutil lacks it
     found: dict[str, str | int] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cpu": _cpu_name(),
+        "cpu": cpu[1] if cpu is not None else "unknown",
         "cores": available_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -34,44 +42,91 @@ def describe_machine() -> dict[str, str | int]:
     return found | versions()
 
 
-def _cpu_name() -> str:
-    found = re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)  # psutil lacks it
-    return found[1] if found is not None else "unknown"
-
-
-def data_tables(config: Config) -> dict[str, Any]:
-    """The tables of a configuration that concern the loader."""
-    tables = to_dict(config)
-    return {name: tables[name] for name in ("data", "geometry", "colour", "appearance", "pipelines")}
-
-
 def tell(row: dict[str, Any], *shown: RenderableType, as_json: bool, record: Path | None) -> None:
     """Print a row as JSON, or `shown` if it is given. Append the row to the file `record` if it is given."""
     if as_json:
         click.echo(json.dumps(row))
     else:
-        for part in shown:
-            if isinstance(part, str):
-                click.echo(part)
-            else:
-                Console(width=max(Console().width, _TABLE_WIDTH)).print(part)
+        show(*shown)
     if record is not None:
         append(record, row)
 
 
-def append(record: Path, row: dict[str, Any]) -> None:
-    """Add a row to a file.
+def show(*parts: RenderableType) -> None:
+    """Print tables and lines to the terminal."""
+    for part in parts:
+        if isinstance(part, str):
+            click.echo(part)
+        else:
+            Console(width=max(Console().width, _TABLE_WIDTH)).print(part)
+
+
+def as_table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    """A table for the terminal; its first column is aligned to the left, the others to the right."""
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def require_appendable(file: Path) -> None:
+    """Raise a `UserError` if rows cannot be appended to a file: it is no file of whole rows, or not writable."""
+    there = file.exists()
+    if there and not file.is_file():
+        raise UserError(f"{file}: not a regular file. Name another file.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a+b") as opened:
+            whole = _ends_with_a_line(opened)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
+    if not there:
+        file.unlink()
+        return
+    if not whole:
+        raise UserError(f"{file}: its last line has no newline, so a row may be torn: mend or remove that line")
+    try:
+        read_rows(file)
+    except UserError as error:
+        raise UserError(f"{file}: holds no rows to append to, one JSON object a line. Name another file.") from error
+
+
+def append(file: Path, row: Row) -> None:
+    """Add a row to a file, whole or not at all. Several processes may append at once.
 
     Raises:
-        UserError: it cannot be written; the row is in the message.
+        UserError: it cannot be written, or its last line has no newline; the row is in the message.
     """
     line = json.dumps(row)
     try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        with record.open("a") as file:
-            file.write(line + "\n")
+        if file.exists() and not file.is_file():
+            raise UserError(f"{file}: not a regular file; the row is: {line}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a+b", buffering=0) as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            if not _ends_with_a_line(opened):
+                raise UserError(f"{file}: its last line has no newline. Mend it and add this row: {line}")
+            size = opened.seek(0, os.SEEK_END)
+            try:
+                left = memoryview(f"{line}\n".encode())
+                while left:
+                    left = left[opened.write(left) :]
+                os.fsync(opened)
+            except OSError:
+                opened.truncate(size)
+                raise
     except OSError as error:
-        raise UserError(f"{record}: cannot be written ({error.strerror}); the row is: {line}") from error
+        raise UserError(f"{file}: cannot be written ({error.strerror}); the row is: {line}") from error
+
+
+def _ends_with_a_line(file: BinaryIO | Any) -> bool:
+    """Whether a file is empty or ends with a newline."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) == b"\n")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -93,6 +148,17 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def yes_or_no(holds: bool | None) -> str:
-    """Whether a claim holds, in a word."""
-    return {True: "yes", False: "NO", None: ""}[holds]
+def rows_of(file: Path) -> Iterator[Row]:
+    """Rows of a file, each with its "place"; empty if there is no such file."""
+    for number, row in enumerate(read_rows(file) if file.exists() else [], 1):
+        yield {**row, "place": f"`{file.name}`, row {number}"}
+
+
+def measured_on(row: Row) -> str:
+    """Place, machine, date and commit of a row of `rows_of`, in words."""
+    machine = row["machine"]
+    cores = row.get("settings", {}).get("cores", machine["cores"])
+    where = machine["gpu"] if machine["gpu"] != "none" else "no GPU"
+    return (
+        f"{row['place']}: {cores} cores of an {machine['cpu']}, {where}, {machine['date']}, commit {machine['commit']}"
+    )

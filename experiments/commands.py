@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bench.commands import record_option
+from bench.options import record_option
 from train.commands.options import PATH
 
 

@@ -150,21 +150,6 @@ class Maps:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Curve:
-    """What the picture of the study shows: the error over a key, a line for each start of the arms.
-
-    Attributes:
-        over: the key, which all arms set to a number.
-        title: what the key means; the axis is in percent.
-        lines: the start of an arm, "scratch" where it has none -> the name of its line.
-    """
-
-    over: str
-    title: str
-    lines: dict[str, str]
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Study:
     """A study: networks trained in several ways with several seeds, and compared in pairs.
 
@@ -177,7 +162,6 @@ class Study:
         pretrain: the pre-training arms.
         compare: the claims.
         maps: maps of the equivariance error.
-        curve: how the arms are drawn.
         seeds: seeds of order, augmentation and weights; all arms run once per seed.
         out: folder of the runs; None: runs/studies and the file's name. Studies with the same folder share the runs of
             arms with the same names.
@@ -192,7 +176,6 @@ class Study:
     pretrain: dict[str, Arm] = Field(default_factory=dict)
     compare: tuple[Claim, ...] = ()
     maps: Maps | None = None
-    curve: Curve | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     out: Path | None = None
     figures_of: Literal["last", "best"] = "last"

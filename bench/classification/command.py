@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands import output_options
+from bench.options import output_options
 from errors import UserError
 from train.commands.options import FILE, FOLDER, PATH, IntegerRange, PathOfUser
 

@@ -1,4 +1,4 @@
-"""The table and the picture of docs/ about `make photographs`, from the rows that `classify` records.
+"""The tables and the picture of docs/ about `make photographs`, from the rows that `classify` records.
 
 Each row is a seed of pre-training with other people held out.
 """
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from bench.tables import NoRowError, Row, markdown, measured_on, rows_of
+from bench.rows import Row, rows_of
 from train.pictures import save_figure
 
 FILE: Final = "photographs.jsonl"
@@ -62,56 +62,48 @@ def found_in(rows: Sequence[Row], kind: Kind) -> Found:
     )
 
 
-def photographs_table(results: Path) -> str:
-    """The shares of all kinds of encoders, and PeCLR's differences to the others.
+class Summary(NamedTuple):
+    """The rows as tables.
 
-    Raises:
-        NoRowError: there is no row.
+    Attributes:
+        rows: the rows.
+        heads: heads of `lines` and of `differences`; each begins with a name.
+        lines: mean and range over seeds of each kind of encoder, in percent.
+        differences: the first kind minus each other one, in points, with Student's interval over seeds.
+        short: name, and means with the labels of 2 people, of 10 and of all, in percent.
     """
-    rows = _rows(results)
+
+    rows: Sequence[Row]
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    differences: Sequence[Sequence[str]]
+    short: Sequence[Sequence[str]]
+
+
+def summary(results: Path) -> Summary | None:
+    """The tables from the rows in a folder; None if there is no row."""
+    if not (rows := list(rows_of(results / FILE))):
+        return None
     found = {kind.name: found_in(rows, kind) for kind in KINDS}
     first, *others = (found[kind.name] for kind in KINDS[:5])
-    heads = ("frozen features", *(f"{count} people" for count in first.few), "all", "all, nearest neighbours")
-    lines = [
-        (name, *(_range(of.few.get(count, [])) for count in first.few), _range(of.everybody), _range(of.nearest))
-        for name, of in found.items()
-    ]
-    differences = [
-        (f"minus {kind.name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
-         _difference(first.everybody, of.everybody), _difference(first.nearest, of.nearest))
-        for kind, of in zip(KINDS[1:5], others, strict=True)
-    ]  # fmt: skip
-    return (
-        f"{_measured_on(rows)} Mean and range over seeds, in percent, by the number of people with labels:\n\n"
-        f"{markdown(heads, lines)}\nPeCLR minus the others, in points, paired by seed, with Student's 95 % interval:"
-        "\n\n"
-        f"{markdown(('PeCLR', *heads[1:]), differences)}"
-    )
+    return Summary(
+        rows,
+        (*(f"{count} people" for count in first.few), "all", "all, nearest neighbours"),
+        [(name, *(_range(of.few.get(count, [])) for count in first.few), _range(of.everybody), _range(of.nearest))
+         for name, of in found.items()],
+        [(f"minus {kind.name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
+          _difference(first.everybody, of.everybody), _difference(first.nearest, of.nearest))
+         for kind, of in zip(KINDS[1:5], others, strict=True)],
+        [(name, *(f"{100 * fmean(share):.1f}" if share else "-"
+                  for share in (of.few.get("2", []), of.few.get("10", []), of.everybody)))
+         for name, of in found.items()],
+    )  # fmt: skip
 
 
-def photographs_in_short(results: Path) -> str:
-    """Means over seeds, for the README.
-
-    Raises:
-        NoRowError: there is no row.
-    """
-    rows = _rows(results)
-    lines = []
-    for kind in KINDS:
-        of = found_in(rows, kind)
-        shares = (of.few.get("2", []), of.few.get("10", []), of.everybody)
-        lines.append((kind.name, *(f"{100 * fmean(share):.1f}" if share else "-" for share in shares)))
-    heads = ("frozen features: digits told right, in %", "labels of 2 people", "of 10", "of all the others")
-    return f"{_measured_on(rows)}\n\n{markdown(heads, lines)}"
-
-
-def draw_photographs(results: Path, images: Path) -> str:
-    """Draw the accuracy over the number of people with labels. Returns what was drawn.
-
-    Raises:
-        NoRowError: there is no row.
-    """
-    rows = _rows(results)
+def draw_photographs(results: Path, images: Path) -> list[str]:
+    """Draw the accuracy over the number of people with labels. Returns the picture's path; nothing without rows."""
+    if not (rows := list(rows_of(results / FILE))):
+        return []
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for kind in KINDS[:5]:
@@ -134,22 +126,7 @@ def draw_photographs(results: Path, images: Path) -> str:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.12), fontsize=8.5)
     save_figure(images / PICTURE, figure, dpi=120)
-    return f"{images / PICTURE}: accuracy over the number of people with labels"
-
-
-def _rows(results: Path) -> list[Row]:
-    rows = list(rows_of(results / FILE))
-    if not rows:
-        raise NoRowError
-    return rows
-
-
-def _measured_on(rows: Sequence[Row]) -> str:
-    tested, people = (sum(row[key] for row in rows) for key in ("tested", "groups_tested"))
-    return (
-        f"{measured_on(rows[-1])}. {len(rows)} seeds, each with other people held out: {tested} photographs of "
-        f"{people} people tested."
-    )
+    return [str(images / PICTURE)]
 
 
 def _range(shares: Sequence[float]) -> str:

@@ -26,8 +26,6 @@ HAND_FRAC: Final = 0.6
 _FOLDER: Final = Path(".data/bench-frames")
 _COUNT: Final = 512
 
-Image = npt.NDArray[np.uint8]
-
 
 def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
     """Make frames from the images of a dataset, unless they are there already. Packed data is a `UserError`."""
@@ -44,47 +42,31 @@ def large_frames(data: DataConfig | Sequence[DataConfig]) -> DataConfig:
     return DataConfig(source="folder", root=str(folder), box=str(folder / "boxes.csv"), box_margin=margin)
 
 
-def make_frames(pictures: Sequence[Path], out: Path, count: int, *, seed: int = 0) -> None:
+def make_frames(pictures: Sequence[Path], out: Path, count: int) -> None:
     """Write JPEG frames of 1280 x 720 pixels and boxes.csv to `out`, as the source "folder" reads them.
 
     The background is a mosaic of enlarged pictures of hands. One more picture lies on it, enlarged so that the box of
-    its hand is 250 pixels wide.
-
-    Raises:
-        UserError: there is no picture, or one cannot be read.
+    its hand is 250 pixels wide. A picture that cannot be read is a `UserError`.
     """
-    if not pictures:
-        raise UserError("no pictures of hands to put into frames: make some with 'python cli.py make-data .data/hands'")
     out.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
+    height, width = FRAME_PX
+    tile, side = height // 2, round(BOX_PX / HAND_FRAC)
+    margin = (side - BOX_PX) // 2
     with (out / "boxes.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["file", "x0", "y0", "x1", "y1"])
         for number in range(count):
-            frame, box_px = _frame(pictures, rng)
-            name = f"{number:05}.jpg"
+            mosaic = [np.hstack([_picture(pictures, rng, tile) for _ in range(-(-width // tile))]) for _ in range(2)]
+            frame = np.vstack(mosaic)[:, :width].copy()
+            top, left = int(rng.integers(height - side)), int(rng.integers(width - side))
+            frame[top : top + side, left : left + side] = _picture(pictures, rng, side)
+            name, x0, y0 = f"{number:05}.jpg", left + margin, top + margin
             cv2.imwrite(str(out / name), frame, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
-            rows.writerow([name, *box_px])
+            rows.writerow([name, x0, y0, x0 + BOX_PX, y0 + BOX_PX])
 
 
-def _frame(pictures: Sequence[Path], rng: np.random.Generator) -> tuple[Image, tuple[int, int, int, int]]:
-    """A frame (720, 1280, 3) BGR, and the edges of the hand's box."""
-    height, width = FRAME_PX
-    tile = height // 2
-    columns = -(-width // tile)
-    mosaic = np.concatenate(
-        [np.concatenate([_picture(pictures, rng, tile) for _ in range(columns)], axis=1) for _ in range(2)]
-    )
-    frame = mosaic[:, :width].copy()
-    side = round(BOX_PX / HAND_FRAC)
-    top, left = int(rng.integers(height - side)), int(rng.integers(width - side))
-    frame[top : top + side, left : left + side] = _picture(pictures, rng, side)
-    margin = (side - BOX_PX) // 2
-    x0, y0 = left + margin, top + margin
-    return frame, (x0, y0, x0 + BOX_PX, y0 + BOX_PX)
-
-
-def _picture(pictures: Sequence[Path], rng: np.random.Generator, side_px: int) -> Image:
+def _picture(pictures: Sequence[Path], rng: np.random.Generator, side_px: int) -> npt.NDArray[np.uint8]:
     path = pictures[int(rng.integers(len(pictures)))]
     picture = cv2.imread(str(path))
     if picture is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.tables import Row, rows_of
+from bench.rows import Row, rows_of
 from train.config.load import read_toml
 from train.pose.metrics import METRICS
 
@@ -25,42 +24,29 @@ class StudyRows(NamedTuple):
     Attributes:
         arms: arm -> seed -> row.
         claims: (better, than, metric) -> row.
-        pretrained: pre-training arm -> seed -> row.
         constant: the constant predictions; empty if they were not measured.
         maps: arm -> seed -> row.
     """
 
     arms: dict[str, dict[int, Row]]
     claims: dict[tuple[str, str, str], Row]
-    pretrained: dict[str, dict[int, Row]]
     constant: Row
     maps: dict[str, dict[int, Row]]
-
-    def cpu_seconds(self) -> dict[int, float]:
-        """CPU seconds of each seed, pre-training included; without the seeds of which a run was not timed."""
-        runs = [row for by_seed in (*self.pretrained.values(), *self.arms.values()) for row in by_seed.values()]
-        untimed = {row["seed"] for row in runs if "set" in row and "cpu_seconds" not in row}
-        return {
-            seed: sum(row.get("cpu_seconds", 0) for row in runs if row["seed"] == seed)
-            for seed in self.seeds()
-            if seed not in untimed
-        }
 
     def seeds(self) -> list[int]:
         """The seeds with which any arm was measured."""
         return sorted({seed for rows in self.arms.values() for seed in rows})
 
-    def mean(self, arm: str, metric: str, seeds: Iterable[int] | None = None) -> float:
-        """Mean over seeds of an arm's metric; NaN if there is none."""
-        rows = self.arms.get(arm, {})
-        found = [rows[seed][metric] for seed in (rows if seeds is None else seeds) if metric in rows.get(seed, {})]
-        return float(np.mean(found)) if found else float("nan")
+    def last(self) -> Row:
+        """The newest row of an arm."""
+        rows = [row for by_seed in self.arms.values() for row in by_seed.values()]
+        return max(rows, key=lambda row: int(row["place"].split()[-1]))
 
 
 def study_rows(results: Path, study: str, scale: str) -> StudyRows:
     """The rows of a study in the folder `results`; those of arms that its file has no more do not count."""
     arms = read_toml(FILES / f"{study}.toml")["arms"].keys()
-    found = StudyRows({}, {}, {}, {}, {})
+    found = StudyRows({}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
         if (row["study"], row["scale"]) != (study, scale):
             continue
@@ -69,8 +55,6 @@ def study_rows(results: Path, study: str, scale: str) -> StudyRows:
                 found.arms.setdefault(row["arm"], {})[row["seed"]] = row
             case "comparison" if {row["better"], row["than"]} <= arms:
                 found.claims[row["better"], row["than"], row["metric"]] = row
-            case "pretrain":
-                found.pretrained.setdefault(row["arm"], {})[row["seed"]] = row
             case "constant":
                 found = found._replace(constant=row)
             case "map" if row["arm"] in arms:
@@ -107,11 +91,6 @@ class Gain(NamedTuple):
     published: float | None
     claimed: bool
 
-    @property
-    def shown(self) -> bool:
-        """Whether the interval does not contain zero."""
-        return self.low > 0 or self.high < 0
-
 
 def gains(study: Row, found: StudyRows) -> list[Gain]:
     """The comparisons of a study that were measured, in the order of its file."""
@@ -121,12 +100,25 @@ def gains(study: Row, found: StudyRows) -> list[Gain]:
         if row is None:
             continue
         higher = METRICS[row["metric"]].higher_is_better
-        whole = found.mean(row["better"] if higher else row["than"], row["metric"], row["seeds"])
+        rows = found.arms[row["better" if higher else "than"]]
+        whole = float(np.mean([rows[seed][row["metric"]] for seed in row["seeds"]]))
         low, mean, high = (100 * row[name] / whole for name in ("low", "mean", "high"))
         if not higher:
             low, mean, high = -high, -mean, -low
         made.append(Gain(row, mean, low, high, claim.get("percent"), claim.get("claimed", True)))
     return made
+
+
+def claims_of_paper(results: Path, scale: str) -> list[tuple[str, Gain]]:
+    """Source and gain of every claim of the paper that was measured at a scale; once, if studies share the networks."""
+    found: dict[tuple[str, ...], tuple[str, Gain]] = {}
+    for name in study_names():
+        study = read_toml(FILES / f"{name}.toml")
+        for gain in gains(study, study_rows(results, name, scale)):
+            if gain.claimed:
+                of = (study.get("out", name), gain.row["better"], gain.row["than"], gain.row["metric"])
+                found.setdefault(of, (study["source"], gain))
+    return list(found.values())
 
 
 def improvement(found: StudyRows, better: str, than: str, table: str) -> npt.NDArray[np.float64]:

@@ -1,20 +1,13 @@
-"""Shows the result of `bench-train` as a table and as JSON."""
+"""The figures of `bench-train` as lines of a table."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from bench.measure import Rate
-from bench.rows import describe_machine
-from bench.training.step import Row, StepSettings
-from train.config.pretraining import Config
-from train.config.tables import to_dict
+from bench.rows import Row
 
 
 def _span(interval: Sequence[float], digits: int) -> str:
@@ -27,11 +20,9 @@ def _rate(one: Row, way: str) -> str:
     return _span([rate["mean"], *rate["interval"]], 1)
 
 
-def _overhead(one: Row, slower: str, than: str) -> str:
-    rates = {way: Rate(tuple(rate["repeats"]), math.nan, 0) for way, rate in one["images_per_s"].items()}
-    if not {slower, than} <= rates.keys():
-        return "not measured"
-    return f"{_span(rates[than].over(rates[slower]), 2)} x"
+def _over_averaged(one: Row) -> str:
+    cached, averaged = (Rate(tuple(one["images_per_s"][way]["repeats"]), math.nan, 0) for way in ("cached", "averaged"))
+    return f"{_span(averaged.over(cached), 2)} x"
 
 
 FIGURES: Final[Mapping[str, Callable[[Row], str]]] = {
@@ -48,32 +39,11 @@ FIGURES: Final[Mapping[str, Callable[[Row], str]]] = {
         "-" if one["device_memory_mib"] is None else f"{one['device_memory_mib']:.0f}"
     ),
     "exact gradient: recompute": lambda one: one["recompute"],
-    "exact batch over plain step": lambda one: _overhead(one, "cached", "plain"),
-    "exact batch over averaged small ones": lambda one: _overhead(one, "cached", "averaged"),
-    "recomputed over averaged small ones": lambda one: _overhead(one, "recomputed", "averaged"),
+    "exact batch over averaged small ones": _over_averaged,
 }
-"""The lines of the table: heading, and the text made from an entry."""
+"""The lines of the table: heading, and the text made from the figures of a precision."""
 
 
-def as_table(figures: Sequence[Row]) -> Table:
-    """A table with a column for each precision."""
-    first = figures[0]
-    batches = f"batches of {first['batch']} in micro-batches of {first['micro_batch']}"
-    table = Table(title=f"{first['device']}: {batches}, 95 % intervals", box=SIMPLE_HEAD)
-    table.add_column("", no_wrap=True)
-    for one in figures:
-        table.add_column(one["precision"], justify="right", no_wrap=True)
-    for name, cell in FIGURES.items():
-        table.add_row(name, *map(cell, figures))
-    return table
-
-
-def as_json(figures: Sequence[Row], config: Config, settings: StepSettings) -> Row:
-    """A row of bench/results/."""
-    return {
-        "bench": "train",
-        "machine": describe_machine(),
-        "settings": dataclasses.asdict(settings),
-        "config": to_dict(config),
-        "precisions": list(figures),
-    }
+def lines(row: Row) -> Iterator[tuple[str, ...]]:
+    """Lines of a row of `bench-train`: the heading, then a cell for each precision."""
+    return ((name, *map(cell, row["precisions"])) for name, cell in FIGURES.items())

@@ -16,10 +16,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bench.classification.classify import _of_constant, predict_classes
-from bench.classification.documents import draw_photographs, photographs_in_short, photographs_table
+from bench.classification.documents import draw_photographs
 from bench.classification.encoders import features_of, load_frozen
 from bench.classification.labels import Labels, read_labels, splits
-from bench.tables import NoRowError
+from bench.pages.documentation import fill_tables
 from errors import UserError
 from models.network import Normalize
 from pipelines.config import DataConfig
@@ -283,11 +283,14 @@ def row_of(seed: int, shares: dict[str, float]) -> dict[str, Any]:
     return {"machine": machine, "tested": 400, "groups_tested": 40, "groups": 200, "encoders": encoders}
 
 
+PHOTOGRAPHS = ("photographs", "photographs-in-short")
+
+
 def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
     others = {"network": 0.8, "random": 0.3, "pixels": 0.4, "constant": 0.1}
     rows = [row_of(seed, {"peclr": 0.9 + seed / 100, "simclr": 0.9, **others}) for seed in (0, 1, 2)]
     (tmp_path / "photographs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    text = photographs_table(tmp_path)
+    text, short = (fill_tables(f"<!-- rows: {name} -->\n<!-- end rows -->", tmp_path) for name in PHOTOGRAPHS)
     everywhere = "91.0 (90.0 to 92.0)"
     assert f"| PeCLR, no labels | {' | '.join([everywhere] * 4)} |" in text
     assert "| always one digit | - | - | 10.0 (10.0 to 10.0) | - |" in text
@@ -295,8 +298,7 @@ def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
     interval = 4.303 / 3**0.5  # Student's factor for 2 degrees of freedom, deviation 1 point
     difference = f"+1.0 ({1 - interval:+.1f} to {1 + interval:+.1f})"
     assert f"| minus SimCLR, no labels | {' | '.join([difference] * 4)} |" in text
-    assert "| PeCLR, no labels | 91.0 | - | 91.0 |" in photographs_in_short(tmp_path)
-    assert "accuracy" in draw_photographs(tmp_path, tmp_path)
-    assert cv2.imread(str(tmp_path / "photographs.png")) is not None
-    with pytest.raises(NoRowError):
-        photographs_table(tmp_path / "nothing")
+    assert "| PeCLR, no labels | 91.0 | - | 91.0 |" in short
+    (picture,) = draw_photographs(tmp_path, tmp_path)
+    assert cv2.imread(picture) is not None
+    assert draw_photographs(tmp_path / "nothing", tmp_path) == []

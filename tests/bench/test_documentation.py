@@ -8,63 +8,72 @@ from typing import Any
 
 import pytest
 
-from bench.documentation import fill_tables, pages_with_tables, write_docs
+from bench.pages.documentation import fill_tables, pages_with_tables, write_docs
 from errors import UserError
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 
 
-def test_tables_are_those_of_the_last_rows(tmp_path: Path) -> None:
-    page = "before\n<!-- rows: soak -->\nold\n<!-- end rows -->\nafter\n"
-    assert "No row yet." in fill_tables(page, tmp_path)
-    machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-    row = {
-        "bench": "soak", "machine": machine, "settings": {"cores": 2}, "seconds": 3600, "images": 7,
-        "memory_growth": 0.001, "history": [[0, 100, 6], [3600, 123, 6]],
+def step_row(images_per_s: float, gpu: str = "none", **more: Any) -> dict[str, Any]:
+    rate = {"mean": images_per_s, "interval": [1, 2], "repeats": [images_per_s] * 2}
+    figures = {
+        "precision": "bf16", "batch": 8, "micro_batch": 4, "recompute": "never", "step_s": [1, 1, 1],
+        "images_per_s": {"cached": rate, "loaded": rate, "averaged": rate}, "waited_share": 0.01, "loader_share": 0.02,
+        "optimizer_share": 0.03, "model_flop_per_s": 1e12, "flop_per_image": 1e9, "peak_memory_mib": 7,
+        "device_memory_mib": 8,
     }  # fmt: skip
-    (tmp_path / "soak.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"images": 8}) + "\n")
+    machine = {"cpu": "CPU", "gpu": gpu, "cores": 2, "date": "2030-01-01", "commit": "abc"}
+    config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 64}}
+    return {"machine": machine, "config": config, "precisions": [figures], **more}
+
+
+def write_rows(file: Path, *rows: dict[str, Any]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_tables_are_those_of_the_last_rows(tmp_path: Path) -> None:
+    page = "before\n<!-- rows: train -->\nold\n<!-- end rows -->\nafter\n"
+    assert "No row yet." in fill_tables(page, tmp_path)
+    write_rows(tmp_path / "train.jsonl", step_row(111), step_row(222), step_row(333, gpu="Card"))
     made = fill_tables(page, tmp_path)
-    assert made.startswith("before\n<!-- rows: soak -->\n")
+    assert made.startswith("before\n<!-- rows: train -->\n")
     assert made.endswith("<!-- end rows -->\nafter\n")
-    assert "`soak.jsonl`, row 2" in made
-    assert "60 minutes, 8 images, memory +0.10%" in made
+    assert "`train.jsonl`, row 2: 2 cores of an CPU, no GPU, 2030-01-01, commit abc, resnet18 at 64 pixels" in made
+    assert "| images/s, batches at hand | 222.0 (1.0 to 2.0) |" in made
+    assert "| exact batch over averaged small ones | 1.00 (1.00 to 1.00) x |" in made
     assert fill_tables(made, tmp_path) == made
 
 
-def test_claims_of_a_gpu_are_those_of_each_stages_last_true_run(tmp_path: Path) -> None:
+def test_figures_of_a_gpu_are_those_of_each_overlays_last_row(tmp_path: Path) -> None:
     page = "<!-- rows: gpu -->\n<!-- end rows -->\n"
-    machine = {"cpu": "CPU", "gpu": "Card", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-
-    def row(stage: str, found: str, holds: bool | None, *, dry_run: bool = False) -> str:
-        claim = {"what": "figure", "found": found, "wanted": "at least 2 x", "holds": holds}
-        return json.dumps({"stage": stage, "dry_run": dry_run, "machine": machine, "claims": [claim]}) + "\n"
-
-    file = tmp_path / "gpu.jsonl"
-    file.write_text(row("loader", "9 x", True, dry_run=True))
     assert "none of this has been measured" in fill_tables(page, tmp_path)
-    file.write_text(
-        row("loader", "1 x", False) + row("run", "3 s", None) + row("loader", "2 x", True)
-        + row("loader", "9 x", True, dry_run=True)
-    )  # fmt: skip
+    of = {"encoder": "resnet50", "loader_images_per_s": 4000}
+    rows = [
+        step_row(rate, "Card", overlay=name, **of) for name, rate in (("a100", 1), ("rtx_11gb", 1000), ("a100", 2000))
+    ]
+    write_rows(tmp_path / "gpu.jsonl", *rows)
     made = fill_tables(page, tmp_path)
-    assert "| loader | figure | 2 x | at least 2 x | yes | `gpu.jsonl`, row 3 |" in made
-    assert "| run | figure | 3 s | at least 2 x |  | `gpu.jsonl`, row 2 |" in made
-    assert "1 x" not in made
-    assert "9 x" not in made
-    assert made.count("2 cores of an CPU, Card, 2030-01-01") == 1
+    assert "- a100: resnet50, `gpu.jsonl`, row 3: 2 cores of an CPU, Card" in made
+    assert "|  | a100 | rtx_11gb |" in made
+    assert "| images/s, batches at hand | 2000.0 (1.0 to 2.0) | 1000.0 (1.0 to 2.0) |" in made
+    assert "| loader alone over step | 2.00 x | 4.00 x |" in made
 
 
 def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
     machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-    entry: dict[str, Any] = {"name": "this loader", "images_per_s": 1234, "interval": [1, 2], "cpu_ms_per_image": 1}
+    entry = {"name": "this loader", "interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 2, "ours_is": [1, 1, 1]}
     rows: list[dict[str, Any]] = [
-        {"machine": {**machine, "gpu": gpu}, "sources": "small", "loaders": [{**entry, "images_per_s": rate}]}
+        {
+            "machine": {**machine, "gpu": gpu}, "settings": {}, "sources": "small",
+            "loaders": [{**entry, "images_per_s": rate}], "stages": [{**entry, "name": "read only"}],
+        }
         for gpu, rate in (("none", 1234), ("Card", 9999))
-    ]
+    ]  # fmt: skip
     (tmp_path / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = fill_tables("<!-- rows: loaders -->\n<!-- end rows -->\n", tmp_path)
-    assert "1234" in made
+    assert "| this loader | 1234 | 1 to 2 | 1.000 | 1.00 x (1.00 to 1.00) |" in made
+    assert "The loader makes 1234 images/s; the processor limits it (100% of 2 cores busy), and reading takes" in made
     assert "9999" not in made
 
 
@@ -81,7 +90,7 @@ def test_the_pages_hold_what_the_rows_say(page: Path) -> None:
 
 def test_the_pages_that_have_tables_still_have_them() -> None:
     tables = {page.name: page.read_text().count("<!-- rows: ") for page in pages_with_tables(ROOT / "docs")}
-    assert tables.keys() == {"README.md", "cluster.md", "datasets.md", "performance.md", "results.md"}
+    assert tables.keys() == {"README.md", "datasets.md", "performance.md", "results.md"}
     assert tables["README.md"] == 3
     assert tables["performance.md"] >= 6
 
@@ -97,13 +106,16 @@ def test_the_readme_and_the_page_are_made_from_the_same_row(tmp_path: Path) -> N
     for folder in (results, docs):
         folder.mkdir()
     machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-    entry = {"name": "this loader", "interval": [1, 2], "cpu_ms_per_image": 1, "ours_is": [1, 1, 1]}
-    rows = [{"machine": machine, "loaders": [{**entry, "images_per_s": rate}]} for rate in (111, 222)]
+    entry = {"name": "this loader", "interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 2, "ours_is": [1, 1, 1]}
+    rows = [
+        {"machine": machine, "settings": {}, "stages": [{**entry, "name": "read only"}],
+         "loaders": [{**entry, "images_per_s": rate}]} for rate in (111, 222)
+    ]  # fmt: skip
     (results / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (docs / "performance.md").write_text("<!-- rows: loaders -->\n<!-- end rows -->\n")
     (docs / "other.md").write_text("no table")
     (tmp_path / "README.md").write_text("<!-- rows: loaders-in-short -->\n<!-- end rows -->\n")
-    assert write_docs(results, docs).count("\n") == 1
+    assert write_docs(results, docs) == [str(docs / "performance.md"), str(tmp_path / "README.md")]
     for page in (docs / "performance.md", tmp_path / "README.md"):
         assert "222" in page.read_text()
         assert "`loader.jsonl`, row 2" in page.read_text()

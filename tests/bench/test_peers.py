@@ -1,4 +1,3 @@
-import importlib
 import itertools
 import pkgutil
 from pathlib import Path
@@ -7,11 +6,10 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
-import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from bench.loaders.peers import PEERS, Peer, dali, installed_peers, opencv, paper_draws, torchvision_v2, workers
+from bench.loaders.peers import PEERS, Peer, dali, installed_peers, opencv, paper_draws, workers
 from bench.loaders.peers.opencv import AuthorsSamples, OpencvSamples, OpencvViews, hsv_table, jitter_hsv
 from bench.loaders.peers.paper_draws import VIEW_PX, PeerDraw, draw, endless_batches, source_to_view_px
 from bench.loaders.peers.torchvision_v2 import TorchvisionViews
@@ -48,17 +46,13 @@ def arrays(samples: Any) -> list[npt.NDArray[Any]]:
     return [np.asarray(sample) for sample in samples]
 
 
+@pytest.mark.slow  # starts every installed peer
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # FFCV's
 @pytest.mark.parametrize("peer", installed_peers().values(), ids=installed_peers())
 def test_peer_hands_over_whole_batches_beyond_an_epoch(peer: Peer, paths: list[Path], boxes_px: BoxArray) -> None:
-    def spawned() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
-
     sizes = peer.start(paths, boxes_px, 2, 5)
     assert list(itertools.islice(sizes, 6)) == [5] * 6
-    assert len(spawned()) == peer.own_process  # whose memory our loader has not set up
     sizes.close()
-    assert spawned() == []
 
 
 def test_every_sample_once_an_epoch() -> None:
@@ -169,45 +163,22 @@ def test_hsv_table_is_the_papers_jitter() -> None:
     assert hsv_table(PeerDraw(0, 0, 0, 1, 1, 1, 1, 20 / 255))[0, 250, 2] == 255
 
 
-def test_dali_decodes_every_image(paths: list[Path]) -> None:
-    pipeline = dali.decode_only(paths, 2, 4)
-    levels = [int(image[0, 0, 0]) for _ in range(3) for image in arrays(pipeline.run()[0])]
+def test_dali_decodes_every_image(paths: list[Path], boxes_px: BoxArray) -> None:
+    batches = itertools.islice(dali.sources(paths, boxes_px, 2, 4), 3)
+    levels = [int(image[0, 0, 0]) for sources, *_ in batches for image in arrays(sources)]
     assert sorted(levels) == LEVELS
 
 
 def test_dali_views(paths: list[Path], boxes_px: BoxArray, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
         monkeypatch.setattr(paper_draws, name, (float(value), float(value) + 1e-6))
-    pipeline = dali.plain(paths, boxes_px, 2, len(paths))
-    first, second = (np.stack(arrays(views)) for views in pipeline.run())
+    first, second = (np.stack(arrays(views)) for views in next(dali.views(paths, boxes_px, 2, len(paths))))
     assert first.shape == second.shape == (len(paths), 3, VIEW_PX, VIEW_PX)
     assert first.dtype == np.float32
     red = first[:, 0] * 0.229 * 255 + 0.485 * 255
     order = np.argsort(red[:, 64, 64])
     np.testing.assert_allclose(red[order, 64, 64], LEVELS, atol=1.01)
     np.testing.assert_allclose(red[order, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
-
-
-@pytest.fixture
-def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws that leave the picture as it is, of those who draw for themselves and of those who call `draw`."""
-    for name, value in {"HUE": 0, "SATURATION": 1, "VALUE": 1, "SCALE": 1, "SHIFT_FRAC": 0, "ROTATION_DEG": 0}.items():
-        monkeypatch.setattr(paper_draws, name, (float(value), float(value)))
-    monkeypatch.setattr(torchvision_v2, "draw", lambda count, rng: [IDENTITY] * count)
-
-
-@pytest.mark.usefixtures("nothing_changes")
-@pytest.mark.parametrize(("module", "full"), [("torchvision_v2", 255), ("kornia_on_gpu", 1)])
-def test_views_of_gpu_peers(module: str, full: int, paths: list[Path], boxes_px: BoxArray) -> None:
-    if module == "kornia_on_gpu":
-        pytest.importorskip("kornia", reason="needs kornia")
-    make = importlib.import_module(f"bench.loaders.peers.{module}").batches_on_gpu
-    views = next(make(paths, boxes_px, 2, len(paths))).cpu() * (255 / full)
-    assert views.shape == (2, len(paths), 3, VIEW_PX, VIEW_PX)
-    centers = views[0, :, 0, 64, 64]
-    order = centers.argsort()
-    np.testing.assert_allclose(centers[order], LEVELS, atol=1.01)
-    np.testing.assert_allclose(views[1, order, 2, 0, 0], [*LEVELS[:-1], 0], atol=1.01)
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
@@ -218,10 +189,6 @@ def test_every_entry_names_a_function(peer: Peer) -> None:
     module, _, function = peer.function.partition(":")
     source = (Path(opencv.__file__).with_name(f"{module}.py")).read_text()
     assert f"def {function}(" in source
-
-
-def test_peers_on_a_gpu_run_only_there() -> None:
-    assert any(peer.on_gpu for peer in installed_peers().values()) == torch.cuda.is_available()
 
 
 @pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.documentation import fill_tables, write_docs
-from bench.studies.pictures import Picture, picture_of_claims, picture_of_study
-from bench.studies.rows import FILES, study_names, study_rows
+from bench.pages.documentation import fill_tables, write_docs
+from bench.studies.pictures import draw_claims
+from bench.studies.rows import FILES, claims_of_paper, study_names
 from errors import UserError
-from train.config.load import read_toml
 
 MACHINE = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
 ROOT = Path(__file__).parents[2]
@@ -38,31 +37,13 @@ def compared(better: str, than: str, metric: str, differences: list[float], low:
             "mean": mean, "low": low, "high": high, "holds": high < 0, "seeds": [0, 1]}  # fmt: skip
 
 
-def drawn(results: Path, name: str) -> Picture:
-    picture = picture_of_study(name, read_toml(FILES / f"{name}.toml"), "small", study_rows(results, name, "small"))
-    assert picture is not None
-    return picture
-
-
 def test_a_study_without_rows_says_so_and_has_the_published_figures(tmp_path: Path) -> None:
     made = section(tmp_path, "study compositions")
     assert "Scale small: **not run yet**." in made
     assert "Scale paper: **not run yet**." in made
     assert "| simclr | 16.62 | 0.72 | 12.05 |" in made
     page = section(tmp_path, "studies")
-    assert page.index("**Not run yet.** At scale small: everything. At scale paper: everything.") < page.index(
-        "| study |"
-    )
     assert "have the paper's sign" not in page
-
-
-def test_arms_that_were_not_run_are_named(tmp_path: Path) -> None:
-    write_rows(
-        tmp_path, *({**arm(name, 0, epe_cm=9.0), "study": "label_fractions"} for name in ("scratch_010", "one_010"))
-    )
-    made = section(tmp_path, "study label_fractions")
-    assert "**Not run yet**: two_010, scratch_020, one_020, two_020, scratch_040" in made
-    assert "one_060" not in made  # an arm of scale paper
 
 
 def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
@@ -90,7 +71,6 @@ def test_our_figures_stand_beside_the_published_ones(tmp_path: Path) -> None:
         "1 more have the paper's sign." in page
     )
     assert "| Table 1 | seeds 0, 1 | seeds 0 |" in page
-    assert "**Not run yet.** At scale small: Figure 6a; Figure 7;" in page  # Figure 6b was run
     assert "| Table 1 | small | peclr minus simclr | 2D EPE, px |" in page
 
 
@@ -106,17 +86,6 @@ def test_switches_have_no_sign_of_the_paper(tmp_path: Path) -> None:
     write_rows(tmp_path, *rows)
     assert "| +20.0 % | - | - | yes |" in section(tmp_path, "study fidelity")
     assert "have the paper's sign" not in section(tmp_path, "studies")
-
-
-def test_the_order_of_the_arms_is_said_beside_the_paper_s(tmp_path: Path) -> None:
-    order = {"rn50_224": 0.7, "rn50_224_peclr": 0.8, "rn152_224": 0.9, "rn152_224_peclr": 0.6}
-    write_rows(
-        tmp_path,
-        *({"study": "high_resolution", "scale": "paper", **arm(name, 0, pa_epe_cm=cm)} for name, cm in order.items()),
-    )
-    made = section(tmp_path, "study high_resolution")
-    assert "Best first in PA-EPE, cm: rn152_224_peclr, rn50_224, rn50_224_peclr, rn152_224." in made
-    assert "In the paper in PA-EPE, cm: rn152_224_peclr, rn50_224_peclr, rn152_224, rn50_224." in made
 
 
 def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
@@ -139,31 +108,6 @@ def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
     assert (docs / "images" / "equivariance_small.png").stat().st_size > 5000
 
 
-def test_the_curve_has_a_line_for_each_start(tmp_path: Path) -> None:
-    rows = [
-        {"study": "label_fractions", **arm(f"{start}_{share:03}", seed, epe_cm=share + factor + seed, pa_epe_cm=1.0)}
-        for factor, start in enumerate(("scratch", "one")) for share in (100, 10) for seed in (0, 1)
-    ]  # fmt: skip
-    write_rows(tmp_path, *rows)
-    picture = drawn(tmp_path, "label_fractions")
-    assert picture.link in section(tmp_path, "study label_fractions")
-    errors, aligned = picture.draw().axes
-    assert (errors.get_ylabel(), aligned.get_ylabel()) == ("EPE, cm", "PA-EPE, cm")
-    lines = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in errors.lines}
-    assert lines["no pre-training"] == [[0.1, 10.5], [1.0, 100.5]]
-    assert lines["PeCLR, one source"] == [[0.1, 11.5], [1.0, 101.5]]
-    assert [mark.get_text() for mark in errors.get_xticklabels()] == ["10", "100"]
-
-
-def test_the_arms_of_a_figure_are_drawn_from_best_to_worst(tmp_path: Path) -> None:
-    means = {"rotation_simclr": 30.0, "rotation_peclr": 20.0, "translation_peclr": 10.0}
-    rows = [arm(name, seed, epe_px=px + seed) for name, px in means.items() for seed in (0, 1)]
-    write_rows(tmp_path, *({"study": "geometric", **row} for row in rows))
-    (axes,) = drawn(tmp_path, "geometric").draw().axes
-    assert [mark.get_text() for mark in axes.get_yticklabels()] == sorted(means, key=lambda name: means[name])
-    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines[:2]] == [[10.0, 11.0], [10.5]]
-
-
 def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None:
     rows = [arm(name, seed, epe_px=px, epe_cm=5.0) for name, px in (("peclr", 9), ("simclr", 10)) for seed in (0, 1)]
     claims = [
@@ -171,31 +115,22 @@ def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None
         compared("peclr", "simclr", "epe_cm", [1, 1], 0, 2),
     ]
     write_rows(tmp_path, *rows, *claims)
-    picture = picture_of_claims(tmp_path, "small")
-    assert picture is not None
-    assert picture.link in section(tmp_path, "studies")
-    (axes,) = picture.draw().axes
+    assert "](images/claims_small.png)" in section(tmp_path, "studies")
+    assert "claims_paper" not in section(tmp_path, "studies")
+    (axes,) = draw_claims(claims_of_paper(tmp_path, "small")).axes
     bars = [np.asarray(line.get_xdata()).tolist() for line in axes.lines[1:]]
     assert bars == [
         pytest.approx([-40.0, 0.0]),
         pytest.approx([-20.0]),
+        [3.4],
         pytest.approx([5.0, 15.0]),
         pytest.approx([10.0]),
-        [3.4, 12.8],
+        [12.8],
     ]
     assert [mark.get_text() for mark in axes.get_yticklabels()] == [
         "Table 1: peclr over simclr, EPE", "Table 1: peclr over simclr, 2D EPE"
     ]  # fmt: skip
-    assert picture_of_claims(tmp_path, "paper") is None
-
-
-def test_minutes_are_said_only_if_all_runs_were_timed(tmp_path: Path) -> None:
-    timed = [{**arm(name, 0, epe_px=9.0, cpu_seconds=600.0), "set": []} for name in ("peclr", "simclr")]
-    write_rows(tmp_path, *timed)
-    assert "1 seeds, 20.0 minutes of CPU time each" in section(tmp_path, "study compositions")
-    del timed[0]["cpu_seconds"]
-    write_rows(tmp_path, *timed)
-    assert "minutes" not in section(tmp_path, "study compositions")
+    assert claims_of_paper(tmp_path, "paper") == []
 
 
 def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
@@ -211,9 +146,7 @@ def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
         tmp_path, *({"study": study, **row} for study in ("geometric", "translation_strategies") for row in rows)
     )
     assert "Of the 1 claims that were measured, 1 have" in section(tmp_path, "studies")
-    picture = picture_of_claims(tmp_path, "small")
-    assert picture is not None
-    (axes,) = picture.draw().axes
+    (axes,) = draw_claims(claims_of_paper(tmp_path, "small")).axes
     assert [mark.get_text() for mark in axes.get_yticklabels()] == [
         "Figure 6b: translation_peclr over translation_simclr, 2D EPE"
     ]

@@ -11,7 +11,6 @@ import click
 import pytest
 from pydantic import TypeAdapter
 
-from bench.training.scaling import Cluster
 from cli import main
 from errors import UserError
 from experiments.config import Study
@@ -22,7 +21,7 @@ from train.config.load import load_config
 from train.config.pretraining import Config
 from train.config.tables import to_toml
 
-KINDS: tuple[type[object], ...] = (Config, FinetuneConfig, Cluster, Study)
+KINDS: tuple[type[object], ...] = (Config, FinetuneConfig, Study)
 ODD = ("inf", "-inf", "nan", "1e308", "-1e308", "1e-308", "-1", "0", str(10**40), str(-(10**40)), "0x" + "f" * 5000)
 BEYOND = ("inf", "-inf", "nan", "1e308", "-1e308", str(10**40), "9" * 5000)
 NEEDED = 'title = "a"\nsource = "b"\n[arms.a]\n[scales]\n[maps]\nbetter = "a"\nthan = "b"\n'

@@ -21,27 +21,17 @@ _IMAGENET_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
 
 
 def sources(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
-    """Endless batches of decoded sources, uint8 RGB; no views, so the boxes are not used."""
-    return iter(decode_only(paths, threads, batch).run, None)
-
-
-def views(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
-    """Endless batches of two views, all made by DALI's own operators."""
-    return iter(plain(paths, boxes_px, threads, batch).run, None)
-
-
-def decode_only(paths: Sequence[Path], threads: int, batch: int) -> Pipeline:
-    """A pipeline that reads and decodes; its output is the sources, (height, width, 3) uint8 RGB."""
+    """Endless batches of decoded sources, (height, width, 3) uint8 RGB; no views, so the boxes are not used."""
     names = _names(paths)
     source = ([names[sample] for sample in samples] for samples in endless_batches(len(names), batch))
     pipeline = Pipeline(batch_size=batch, num_threads=threads, device_id=None)
     with pipeline:
         pipeline.set_outputs(_decoded(fn.external_source(source=source, batch=True, dtype=DALIDataType.UINT8)))
-    return pipeline
+    return iter(pipeline.run, None)
 
 
-def plain(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Pipeline:
-    """A pipeline of warp_affine, hsv and crop_mirror_normalize; outputs two (3, 128, 128) float32 views."""
+def views(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -> Iterator[Any]:
+    """Endless batches of two views, (3, 128, 128) float32, by warp_affine, hsv and crop_mirror_normalize."""
     names = _names(paths)
     source = (
         ([names[sample] for sample in samples], boxes_px[samples]) for samples in endless_batches(len(names), batch)
@@ -56,7 +46,7 @@ def plain(paths: Sequence[Path], boxes_px: BoxArray, threads: int, batch: int) -
         whole_px = fn.stack(width_px / 2, height_px / 2, math.max(width_px, height_px))
         box_px = box_px + whole_px * (box_px[2] == 0)
         pipeline.set_outputs(_view(image, box_px), _view(image, box_px))
-    return pipeline
+    return iter(pipeline.run, None)
 
 
 def _names(paths: Sequence[Path]) -> list[npt.NDArray[np.uint8]]:

@@ -39,35 +39,27 @@ _LAPS: Final = 200
 class JpegField(RGBImageField):  # type: ignore[misc]  # FFCV carries no types
     """A field with the bytes of a JPEG file, not encoded again."""
 
-    def encode(self, destination: Any, image: npt.NDArray[np.uint8], malloc: Callable[[int], Any]) -> None:
-        """Store one JPEG file."""
-        height, width = cv2.imdecode(image, cv2.IMREAD_COLOR).shape[:2]  # type: ignore[union-attr]
-        destination["mode"] = IMAGE_MODES["jpg"]
-        destination["height"], destination["width"] = height, width
-        destination["data_ptr"], storage = malloc(image.nbytes)
-        storage[:] = image
+    raw = False
 
-    @staticmethod
-    def from_binary(binary: Any) -> JpegField:
+    def encode(self, destination: Any, image: npt.NDArray[np.uint8], malloc: Callable[[int], Any]) -> None:
+        """Store one JPEG file, or its pixels."""
+        pixels = cv2.cvtColor(cv2.imdecode(image, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)  # type: ignore[arg-type]
+        stored = pixels.reshape(-1) if self.raw else image
+        destination["mode"] = IMAGE_MODES["raw" if self.raw else "jpg"]
+        destination["height"], destination["width"] = pixels.shape[:2]
+        destination["data_ptr"], storage = malloc(stored.nbytes)
+        storage[:] = stored
+
+    @classmethod
+    def from_binary(cls, binary: Any) -> JpegField:
         """The field of a file."""
-        return JpegField()
+        return cls()
 
 
 class RawField(JpegField):
     """A field with the decoded pixels, FFCV's mode "raw"."""
 
-    def encode(self, destination: Any, image: npt.NDArray[np.uint8], malloc: Callable[[int], Any]) -> None:
-        """Store the pixels of one JPEG file."""
-        pixels = cv2.cvtColor(cv2.imdecode(image, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)  # type: ignore[arg-type]
-        destination["mode"] = IMAGE_MODES["raw"]
-        destination["height"], destination["width"] = pixels.shape[:2]
-        destination["data_ptr"], storage = malloc(pixels.nbytes)
-        storage[:] = pixels.reshape(-1)
-
-    @staticmethod
-    def from_binary(binary: Any) -> RawField:
-        """The field of a file."""
-        return RawField()
+    raw = True
 
 
 class TwoViews(Operation):  # type: ignore[misc]

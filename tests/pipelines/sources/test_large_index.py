@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench.loaders.first_batch import first_batch, summary
-from bench.loaders.ours import LoaderSettings, our_batches
-from errors import UserError
+from bench.our_loader import our_batches
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.samples.index import Index
 from pipelines.sources import load_index
-from tests.command_line import run_cli
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 
@@ -80,7 +76,7 @@ def test_the_first_batch_of_a_large_index_costs_what_that_of_a_small_one_does(co
         index = load_index(one.data)
 
         def first() -> None:
-            batches = our_batches(index, one, 64)
+            batches = our_batches(index, one, 64, torch.device("cpu"))
             next(batches)
             batches.close()
 
@@ -88,14 +84,6 @@ def test_the_first_batch_of_a_large_index_costs_what_that_of_a_small_one_does(co
 
     large_s, small_s = least_cpu_s(make(config), make(small))
     assert large_s < 3 * small_s
-
-
-def test_the_row_says_how_long_both_took(config: Config) -> None:
-    row = json.loads(json.dumps(first_batch(config, LoaderSettings(cores=1, batch=64))))
-    assert (row["bench"], row["images"]) == ("first_batch", 4 * POSES)
-    assert row["index_s"] == round(row["index_s"], 2) > 0
-    assert row["first_batch_s"] > 0
-    assert f"first batch of 64: {row['first_batch_s']:.2f} s more" in summary(row)
 
 
 def test_the_index_opens_few_images(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,39 +109,3 @@ def test_the_index_opens_few_images(config: Config, monkeypatch: pytest.MonkeyPa
         listening.clear()
     assert any(name.endswith("training_K.json") for name in looked_at)
     assert sum(name.endswith(".jpg") for name in looked_at) <= 65  # the first, and 64 whose boxes are checked
-
-
-def test_the_files_are_dropped_from_the_page_cache_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
-
-    def drop(paths: Sequence[Path]) -> None:
-        happened.append(f"dropped {len(paths)}")
-
-    def load(data: DataConfig) -> Index:
-        happened.append("loaded")
-        return load_index(data)
-
-    monkeypatch.setattr("bench.loaders.first_batch.drop_from_page_cache", drop)
-    for module in ("first_batch", "ours"):
-        monkeypatch.setattr(f"bench.loaders.{module}.load_index", load)
-    first_batch(config, LoaderSettings(cores=1, batch=64))
-    assert happened == ["loaded", f"dropped {50 + 2}", "loaded"]  # each of the 50 files once, and the labels
-
-
-@pytest.mark.parametrize("kind", [(), ("--pixels",)])
-def test_all_files_of_packed_data_are_dropped(
-    kind: tuple[str, ...], small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert isinstance(small.data, DataConfig)
-    assert run_cli("pack", *kind, "--set", f"data.root={small.data.root}", str(tmp_path / "packed")) == 0
-    dropped: set[Path] = set()
-    monkeypatch.setattr("bench.loaders.first_batch.drop_from_page_cache", dropped.update)
-    packed = DataConfig(source="shards", root=str(tmp_path / "packed"))
-    first_batch(dataclasses.replace(small, data=packed), LoaderSettings(cores=1, batch=64))
-    assert dropped == {file for file in (tmp_path / "packed").rglob("*") if file.is_file()}
-
-
-def test_data_at_an_address_are_refused() -> None:
-    config = Config(data=DataConfig(source="shards", root="s3://bucket/shards"))
-    with pytest.raises(UserError, match=r"data\.root = s3://bucket/shards is not on this machine"):
-        first_batch(config, LoaderSettings(cores=1, batch=64))

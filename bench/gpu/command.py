@@ -1,0 +1,83 @@
+"""The command that runs `bench-train` and `bench-loader` on a GPU, with the settings that are shipped for cards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from errors import UserError
+from train.commands.options import FOLDER, config_options, pretraining_config
+
+_ROOT: Final = Path(__file__).parents[2]
+
+OVERLAYS: Final = {"rtx_11gb": 11e9, "rtx_24gb": 24e9, "a100": None}
+"""File of configs/ -> bytes of memory of such a card; None: the memory of this card."""
+
+Row = dict[str, Any]
+
+
+@click.command("bench-gpu")
+@config_options
+@click.option("--out", default="runs/gpu", show_default=True, type=FOLDER, help="Folder for the rows.")
+def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+    """Measure step and loader on this GPU with the settings that are shipped for cards, and print a table.
+
+    \b
+      python cli.py make-data .data/hands
+      python cli.py bench-gpu --set data.root=.data/hands
+      python cli.py bench-gpu -c configs/peclr_rn152.toml --set data.root=.data/hands
+
+    Without -c, configs/peclr_rn50.toml is measured. On a card with more memory than the settings are for, torch may use
+    only its part of the smaller memory. Weights are random. Rows for bench/results/ are written to --out. Exit code 1
+    if a measurement fails; the others still run.
+    """
+    files = list(files) or [_ROOT / "configs" / "peclr_rn50.toml"]
+    for name in OVERLAYS:  # before anything is measured
+        pretraining_config([*files, _overlay(name)], overrides)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("torch finds no GPU: check nvidia-smi. On a CPU, use bench-train and bench-loader.")
+    from bench.gpu.table import limited, row_of, table_lines
+    from bench.rows import append, as_table, require_appendable, show
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    for name in ("gpu", "train", "loader"):
+        require_appendable(out / f"{name}.jsonl")
+    rows = []
+    for name, card_bytes in OVERLAYS.items():
+        words = [word for file in (*files, _overlay(name)) for word in ("-c", str(file))]
+        words += [word for setting in (*overrides, "encoder.weights=random") for word in ("--set", setting)]
+        environment = limited(card_bytes, total)
+        train = _measure("bench-train", [*words, "--repeats", "2"], out / "train.jsonl", environment)
+        words += ["--no-peers", "--repeats", "3"]
+        loader = _measure("bench-loader", words, out / "loader.jsonl", environment)
+        if train is not None and loader is not None:
+            rows.append(row_of(name, train, loader))
+            append(out / "gpu.jsonl", rows[-1])
+    if rows:
+        title = f"{rows[0]['machine']['gpu']}, {rows[0]['encoder']}; rows are in {out}"
+        show(as_table(title, ("", *(row["overlay"] for row in rows)), table_lines(rows)))
+    sys.exit(0 if len(rows) == len(OVERLAYS) else 1)
+
+
+def _overlay(name: str) -> Path:
+    return _ROOT / "configs" / f"{name}.toml"
+
+
+def _measure(command: str, words: Sequence[str], record: Path, environment: dict[str, str]) -> Row | None:
+    """The row of a command in a process of its own, so that memory of one does not count for the next; None: failed."""
+    line = [sys.executable, str(_ROOT / "cli.py"), command, *words, "--json", "--record", str(record)]
+    click.echo(" ".join(line), err=True)
+    done = subprocess.run(line, stdout=subprocess.PIPE, env=environment, text=True, check=False)
+    if done.returncode != 0:
+        click.echo(f"{command} failed with exit code {done.returncode}: see its message above", err=True)
+        return None
+    row: Row = json.loads(done.stdout)
+    return row

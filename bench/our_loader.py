@@ -1,0 +1,28 @@
+"""Our loader as the benchmarks run it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+
+from pipelines.loader import Loader
+from pipelines.samples.index import Index
+from pipelines.samples.order import RankSlice, Schedule, build_order
+from train.config.pretraining import Config
+
+
+def make_endless_loader(index: Index, config: Config, batch: int, device: torch.device) -> Loader:
+    """Our loader as configured, for one rank. It does not end."""
+    schedule = Schedule(build_order(index, batch=batch, seed=config.run.seed), RankSlice(batch, 0, batch))
+    return Loader(index, schedule, config.pipelines, config.augmentation, device=device)
+
+
+def our_batches(index: Index, config: Config, batch: int, device: torch.device) -> Generator[int]:
+    """Load batches without end and yield their sizes. Closing the generator closes the loader."""
+    with make_endless_loader(index, config, batch, device) as loader:
+        for made in loader:
+            if device.type == "cuda":
+                made.to(device)
+                torch.cuda.current_stream(device).synchronize()  # a batch counts when it has arrived
+            yield len(made)

@@ -1,0 +1,43 @@
+"""The command that measures the training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from bench.options import output_options, rounds_options
+from train.commands.options import config_options, pretraining_config
+
+
+@click.command("bench-train")
+@config_options
+@rounds_options(5)
+@output_options
+def bench_train(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    repeats: int,
+    seconds: float,
+    tell: Callable[..., None],
+) -> None:
+    """Measure the training step on batches in memory and with the loader, and the cost of the exact large batch.
+
+    \b
+      python cli.py bench-train -c configs/demo.toml
+      python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
+    """
+    config = pretraining_config(files, overrides)
+    from bench.measure import Rounds
+    from bench.rows import as_table
+    from bench.training import report, step
+    from train.runs.log import configure_logging, progress_bar
+
+    configure_logging()
+    rounds = Rounds(repeats=repeats, repeat_s=seconds, warmup_s=1.0)
+    with progress_bar("stepping") as progress:
+        row = step.bench_train(config, rounds, progress)
+    first = row["precisions"][0]
+    title = f"{first['device']}: batches of {first['batch']} in micro-batches of {first['micro_batch']}"
+    tell(row, as_table(f"{title}, 95 % intervals", ("", first["precision"]), report.lines(row)))
