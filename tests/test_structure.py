@@ -182,6 +182,39 @@ def test_import_circles_are_found() -> None:
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
+def folders_with_circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """Folders that import a folder above them, and whose parts are imported by it; `graph` is of `folder_graph`."""
+    return sorted(
+        inner
+        for inner, found in graph.items()
+        for outer in found
+        if inner.startswith(f"{outer}.") and inner in graph[outer]
+    )
+
+
+def folder_graph(files: Iterable[Path]) -> dict[str, set[str]]:
+    """Which folder's own files import which folder's own files, by dotted names."""
+    modules = {module_of(file): file for file in files}
+    folders = {name: ".".join(file.relative_to(ROOT).parent.parts) for name, file in modules.items()}
+    graph: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    for module, found in import_graph(modules.values()).items():
+        graph[folders[module]] |= {folders[name] for name in found}
+    return graph
+
+
+STILL_CIRCLES = {
+    "pipelines.files", "pipelines.render", "pipelines.samples", "pipelines.sources", "pipelines.sources.shards",
+    "pipelines.views", "train.pose", "train.probe",
+}  # fmt: skip
+"""Folders that still break the rule below. None may be added."""
+
+
+def test_no_folder_imports_the_folder_that_holds_it_and_is_imported_by_it() -> None:
+    assert set(folders_with_circles(folder_graph(FILES))) - STILL_CIRCLES == set()
+    assert folders_with_circles({"a": {"a.b", "a.c"}, "a.b": {"a"}, "a.c": {"a.b"}}) == ["a.b"]
+    assert folders_with_circles({"a": {"a.c"}, "a.b": {"a"}, "a.c": {"b"}, "b": {"a.b"}}) == []
+
+
 DATA = {"bench/results"}
 """Folders of data, not of code: a file of rows for each measurement."""
 
