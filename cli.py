@@ -160,7 +160,7 @@ def main() -> None:
     Your own images, on a GPU:
 
     \b
-      python cli.py pretrain -c configs/peclr_rn50.toml -c configs/rtx_11gb.toml \\
+      python cli.py pretrain -c configs/peclr_rn50.toml -c configs/cards/rtx_11gb.toml \\
           --set data.source=folder --set data.root=/path/to/images
     """
 

@@ -143,7 +143,6 @@ WRITE_THEMSELVES = {
     "writing.py",
     "pipelines/sources/shards/pack.py",  # a shard is read back before it is renamed
     "bench/loaders/frames.py",  # into a folder that is renamed when it is whole
-    "bench/rows.py",  # appends
 }
 
 

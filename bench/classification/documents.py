@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from matplotlib.figure import Figure
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from bench.rows import Row, rows_of
 from train.pictures import save_figure
@@ -143,5 +143,5 @@ def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
     if count < 2:
         return f"{mean:+.1f}"
     deviation = (sum((point - mean) ** 2 for point in points) / (count - 1)) ** 0.5
-    half = float(student.ppf(0.975, count - 1)) * deviation / count**0.5
+    half = float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
     return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"

@@ -68,7 +68,7 @@ def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path) -> Non
 
 
 def _overlay(name: str) -> Path:
-    return _ROOT / "configs" / f"{name}.toml"
+    return _ROOT / "configs" / "cards" / f"{name}.toml"
 
 
 def _measure(command: str, words: Sequence[str], record: Path, environment: dict[str, str]) -> Row | None:

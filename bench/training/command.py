@@ -26,7 +26,7 @@ def bench_train(
 
     \b
       python cli.py bench-train -c configs/demo.toml
-      python cli.py bench-train -c configs/peclr_rn50.toml -c configs/a100.toml --record bench/results/train.jsonl
+      python cli.py bench-train -c configs/peclr_rn50.toml -c configs/cards/a100.toml --record bench/results/train.jsonl
     """
     config = pretraining_config(files, overrides)
     from bench.measure import Rounds

@@ -65,7 +65,7 @@ def test_the_walk_finds_the_numbers(numbers: list[tuple[type[object], str]]) -> 
         "geometry.fill",
         "data.weight",
     } <= found
-    assert {"validation.every_epochs", "seeds.*", "maps.rotations", "inside.latency_s"} <= found
+    assert {"validation.every_epochs", "seeds.*", "maps.rotations"} <= found
     assert len(numbers) > 80
 
 

@@ -89,7 +89,7 @@ def test_the_configuration_for_large_cards_has_one_graph(monkeypatch: pytest.Mon
     """As its files say, with a small batch and narrow layers."""
     counter = graph_counter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
-    files = [ROOT / "configs" / name for name in ("peclr_rn50.toml", "a100.toml")]
+    files = [ROOT / "configs" / name for name in ("peclr_rn50.toml", "cards/a100.toml")]
     small = ["train.batch=12", "train.micro_batch=4", "train.device=cpu", "encoder.weights=random"]
     config = load_config(Config, files, [*small, "train.precision=bf16", "geometry.side_px=8"])
     assert config.train.compile
