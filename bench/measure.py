@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil  # type: ignore[import-untyped]
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from errors import UserError
 
@@ -29,7 +29,7 @@ class MeanInterval(NamedTuple):
 def interval_of_mean(values: Sequence[float]) -> MeanInterval:
     """Mean of independent repeats, at least two, and its 95 % interval (Student's t)."""
     mean = statistics.fmean(values)
-    half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
     return MeanInterval(mean, mean - half, mean + half)
 
 

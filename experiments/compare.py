@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from bench.studies.rows import COMPARISON_HEADS, comparison_cells
 from errors import UserError
@@ -39,7 +39,7 @@ def compare(plan: Plan, claim: Claim) -> Row:
     if count == 1:
         low, high = float("-inf"), float("inf")  # one seed gives no interval
     else:
-        seeds_reach = float(student.ppf(0.975, count - 1) * np.std(differences, ddof=1) / count**0.5)
+        seeds_reach = float(stdtrit(count - 1, 0.975) * np.std(differences, ddof=1) / count**0.5)
         reach = math.hypot(seeds_reach, (over_hands[claim.metric].high - over_hands[claim.metric].low) / 2)
         low, high = mean - reach, mean + reach
     holds = low > 0 if METRICS[claim.metric].higher_is_better else high < 0

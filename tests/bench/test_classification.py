@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from models.network import Normalize
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from tests.command_line import run_cli
+from tests.conftest import Record
 from tests.train.narrow import narrow_resnet18
 from tools import sign_digits
 
@@ -302,3 +305,25 @@ def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
     (picture,) = draw_photographs(tmp_path, tmp_path)
     assert cv2.imread(picture) is not None
     assert draw_photographs(tmp_path / "nothing", tmp_path) == []
+
+
+@pytest.mark.slow
+def test_make_photographs(tmp_path: Path, record: Record) -> None:
+    """`make photographs` in a fresh clone with the environment of this one, from the boxes to the page."""
+    copy = ROOT / ".data" / "sign_digits" / "images"
+    if not copy.exists():
+        pytest.skip(f"{copy} does not exist: make photographs fetches it")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    began_s = time.monotonic()
+    command = ["make", "photographs", f"PHOTOGRAPHS={copy.resolve().parent}"]
+    subprocess.run(command, cwd=clone, check=True)
+    minutes = (time.monotonic() - began_s) / 60
+    row = json.loads((clone / "runs" / "photographs_digits" / "classification.json").read_text())
+    shares = {entry["name"]: entry["accuracy"]["value"] for entry in row["encoders"]}
+    right = shares["runs/photographs"]
+    record("make_photographs", minutes=round(minutes, 1), tested=row["tested"], right=round(right, 4))
+    assert (clone / "runs" / "photographs.html").exists()
+    assert right >= 0.92
+    assert right > shares["pixels"] > shares["random"] > shares["constant"]
