@@ -50,6 +50,10 @@ _NOT_PROOFS: Final = {"loader", "train", "gpu", "experiments", "find_boxes", "ne
 """Files of rows that have tables of their own; the other files are those of tests, for the table "proofs"."""
 
 
+_IN_SHORT: Final = {OURS, "OpenCV + DataLoader", "OpenCV + DataLoader, tuned", "DALI, plain"}
+"""The loaders of the README's tables."""
+
+
 def write_docs(results: Path, docs: Path) -> list[str]:
     """Write the tables of the pages in `docs` and of the README.md beside it, and the pictures. Returns the paths."""
     pages = pages_with_tables(docs)
@@ -95,6 +99,7 @@ def fill_tables(text: str, results: Path) -> str:
         "newest": newest,
         "proofs": sorted({file.stem for file in results.glob("*.jsonl")} - _NOT_PROOFS),
         "measured": {OURS, *PEERS, "read only", "decode only"},
+        "in_short": _IN_SHORT,
         "measured_on": measured_on,
         "photographs": partial(summary, results),
         "verdict": verdict,
