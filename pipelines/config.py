@@ -90,9 +90,9 @@ class PipelinesConfig:
     """How views are made. These keys change the views only by rounding.
 
     Attributes:
-        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "opencv" is the fast path for
+        backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "cpu" is the fast path for
             CPUs: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is "dali" on a GPU, else
-            "opencv".
+            "cpu".
         batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer if the images are
             large.
         threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
@@ -109,7 +109,7 @@ class PipelinesConfig:
             needs a C compiler, as `train.compile` does.
     """
 
-    backend: Literal["auto", "dali", "opencv"] = "auto"
+    backend: Literal["auto", "dali", "cpu"] = "auto"
     batch: Annotated[Count, Field(le=65536)] | None = None
     threads: Threads | None = None
     prefetch: Queue = 2
@@ -121,8 +121,11 @@ class PipelinesConfig:
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, table: Any) -> Any:
-        """Leave out a key that configurations of earlier versions hold. It never changed the views."""
-        return {key: table[key] for key in table if key != "decoder_memory"} if isinstance(table, dict) else table
+        """Read a table of an earlier version: leave out a key that never changed the views, and rename a backend."""
+        if not isinstance(table, dict):
+            return table
+        renamed = {"backend": "cpu"} if table.get("backend") == "opencv" else {}
+        return {key: table[key] for key in table if key != "decoder_memory"} | renamed
 
 
 def box_file(config: DataConfig) -> Path | None:

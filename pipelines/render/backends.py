@@ -45,10 +45,10 @@ class Renderer(Protocol):
         """Free threads and memory."""
 
 
-def resolve_backend(backend: Literal["auto", "dali", "opencv"], device: torch.device) -> Literal["dali", "opencv"]:
+def resolve_backend(backend: Literal["auto", "dali", "cpu"], device: torch.device) -> Literal["dali", "cpu"]:
     """The backend that is used on a device."""
     if backend == "auto":
-        return "dali" if device.type == "cuda" else "opencv"
+        return "dali" if device.type == "cuda" else "cpu"
     return backend
 
 
@@ -88,10 +88,10 @@ def configure_graph(
     )
 
 
-def make_renderer(backend: Literal["dali", "opencv"], graph: GraphConfig, augmentation: Augmentation) -> Renderer:
+def make_renderer(backend: Literal["dali", "cpu"], graph: GraphConfig, augmentation: Augmentation) -> Renderer:
     """Make the renderer of a backend."""
-    if backend == "opencv":
-        return FastViews(graph, augmentation)
+    if backend == "cpu":
+        return CpuViews(graph, augmentation)
     return (FusedViews if graph.fused else DaliViews)(graph, augmentation)
 
 
@@ -166,8 +166,8 @@ def _wait(finished: torch.cuda.Event, images: Any) -> None:
     finished.synchronize()
 
 
-class FastViews:
-    """Backend "opencv": DALI decodes, unless the pixels are kept, and a pool of threads writes the views."""
+class CpuViews:
+    """Backend "cpu": DALI decodes, unless the pixels are kept, and a pool of threads writes the views."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation

@@ -22,7 +22,7 @@ from pipelines.views.plan import plan_views
 
 Image = npt.NDArray[np.uint8]
 NO_APPEARANCE = AppearanceConfig()
-BACKENDS: tuple[Literal["dali", "opencv"], ...] = ("dali", "opencv")
+BACKENDS: tuple[Literal["dali", "cpu"], ...] = ("dali", "cpu")
 
 
 def encode(image: Image) -> Image:
@@ -62,7 +62,7 @@ def plan_request(
 
 
 def make_views(
-    backend: Literal["dali", "opencv"],
+    backend: Literal["dali", "cpu"],
     images: Sequence[Image],
     box_px: FloatArray,
     draws: Sequence[FloatArray],

@@ -51,8 +51,8 @@ HALVES: Final = {"whole": False, "region": True}
 ROWS: Final = 96
 """Of a training batch."""
 
-RUNS: Final[tuple[tuple[Literal["dali", "opencv"], Literal["whole", "region"]], ...]] = (
-    ("dali", "whole"), ("opencv", "whole"), ("dali", "region"), ("opencv", "region"),
+RUNS: Final[tuple[tuple[Literal["dali", "cpu"], Literal["whole", "region"]], ...]] = (
+    ("dali", "whole"), ("cpu", "whole"), ("dali", "region"), ("cpu", "region"),
 )  # fmt: skip
 CHILD: Final = (sys.executable, "-m", "tests.pipelines.loader_fuzz")
 FAULTS: Final = (
@@ -87,7 +87,7 @@ def in_order(count: int) -> EpochOrder:
 
 
 def run_loader(
-    root: Path, backend: Literal["dali", "opencv"], decode: Literal["whole", "region"], box_px: npt.NDArray[np.float32]
+    root: Path, backend: Literal["dali", "cpu"], decode: Literal["whole", "region"], box_px: npt.NDArray[np.float32]
 ) -> Run:
     """All files of a folder through the loader."""
     index = dataclasses.replace(load_folder(DataConfig("folder", str(root))), box_px=box_px)

@@ -26,7 +26,7 @@ from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, Image, make_views, smooth_image
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, PLAIN_DRAW, far_from_fill
 
-Backend = Literal["dali", "opencv"]
+Backend = Literal["dali", "cpu"]
 
 OPTIONS = [column.name.lower() for column in CHANGES]
 
@@ -198,7 +198,7 @@ def test_tensors_of_many_views_equal_the_loops_over_each_view(option: str, monke
 def noise_of(draws: FloatArray, side_px: int = 64) -> np.ndarray:
     """The noise of grey views: (N, S, S, 3)."""
     grey = [np.full((side_px, side_px, 3), 128, np.uint8)] * len(draws)
-    return np.stack(views_of("opencv", grey, draws, ALWAYS["noise"])).astype(int) - 128
+    return np.stack(views_of("cpu", grey, draws, ALWAYS["noise"])).astype(int) - 128
 
 
 def test_noise_is_gaussian_and_independent_from_pixel_to_pixel_and_view_to_view() -> None:

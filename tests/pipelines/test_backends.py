@@ -29,4 +29,4 @@ def test_a_header_with_another_size_than_the_decoded_image_is_refused(
     draws = [draw_view(Augmentation(geometry, colour), seed=0, epoch=0, view=0, places=np.arange(2))]
     monkeypatch.setattr(harness, "check_image", check)
     with pytest.raises(RuntimeError, match=r"(?s)40 50\].* their headers say .*40 " + str(50 + more)):
-        harness.make_views("opencv", images, box_px, draws, geometry, colour)
+        harness.make_views("cpu", images, box_px, draws, geometry, colour)

@@ -61,7 +61,7 @@ def errors_of_dots_px(
         centers.append((places + rng.uniform(-1, 1, places.shape)) * source_px)
         sources.append(disc_image(centers[-1], radius_px * source_px, source_side))
     whole = np.zeros((images, 3), np.float32)
-    (view,) = make_views("opencv", sources, whole, [draws], geometry, ColourConfig(jitter="none"))
+    (view,) = make_views("cpu", sources, whole, [draws], geometry, ColourConfig(jitter="none"))
     errors, reach = [], math.ceil(radius_px) + 2
     for row, centers_px in enumerate(centers):
         matrix = view.source_to_view_px[row].double().numpy()
@@ -98,7 +98,7 @@ def test_small_dots_in_minified_views_are_off_by_aliasing(record: Record) -> Non
         "large_largest_px": round(float(large.max()), 3),
         "largest_px_by_radius_px": {str(radius): round(float(errors.max()), 3) for radius, errors in found.items()},
     }
-    record("dots", backend="opencv", small_radius_px=SMALL_PX, source_px_in_a_view_px=[1, 6], **figures)
+    record("dots", backend="cpu", small_radius_px=SMALL_PX, source_px_in_a_view_px=[1, 6], **figures)
     assert small.max() < 0.4
     assert np.percentile(small, 99) < 0.3
     assert large.max() < 0.1

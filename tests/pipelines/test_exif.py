@@ -29,7 +29,7 @@ from tests.pipelines.image_parts import EXIF_START, PNG_START, put_together, tak
 from tests.pipelines.mutations import dress
 from tests.pipelines.second_opinion import opinion_of
 
-Backend = Literal["dali", "opencv"]
+Backend = Literal["dali", "cpu"]
 Kind = Literal["JPEG", "PNG", "WEBP"]
 KINDS: tuple[Kind, ...] = ("JPEG", "PNG", "WEBP")
 Pixels = npt.NDArray[np.uint8]

@@ -218,7 +218,7 @@ def fused_batches(index: Index, augmentation: Augmentation, monkeypatch: pytest.
         return batches(index, augmentation, "dali")
 
 
-def batches(index: Index, augmentation: Augmentation, backend: Literal["dali", "opencv"]) -> list[Batch]:
+def batches(index: Index, augmentation: Augmentation, backend: Literal["dali", "cpu"]) -> list[Batch]:
     with Loader(
         index,
         Schedule(EpochOrder(len(index), 6, seed=5), RankSlice(6, 0, 6), last_step=2),
@@ -246,7 +246,7 @@ def test_the_loader_runs_the_kernel_on_files_and_on_kept_pixels(
     kept = loaded(tmp_path / "kept")
     assert kept.pixels is not None
     for index in (files, kept):
-        expected = batches(index, augmentation, "opencv")
+        expected = batches(index, augmentation, "cpu")
         assert_equal(fused_batches(index, augmentation, monkeypatch), expected, within=1, mean=0.2)
 
 

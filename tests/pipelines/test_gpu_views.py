@@ -19,8 +19,8 @@ from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
 from pipelines.render.backends import (
+    CpuViews,
     DaliViews,
-    FastViews,
     FusedViews,
     configure_graph,
     make_renderer,
@@ -94,14 +94,14 @@ def test_decoded_and_kept_pixels_are_on_the_gpu_for_its_kernel(kept: bool, outpu
         ("cuda", "auto", "fused", FusedViews),
         ("cuda", "dali", "fused", FusedViews),
         ("cuda", "auto", "graph", DaliViews),
-        ("cuda", "opencv", "fused", FastViews),
+        ("cuda", "cpu", "fused", CpuViews),
         ("cpu", "dali", "fused", DaliViews),
-        ("cpu", "auto", "fused", FastViews),
+        ("cpu", "auto", "fused", CpuViews),
     ],
 )
 def test_the_kernel_is_chosen_on_a_gpu_only(
     device: str,
-    backend: Literal["auto", "dali", "opencv"],
+    backend: Literal["auto", "dali", "cpu"],
     gpu_views: GpuViews,
     made_by: type,
     folder: Index,
@@ -353,11 +353,11 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(
 
 @pytest.mark.gpu
 def test_the_fast_path_of_a_cpu_feeds_a_gpu(folder: Index) -> None:
-    """Backend "opencv" on a machine with a GPU: pixels stay in pinned memory until the step copies them."""
+    """Backend "cpu" on a machine with a GPU: pixels stay in pinned memory until the step copies them."""
     with Loader(
         folder,
         Schedule(EpochOrder(len(folder), EPOCH, seed=5), RankSlice(20, 0, 20), last_step=3),
-        PipelinesConfig(backend="opencv"),
+        PipelinesConfig(backend="cpu"),
         Augmentation(SMALL, ColourConfig(jitter="none")),
         device=torch.device("cuda", 0),
     ) as loader:

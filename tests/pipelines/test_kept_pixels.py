@@ -51,7 +51,7 @@ SIZES = [(96, 96), (97, 131), (403, 611), (640, 479)]
 
 COUNT = len(SIZES) * 8
 
-Backend = Literal["dali", "opencv"]
+Backend = Literal["dali", "cpu"]
 Call = tuple[int, int]
 
 
@@ -93,7 +93,7 @@ def packed_by(
     out: Path,
     geometry: GeometryConfig,
     *,
-    backend: Backend = "opencv",
+    backend: Backend = "cpu",
     told: list[str] | None = None,
     **options: Any,
 ) -> Packed:
@@ -158,10 +158,10 @@ def test_views_of_pixels_are_views_of_the_files(geometry: GeometryConfig, source
     assert cut.sum() > 5
     assert halved.any() == geometry.antialias
     files = with_margin(source)
-    assert_equal(batches(index, geometry, "opencv"), batches(files, geometry, "opencv"), 1, 0.02)
+    assert_equal(batches(index, geometry, "cpu"), batches(files, geometry, "cpu"), 1, 0.02)
     # The origin of a region that begins at the image's first pixel is that of the image, so nothing is rounded.
     first = np.flatnonzero(~cut)
-    ours, theirs = (batches(one.select(first), geometry, "opencv", ColourConfig(), batch=4) for one in (index, files))
+    ours, theirs = (batches(one.select(first), geometry, "cpu", ColourConfig(), batch=4) for one in (index, files))
     assert_equal(ours, theirs)
 
 
@@ -215,7 +215,7 @@ def test_the_graph_halves_a_part_as_the_whole(fill: Literal[0, "edge"], tmp_path
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("packed", ["dali", "opencv"])
+@pytest.mark.parametrize("packed", ["dali", "cpu"])
 def test_another_backend_than_the_one_that_packed_is_warned_of(
     packed: Backend, source: Index, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,7 +224,7 @@ def test_another_backend_than_the_one_that_packed_is_warned_of(
     index, files = loaded(tmp_path / "out"), with_margin(source)
     batches(index, GEOMETRIES[0], packed)
     assert "packed with" not in caplog.text
-    other: Backend = "opencv" if packed == "dali" else "dali"
+    other: Backend = "cpu" if packed == "dali" else "dali"
     assert_equal(batches(index, GEOMETRIES[0], other), batches(files, GEOMETRIES[0], other), 2, 0.5)
     batches(index, GEOMETRIES[0], other)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -261,8 +261,8 @@ def test_several_sources_of_pixels_are_one(source: Index, tmp_path: Path) -> Non
     packed_by(source, tmp_path / "b", GEOMETRIES[0])
     data = [DataConfig("shards", str(tmp_path / name), box_margin=MARGIN) for name in "ab"]
     files = with_margin(source)
-    ours = batches(load_index(data), GEOMETRIES[0], "opencv")
-    assert_equal(ours, batches(join([files, files], [1, 1]), GEOMETRIES[0], "opencv"), 1, 0.02)
+    ours = batches(load_index(data), GEOMETRIES[0], "cpu")
+    assert_equal(ours, batches(join([files, files], [1, 1]), GEOMETRIES[0], "cpu"), 1, 0.02)
 
 
 ranges = st.tuples(st.floats(0.3, 3), st.floats(0.3, 3)).map(sorted).map(tuple)
@@ -373,7 +373,7 @@ def test_a_view_that_needs_more_is_one_line(key: str, value: Any, need: str, sou
     geometry = dataclasses.replace(FREE, **{key: value})
     packed = getattr(FREE, key)
     with pytest.raises(UserError) as caught:
-        batches(loaded(tmp_path), geometry, "opencv")
+        batches(loaded(tmp_path), geometry, "cpu")
     message = str(caught.value)
     assert "\n" not in message
     assert need in message
@@ -384,15 +384,15 @@ def test_a_view_that_needs_more_is_one_line(key: str, value: Any, need: str, sou
 def test_a_margin_that_needs_more_is_one_line_and_less_is_free(source: Index, tmp_path: Path) -> None:
     packed_by(source, tmp_path, FREE)
     with pytest.raises(UserError, match=r"show more .*: data\.box_margin = 1\.6 \(packed: 1\.5\)\. Stay within"):
-        batches(loaded(tmp_path, box_margin=1.6), FREE, "opencv")
+        batches(loaded(tmp_path, box_margin=1.6), FREE, "cpu")
     with pytest.raises(UserError, match=r"magnify .*: data\.box_margin = 1\.4 \(packed: 1\.5\)\. Stay within"):
-        batches(loaded(tmp_path, box_margin=1.4), FREE, "opencv")
+        batches(loaded(tmp_path, box_margin=1.4), FREE, "cpu")
     narrower = dataclasses.replace(FREE, scale=(0.9, 1.3), rotation_deg=(0, 0), translation_frac=0.0, side_px=32)
-    ours = batches(loaded(tmp_path), narrower, "opencv")
-    assert_equal(ours, batches(with_margin(source), narrower, "opencv"), 1, 0.02)
+    ours = batches(loaded(tmp_path), narrower, "cpu")
+    assert_equal(ours, batches(with_margin(source), narrower, "cpu"), 1, 0.02)
     less = dataclasses.replace(FREE, scale=(0.8, 1.3))
     smaller = dataclasses.replace(source, box_px=source.box_px * np.array([1, 1, 1.4], np.float32))
-    assert_equal(batches(loaded(tmp_path, box_margin=1.4), less, "opencv"), batches(smaller, less, "opencv"), 1, 0.02)
+    assert_equal(batches(loaded(tmp_path, box_margin=1.4), less, "cpu"), batches(smaller, less, "cpu"), 1, 0.02)
 
 
 def test_the_size_is_foretold_and_a_full_disk_refused(
@@ -497,8 +497,8 @@ def test_bad_files_are_left_out_and_named(source: Index, tmp_path: Path) -> None
     rows = [json.loads(line) for line in (tmp_path / "out/left_out.jsonl").read_text().splitlines()]
     assert [row["reason"] for row in rows] == ["empty file", "its compressed data does not decode"]
     good = np.setdiff1d(np.arange(COUNT), [4, 9])
-    ours = batches(loaded(tmp_path / "out"), GEOMETRIES[0], "opencv", steps=1)
-    assert_equal(ours, batches(with_margin(source).select(good), GEOMETRIES[0], "opencv", steps=1), 1, 0.02)
+    ours = batches(loaded(tmp_path / "out"), GEOMETRIES[0], "cpu", steps=1)
+    assert_equal(ours, batches(with_margin(source).select(good), GEOMETRIES[0], "cpu", steps=1), 1, 0.02)
 
 
 def test_lack_of_memory_leaves_no_image_out(source: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

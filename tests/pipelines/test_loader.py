@@ -34,7 +34,7 @@ from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.harness import BACKENDS, smooth_image
 
-Backend = Literal["dali", "opencv"]
+Backend = Literal["dali", "cpu"]
 SMALL = GeometryConfig(side_px=16)
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return load_folder(DataConfig("folder", str(root)))
 
 
-def batches(index: Index, backend: Backend = "opencv", *, batch: int = 20, rows: range | None = None,
+def batches(index: Index, backend: Backend = "cpu", *, batch: int = 20, rows: range | None = None,
             dali_batch: int = 64, first: int = 0, last: int = 6) -> list[Batch]:  # fmt: skip
     rows = range(batch) if rows is None else rows
     with Loader(
@@ -126,7 +126,7 @@ def test_neither_dali_batch_nor_start_nor_rank_changes_a_sample(folder: Index, b
 
 
 def test_backends_agree_on_everything_but_rounding(folder: Index) -> None:
-    for ours, theirs in zip(batches(folder, "dali"), batches(folder, "opencv"), strict=True):
+    for ours, theirs in zip(batches(folder, "dali"), batches(folder, "cpu"), strict=True):
         assert torch.equal(ours.samples, theirs.samples)
         for one, other in zip(ours.views, theirs.views, strict=True):
             assert torch.equal(one.matrix, other.matrix)

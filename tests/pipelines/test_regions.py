@@ -24,7 +24,7 @@ from pipelines.views.draws import Draw, draw_view
 from pipelines.views.plan import Plan, plan_views
 from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
 
-Backend = Literal["dali", "opencv"]
+Backend = Literal["dali", "cpu"]
 Encoded = np.ndarray
 NO_COLOUR = ColourConfig(jitter="none")
 

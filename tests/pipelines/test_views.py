@@ -20,7 +20,7 @@ from pipelines.views.ranges import Range
 from tests.pipelines import reference
 from tests.pipelines.harness import BACKENDS, make_views, smooth_image
 
-Backend = Literal["dali", "opencv"]
+Backend = Literal["dali", "cpu"]
 NO_COLOUR = ColourConfig(jitter="none")
 PLAIN_DRAW = np.zeros(COLUMNS, np.float32)
 PLAIN_DRAW[[Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1

@@ -58,7 +58,7 @@ class PixelContents:
         index: Index,
         geometry: GeometryConfig,
         box_margin: float,
-        backend: Literal["dali", "opencv"],
+        backend: Literal["dali", "cpu"],
         *,
         say: Callable[[str], None],
         progress: Callable[[str], AbstractContextManager[Progress]],

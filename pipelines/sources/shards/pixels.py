@@ -58,7 +58,8 @@ def map_pixels(
     """
     try:
         geometry = TypeAdapter(GeometryConfig).validate_python(content[PIXELS]["geometry"])
-        box_margin, backend = float(content[PIXELS]["box_margin"]), str(content[PIXELS]["backend"])
+        box_margin = float(content[PIXELS]["box_margin"])
+        backend = str(content[PIXELS]["backend"]).replace("opencv", "cpu")  # its name in earlier versions
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise UserError(f"{root}: index.json does not say for which views its pixels are. Pack again.") from error
     table = np.array(table)

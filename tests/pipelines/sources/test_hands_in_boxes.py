@@ -166,7 +166,7 @@ def views(index: Index) -> View:
     with Loader(
         index,
         schedule,
-        PipelinesConfig(backend="opencv", threads=1),
+        PipelinesConfig(backend="cpu", threads=1),
         Augmentation(geometry, ColourConfig(jitter="none")),
         device=torch.device("cpu"),
         views=1,

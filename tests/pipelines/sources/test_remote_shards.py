@@ -93,7 +93,7 @@ def remote(tmp_path: Path, **options: Any) -> DataConfig:
 
 def batches(index: Index, *, steps: int = 14) -> list[Batch]:
     schedule = Schedule(build_order(index, batch=4, seed=3), RankSlice(4, 0, 4), last_step=5 * steps)
-    config = PipelinesConfig(backend="opencv", batch=4, threads=2)
+    config = PipelinesConfig(backend="cpu", batch=4, threads=2)
     augmentation = Augmentation(GeometryConfig(side_px=16), ColourConfig())
     with Loader(index, schedule, config, augmentation, device=CPU) as loader:
         return list(loader)
@@ -285,7 +285,7 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
     monkeypatch.setattr("pipelines.sources.remote.prefetch._LOG_EVERY_S", 0.1)
     index = load_index(remote(tmp_path))
     schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
-    config = PipelinesConfig(backend="opencv", batch=10, threads=2)
+    config = PipelinesConfig(backend="cpu", batch=10, threads=2)
     bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
     with patch("pipelines.render.backends.largest_pixels", return_value=4096):
         loader = Loader(index, schedule, config, Augmentation(GeometryConfig(), ColourConfig()), device=CPU)

@@ -65,7 +65,7 @@ def hands_m() -> npt.NDArray[np.float64]:
     return random_hands_m(np.random.default_rng(1), COUNT)
 
 
-def augmented(backend: Literal["dali", "opencv"], index: Index, keypoint: int) -> View:
+def augmented(backend: Literal["dali", "cpu"], index: Index, keypoint: int) -> View:
     """Views of dots at one keypoint, over the ranges of fine-tuning; at 128 px the dots stay inside."""
     assert index.keypoints_px is not None
     geometry = FinetuneGeometryConfig(scale=(0.7, 1.0))
@@ -78,7 +78,7 @@ def augmented(backend: Literal["dali", "opencv"], index: Index, keypoint: int) -
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("keypoint", [0, 9, 10])
 def test_pixels_keypoints_and_intrinsics_stay_consistent(
-    backend: Literal["dali", "opencv"], keypoint: int, hands_m: npt.NDArray[np.float64]
+    backend: Literal["dali", "cpu"], keypoint: int, hands_m: npt.NDArray[np.float64]
 ) -> None:
     index = labelled(hands_m)
     view = augmented(backend, index, keypoint)
@@ -95,7 +95,7 @@ def test_the_hand_comes_back_from_its_targets(root: str, hands_m: npt.NDArray[np
     """2.5D, K' and the root's depth restore the joints in the source camera's frame, whatever the augmentation."""
     index = labelled(hands_m)
     labels, pose = PoseLabels.of(index), PoseConfig(root=root)
-    targets = labels.of_view(augmented("opencv", index, 0), torch.arange(COUNT), pose, torch.float64)
+    targets = labels.of_view(augmented("cpu", index, 0), torch.arange(COUNT), pose, torch.float64)
     assert (targets.relative_depth[:, HAND.keypoints.index(root)] == 0).all()
     depth = targets.relative_depth + targets.root_depth[:, None]
     joints = back_project(normalize_keypoints(targets.keypoints_px, targets.intrinsics), depth)
@@ -112,7 +112,7 @@ def test_a_given_scale_is_taken(hands_m: npt.NDArray[np.float64]) -> None:
 
 def test_the_palm_stands_halfway_between_wrist_and_middle_mcp(hands_m: npt.NDArray[np.float64]) -> None:
     index = labelled(hands_m)
-    view = augmented("opencv", index, 0)
+    view = augmented("cpu", index, 0)
     wrist, palm = (
         PoseLabels.of(index).of_view(view, torch.arange(COUNT), PoseConfig(first_keypoint=first), torch.float64)
         for first in ("wrist", "palm")
