@@ -126,6 +126,7 @@ def test_the_authors_steps_show_what_one_warp_shows(paths: list[Path]) -> None:
     ).abs().max() < 3  # whole pixels in the crop, half a pixel in its frame
 
 
+@pytest.mark.slow  # starts worker processes
 def test_opencv_in_workers(paths: list[Path], boxes_px: BoxArray) -> None:
     batches = iter(OpencvSamples.batches(paths, boxes_px, 2, 4))
     first, matrix_px, second, _ = next(batches)
@@ -142,6 +143,7 @@ def test_opencv_ways_of_the_jitter_agree() -> None:
     assert np.abs(jitter_hsv(view, one).astype(int) - by_table).mean() < 3  # one rounds, the other cuts off
 
 
+@pytest.mark.slow  # starts worker processes
 def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: BoxArray) -> None:
     views = next(iter(OpencvViews.batches(paths, boxes_px, 1, 4)))
     assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)

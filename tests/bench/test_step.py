@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.measure import Rate, Rounds
-from bench.training import step
+from bench.training import report, step
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig
@@ -48,18 +48,26 @@ def gradients(bench: step.StepBench) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in bench.state.network.parameters() if p.grad is not None]).clone()
 
 
-def test_figures_of_a_step(config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(config.data, DataConfig)
-    words = [word for setting in (*TINY, f"data.root={config.data.root}") for word in ("--set", setting)]
-    record = tmp_path / "train.jsonl"
-    assert run_cli("bench-train", *words, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
-    row = json.loads(record.read_text())
+def test_figures_of_a_step(config: Config) -> None:
+    row = json.loads(json.dumps(step.bench_train(config, QUICK, print)))
     (figures,) = row["precisions"]
     assert figures["images_per_s"].keys() == ALL
     assert 0 <= figures["waited_share"] < 1
     assert figures["peak_memory_mib"] > 100
     assert figures["device_memory_mib"] is None
-    assert row["config"]["train"]["batch"] == 12
+    assert row["config"]["train"]["batch"] == figures["batch"] == 12
+    shown = [*report.lines(row)]
+    assert ("peak memory (MiB)", str(figures["peak_memory_mib"])) in shown
+    assert shown[-1][1].endswith(" x")
+
+
+@pytest.mark.slow  # measures for some seconds
+def test_the_command_prints_and_records(config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(config.data, DataConfig)
+    words = [word for setting in (*TINY, f"data.root={config.data.root}") for word in ("--set", setting)]
+    record = tmp_path / "train.jsonl"
+    assert run_cli("bench-train", *words, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
+    assert json.loads(record.read_text())["precisions"][0]["images_per_s"].keys() == ALL
     told = capsys.readouterr().out
     assert "optimiser's share" in told
     assert "batches of 12 in micro-batches of 4" in told
