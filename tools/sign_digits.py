@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 ADDRESS = "https://github.com/ardamavi/Sign-Language-Digits-Dataset"
+PICTURES = 2062
 FOLDS = 5
 
 
@@ -77,12 +78,15 @@ def fetch(folder: Path, checkout: Path | None) -> None:
         if not pictures_in(checkout / "Dataset"):
             refuse(f"{checkout}: has no pictures Dataset/DIGIT/IMG_NUMBER.JPG; expected a checkout of {ADDRESS}")
         folder.mkdir(parents=True, exist_ok=True)
-        link = folder / "images"
-        if link.is_dir() and not link.is_symlink():
-            refuse(f"{link}: is a folder; expected a link, or nothing. Move it elsewhere.")
+        link, pictures = folder / "images", (checkout / "Dataset").resolve()
+        if link.exists() and not link.is_symlink():
+            refuse(f"{link}: is no link; expected a link, or nothing. Move it elsewhere.")
+        if link.exists() and link.resolve() != pictures and (folder / "boxes.csv").exists():
+            refuse(f"{folder}: was made from {link.resolve()}. Move it elsewhere to begin with {pictures}.")
         link.unlink(missing_ok=True)
-        link.symlink_to((checkout / "Dataset").resolve())
-    print(f"{folder / 'images'}: {len(pictures_in(folder / 'images'))} pictures")
+        link.symlink_to(pictures)
+    found = len(pictures_in(folder / "images"))
+    print(f"{folder / 'images'}: {found} pictures{'' if found == PICTURES else f'; the dataset has {PICTURES:,}'}")
 
 
 def clone(checkout: Path) -> Path:
@@ -121,10 +125,17 @@ def split(folder: Path, fold: int) -> None:
         for picture, person in zip(pictures, people, strict=True)
     ]
     parts = {file: part for file, _, _, part in labels}
-    with boxes.open(newline="") as file:
-        head, *rows = csv.reader(file)
-    if strange := next((row[0] for row in rows if row[0] not in parts), None):
-        refuse(f"{boxes}: {strange} is no picture of {images}. Remove the file, and find the boxes again.")
+    try:
+        with boxes.open(newline="", encoding="utf-8") as file:
+            head, *rows = (row for row in csv.reader(file) if row)
+    except ValueError:  # empty, or not UTF-8
+        refuse(f"{boxes}: is no file of boxes. Move it elsewhere, and run find_boxes.py again.")
+    rows = [row for row in rows if row[0] in parts]  # images that are none of the dataset have boxes too
+    if missing := sorted(parts.keys() - {row[0] for row in rows}):
+        refuse(
+            f"{boxes}: has no row for {len(missing)} of {len(parts)} pictures, such as {missing[0]}. Run find_boxes.py "
+            "again: it goes on where it was interrupted."
+        )
     out = folder / f"fold_{fold}"
     out.mkdir(exist_ok=True)
     write(out / "labels.csv", [("file", "label", "person", "part"), *labels])

@@ -59,8 +59,8 @@ def classify(
         box: file of boxes, or "center" for whole images.
         table, groups: see `read_labels`.
         folds: number of folds, where the table has no parts.
-        few: numbers of groups; the logistic regression is also fitted to the labels of so few groups of the first
-            split, drawn anew `DRAWS` times.
+        few: numbers of groups. The logistic regression is also fitted to only so many groups of the first split,
+            drawn `DRAWS` times.
 
     Returns:
         The content of classification.json, a row for bench/results/.
@@ -78,8 +78,9 @@ def classify(
     if not readable.all():
         log.warning("%d of %d images cannot be read and are left out", (~readable).sum(), len(index))
         index, labels, views = index.select(np.flatnonzero(readable)), labels.only(readable), views[readable]
-        features = {name: table[readable] for name, table in features.items()}
+        features = {name: known[readable] for name, known in features.items()}
     cuts = splits(labels, folds)
+    _check_few(few, labels, cuts)
     tested = np.concatenate([rows for _, rows in cuts])
     draws = {count: _draws(count, labels, cuts[0]) for count in few}
     entries, predictions = [_of_constant(labels, cuts, tested)], {}
@@ -104,7 +105,10 @@ def classify(
         "data": str(images),
         "classes": list(labels.classes),
         "split": "parts" if labels.test is not None else f"{folds} folds",
-        "images": len(index),
+        "labels": None if table is None else str(table),
+        "group_by": groups,
+        "box": box,
+        "samples": len(index),
         "tested": len(tested),
         "groups": len(np.unique(labels.group)),
         "groups_tested": len(np.unique(labels.group[tested])),

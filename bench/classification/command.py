@@ -38,7 +38,7 @@ from train.commands.options import FILE, FOLDER, PATH, IntegerRange, PathOfUser
     "--few",
     default="",
     metavar="N,N,...",
-    help="Also fit with the labels of so few groups: the mean of 10 draws.",
+    help="Also fit to the labels of only N groups; the mean of 10 draws.",
 )
 @click.option("--out", default="classification", show_default=True, type=FOLDER, help="Folder for results.")
 @output_options
@@ -66,7 +66,7 @@ def classify(
     Intervals are bootstrapped over groups and do not include the variation between training runs. The results are
     classification.json, predictions.csv and neighbours.png; report --classification puts them on a page.
     """
-    counts = few.split(",") if few else []
+    counts = few.replace(" ", "").split(",") if few else []
     if not all(re.fullmatch("[1-9][0-9]{0,5}", count) for count in counts):
         raise UserError(f"--few {few}: expected numbers of groups separated by commas, such as 2,5,10")
     try:
@@ -81,6 +81,6 @@ def classify(
     with progress_bar("features") as progress:
         row = judge(
             runs, images, out, progress, box=box, table=table, groups=groups, folds=folds,
-            few=[int(count) for count in counts],
+            few=sorted({int(count) for count in counts}),
         )  # fmt: skip
     tell(row, as_table(row), f"{out}")

@@ -52,6 +52,11 @@ class Found(NamedTuple):
     nearest: list[float]
 
 
+def kinds_in(rows: Sequence[Row]) -> list[Kind]:
+    """The kinds of encoders that every row has."""
+    return [kind for kind in KINDS if all(any(map(kind.is_of, row["encoders"])) for row in rows)]
+
+
 def found_in(rows: Sequence[Row], kind: Kind) -> Found:
     """The shares of a kind of encoder in all rows."""
     entries = [entry for row in rows for entry in row["encoders"] if kind.is_of(entry)]
@@ -84,8 +89,9 @@ def summary(results: Path) -> Summary | None:
     """The tables from the rows in a folder; None if there is no row."""
     if not (rows := list(rows_of(results / FILE))):
         return None
-    found = {kind.name: found_in(rows, kind) for kind in KINDS}
-    first, *others = (found[kind.name] for kind in KINDS[:5])
+    kinds = kinds_in(rows)
+    found = {kind.name: found_in(rows, kind) for kind in kinds}
+    first, *others = (of for of in found.values() if of.few)
     return Summary(
         rows,
         (*(f"{count} people" for count in first.few), "all", "all, nearest neighbours"),
@@ -93,7 +99,7 @@ def summary(results: Path) -> Summary | None:
          for name, of in found.items()],
         [(f"minus {kind.name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
           _difference(first.everybody, of.everybody), _difference(first.nearest, of.nearest))
-         for kind, of in zip(KINDS[1:5], others, strict=True)],
+         for kind, of in zip(kinds[1:], others, strict=False)],
         [(name, *(f"{100 * fmean(share):.1f}" if share else "-"
                   for share in (of.few.get("2", []), of.few.get("10", []), of.everybody)))
          for name, of in found.items()],
@@ -104,13 +110,12 @@ def draw_photographs(results: Path, images: Path) -> list[str]:
     """Draw the accuracy over the number of people with labels. Returns the picture's path; nothing without rows."""
     if not (rows := list(rows_of(results / FILE))):
         return []
+    everybody = round(fmean(row["groups"] - row["groups_tested"] for row in rows))
+    found_by_kind = {kind: found for kind in kinds_in(rows) if (found := found_in(rows, kind)).few}
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
-    for kind in KINDS[:5]:
-        found = found_in(rows, kind)
-        people = [int(count) for count in found.few] + [
-            round(fmean(row["groups"] - row["groups_tested"] for row in rows))
-        ]
+    for kind, found in found_by_kind.items():
+        people = [*map(int, found.few), everybody]
         shares = [*found.few.values(), found.everybody]
         low, high = ([100 * pick(values) for values in shares] for pick in (min, max))
         axes.fill_between(people, low, high, color=kind.colour, alpha=0.18, linewidth=0)

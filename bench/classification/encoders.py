@@ -45,12 +45,14 @@ class Frozen:
         config: the run's; the first run's, if this is none. It makes the views, without augmentation.
         encoder: in eval mode; None for the pixels of the views.
         is_run: whether it was trained as `config` says.
+        steps: how many steps it was trained for.
     """
 
     name: str
     config: Config | FinetuneConfig
     encoder: Encoder | None
     is_run: bool = False
+    steps: int = 0
 
     @property
     def box_margin(self) -> float:
@@ -62,7 +64,7 @@ class Frozen:
         about = {"name": self.name, "encoder": self.config.encoder.name, "side_px": self.config.geometry.side_px}
         if not self.is_run:
             return about
-        steps = {"epochs": self.config.train.epochs, "batch": self.config.train.batch, "seed": self.config.run.seed}
+        steps = {"steps": self.steps, "batch": self.config.train.batch, "seed": self.config.run.seed}
         if isinstance(self.config, FinetuneConfig):
             return {**about, "trained": "fine-tuning", **steps}
         return {**about, "trained": "pre-training", "variant": self.config.equivariance.variant, **steps}
@@ -76,6 +78,8 @@ def load_frozen(sources: Sequence[str]) -> list[Frozen]:
     Raises:
         UserError: there is no run, or one cannot be used.
     """
+    if taken := {*BASELINES, "constant"} & set(sources):
+        raise UserError(f"{min(taken)} is the name of a baseline: write ./{min(taken)} for the run in this folder")
     runs = {source: _load_run(source) for source in sources if source != IMAGENET}
     if not runs:
         raise UserError(f"{' '.join(sources)}: expected a run too, since 'imagenet' takes its network and its views")
@@ -102,7 +106,7 @@ def _load_run(source: str) -> Frozen:
         raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
     encoder = make_encoder(config.encoder.name, config.geometry.side_px)
     encoder.load_library_state(encoder_state(saved["network"]), str(path), config.encoder.name)
-    return Frozen(source, config, encoder.eval(), is_run=True)
+    return Frozen(source, config, encoder.eval(), is_run=True, steps=saved["step"])
 
 
 def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.NDArray[np.bool_], Floats, Pixels]:
@@ -115,7 +119,7 @@ def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.N
         Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
     """
     index = replace(index, box_px=index.box_px * np.array([1, 1, frozen.box_margin], np.float32))
-    world, count, side_px = single_process(frozen.config.train.device), len(index), frozen.config.geometry.side_px
+    world, count, side_px = single_process(), len(index), frozen.config.geometry.side_px
     set_threads(None, world)
     normalize = Normalize().to(world.device)
     encoder = None if frozen.encoder is None else frozen.encoder.to(world.device)
@@ -138,13 +142,18 @@ def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.N
 def trained_on(frozen: Frozen, images: Path) -> set[Path] | None:
     """The resolved paths of the images in a folder that trained an encoder; None if that cannot be told.
 
-    Sources elsewhere are not read.
+    It cannot for a run that began with weights of another run, or read from an address. Sources elsewhere are not read:
+    copies of the images there are not recognised.
     """
+    if frozen.is_run and frozen.config.encoder.weights not in ("random", IMAGENET):
+        return None
     found: set[Path] = set()
     folder = images.resolve()
     for source in each_source(frozen.config.data) if frozen.is_run else ():
         root = Path(source.root).resolve()
-        if is_address(source.root) or not (root.is_relative_to(folder) or folder.is_relative_to(root)):
+        if is_address(source.root):
+            return None
+        if not (root.is_relative_to(folder) or folder.is_relative_to(root)):
             continue
         try:
             index = load_index(source)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,8 @@ Splits = Sequence[tuple[Rows, Rows]]
 """The samples to fit and to test on, once for each split."""
 
 PARTS: Final = ("train", "test")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,16 @@ def splits(labels: Labels, folds: int) -> list[tuple[Rows, Rows]]:
             )
         cutter = StratifiedGroupKFold(folds, shuffle=True, random_state=0)
         found = list(cutter.split(labels.label, labels.label, labels.group))
-    for fitted, _ in found:
+    for fitted, tested in found:
         if missing := np.setdiff1d(labels.label, labels.label[fitted]).tolist():
             raise UserError(
                 f"label {labels.classes[missing[0]]!r} is tested, but no image of it is left to fit on: add images of "
                 "other groups to it, or leave it out"
+            )
+        if not len(tested) or len(np.unique(labels.label[fitted])) < 2:
+            raise UserError(
+                "a split tests no image, or is fitted to a single class: the groups are too unequal for "
+                f"{len(found)} folds. Set fewer folds, or add groups."
             )
     return found
 
@@ -126,7 +134,7 @@ def _classes_by_folder(index: Index) -> dict[str, Mapping[str, str]]:
 def _read_table(table: Path, index: Index) -> dict[str, Mapping[str, str]]:
     """The lines of a CSV by their files."""
     lines: dict[str, Mapping[str, str]] = {}
-    known = set(index.paths)
+    known, unused = set(index.paths), 0
     try:
         with regular(table).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
@@ -135,21 +143,28 @@ def _read_table(table: Path, index: Index) -> dict[str, Mapping[str, str]]:
                     f"{table}: line 1 has no column {min(lacking)!r}; expected a CSV with a header such as "
                     "file,label,person,part"
                 )
-            for line in reader:
-                where, name = f"{table}: line {reader.line_num}", line["file"]
+            for cells in reader:
+                line = {column: (cell or "").strip() for column, cell in cells.items() if column is not None}
+                where, name = f"{table}: line {reader.line_num}", line["file"].removeprefix("./")
                 if name in lines:
                     raise UserError(f"{where}: {name} has a label already; expected one line for each image")
-                # An image without a hand is not in the index.
-                if name not in known and not (index.root / name).is_file():
-                    raise UserError(f"{where}: {index.root / name} does not exist. Correct the name, or the folder.")
+                if name not in known:  # an image without a hand is not in the index
+                    if not name or PurePosixPath(name).as_posix() != name or not (index.root / name).is_file():
+                        raise UserError(
+                            f"{where}: there is no image {name!r}; names are relative to {index.root}, such as "
+                            f"{index.paths[0]!r}. Correct the name, or the folder."
+                        )
+                    unused += 1
                 if not line["label"]:
                     raise UserError(f"{where}: the label is empty. Write one, or remove the line.")
                 if line.get("part", "train") not in PARTS:
                     raise UserError(f"{where}: part is {line['part']!r}; expected 'train' or 'test'")
-                lines[name] = line
+                lines[name] = {**line, "file": name}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{table}: {why}; expected a CSV with the columns file and label") from error
+    if unused:
+        _log.warning("%s: %d of %d images have no box and are not used", table, unused, len(lines))
     return lines
 
 
@@ -157,6 +172,8 @@ def _group(line: Mapping[str, str], groups: str | None, origin: str) -> str:
     if groups is None:
         return line["file"]
     if groups in line:
+        if not line[groups]:
+            raise UserError(f"{origin}: {line['file']} has no {groups}. Write one, or leave --groups out.")
         return line[groups]
     try:
         pattern = re.compile(groups)

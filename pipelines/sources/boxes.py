@@ -23,6 +23,8 @@ _WITH_CONFIDENCE: Final = (*_COLUMNS, "hand", "confidence")
 _LANDMARKS: Final = tuple(f"{name}_{axis}" for name in HAND.keypoints for axis in "xy")
 _HEADERS: Final = (_COLUMNS, _WITH_CONFIDENCE[:-1], _WITH_CONFIDENCE, (*_WITH_CONFIDENCE, *_LANDMARKS))
 _WITHOUT_A_BOX: Final = ("none", "unreadable")
+_LARGEST_PX: Final = 1e7
+"""Landmarks lie in the image or near it."""
 _HANDS: Final = ("left", "right", *_WITHOUT_A_BOX)
 
 _log = logging.getLogger(__name__)
@@ -220,11 +222,12 @@ def _csv_rows(file: Path, text: str) -> Iterator[_Row]:
     try:
         header = tuple(cell.strip() for cell in next(lines, []))
         if header not in _HEADERS:
-            found = ",".join(header)[:80]
+            place = next((n for n, pair in enumerate(zip(header, _HEADERS[-1], strict=False)) if pair[0] != pair[1]), 0)
+            wrong = f"; column {place + 1} is {header[place][:40]!r}" if place else ""
             raise UserError(
-                f"{file}: line 1 is {found!r}; expected the header {','.join(_COLUMNS)!r}, with or without hand and "
-                "confidence. Columns are separated by commas, edges are in pixels. Write this header, and the boxes "
-                "below it."
+                f"{file}: line 1 is {','.join(header)[:80]!r}{wrong}; expected the header {','.join(_COLUMNS)!r}, with "
+                "or without hand, confidence and all columns of landmarks. Columns are separated by commas, edges are "
+                "in pixels. Write this header, and the boxes below it."
             )
         for cells in lines:
             if cells:
@@ -265,12 +268,16 @@ def _json_rows(file: Path, text: str) -> Iterator[_Row]:
 def _landmarks_px(cells: Sequence[str], where: str) -> npt.NDArray[np.float32]:
     """The landmarks of a hand, (21, 2); NaN if there are none, as in a row that was added by hand."""
     values = as_numbers(cells) if any(cells) else np.full(len(_LANDMARKS), np.nan)
-    if values is None or values.shape != (len(_LANDMARKS),) or np.isinf(values).any():
+    if values is None or values.shape != (len(_LANDMARKS),) or (any(cells) and not _are_pixels(values)):
         raise UserError(
             f"{where}: {len(cells)} cells for landmarks, {_text(list(cells))}; expected {len(_LANDMARKS)} numbers. "
             "Mend this row, or find the boxes again."
         )
     return values.reshape(-1, 2).astype(np.float32)
+
+
+def _are_pixels(values: npt.NDArray[np.float64]) -> bool:
+    return bool((np.abs(values) < _LARGEST_PX).all())
 
 
 def _text(value: object) -> str:

@@ -17,10 +17,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bench.classification.classify import _of_constant, predict_classes
+from bench.classification.classify import _accuracies, _draws, _of_constant, predict_classes
 from bench.classification.documents import draw_photographs
 from bench.classification.encoders import features_of, load_frozen
 from bench.classification.labels import Labels, read_labels, splits
+from bench.classification.neighbours import COUNT, GAP_PX, SIDE_PX, save_neighbours
 from bench.pages.documentation import fill_tables
 from errors import UserError
 from models.network import Normalize
@@ -30,6 +31,7 @@ from tests.command_line import run_cli
 from tests.conftest import Record
 from tests.train.narrow import narrow_resnet18
 from tools import sign_digits
+from train.pictures import read_sheet
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,8 +100,8 @@ def test_the_whole_way_to_the_page(run: Path, signs: Path, tmp_path: Path) -> No
     arguments = ["--labels", str(table), "--groups", "person", "--few", "2,3", "--record", str(rows)]
     row = classified(run, signs, out, *arguments)
     assert json.loads(rows.read_text()) == row
-    counts = {key: row[key] for key in ("images", "tested", "groups", "groups_tested", "split")}
-    assert counts == {"images": 12, "tested": 4, "groups": 6, "groups_tested": 2, "split": "parts"}
+    counts = {key: row[key] for key in ("samples", "tested", "groups", "groups_tested", "split")}
+    assert counts == {"samples": 12, "tested": 4, "groups": 6, "groups_tested": 2, "split": "parts"}
     assert [entry["name"] for entry in row["encoders"]] == ["constant", str(run), "random", "pixels"]
     trained = row["encoders"][1]
     assert (trained["trained"], trained["variant"], trained["trained_on_tested"]) == ("pre-training", "paper", 0)
@@ -111,6 +113,9 @@ def test_the_whole_way_to_the_page(run: Path, signs: Path, tmp_path: Path) -> No
     assert sorted(line["file"] for line in lines) == sorted(held_out)
     right = np.mean([line["label"] == line[str(run)] for line in lines])
     assert trained["accuracy"]["value"] == right
+    said = [[sum(line["label"] == true and line[str(run)] == said for line in lines) for said in "09"] for true in "09"]
+    assert trained["confusion"] == said
+    assert trained["steps"] == 4  # two epochs of 8 images in batches of 4
 
     page = tmp_path / "page.html"
     assert run_cli("report", str(run), "--classification", str(out), "--out", str(page)) == 0
@@ -131,6 +136,17 @@ def test_features_are_those_of_the_encoder(run: Path, signs: Path) -> None:
     trained, random, pixels = load_frozen([str(run)])
     readable, features, views = features_of(trained, index, lambda done, total: None)
     assert readable.all()
+    assert trained.box_margin > 1
+    picture = cv2.imread(str(index.root / index.paths[0]))
+    assert picture is not None
+    differences = []
+    for margin in (trained.box_margin, 1.0):
+        side_px = 32 * margin  # the boxes are 8 to 40
+        scale = views.shape[1] / side_px
+        to_view = np.array([[scale, 0, (16 - 24 / margin)], [0, scale, (16 - 24 / margin)]])
+        crop = cv2.warpAffine(picture, to_view, views.shape[1:3], borderMode=cv2.BORDER_REPLICATE)[4:-4, 4:-4, ::-1]
+        differences.append(np.abs(views[0, 4:-4, 4:-4].astype(int) - crop).mean())
+    assert differences[0] < 0.5 * differences[1]
     images = torch.from_numpy(views).permute(0, 3, 1, 2)
     assert trained.encoder is not None
     with torch.inference_mode():
@@ -148,7 +164,7 @@ def test_an_image_that_cannot_be_read_is_left_out(run: Path, signs: Path, tmp_pa
     images, out = str(tmp_path / "images"), tmp_path / "out"
     assert run_cli("classify", str(run), "--images", images, "--folds", "2", "--out", str(out)) == 0
     row = json.loads((out / "classification.json").read_text())
-    assert (row["images"], row["tested"]) == (11, 11)
+    assert (row["samples"], row["tested"]) == (11, 11)
     assert "IMG_1004" not in (out / "predictions.csv").read_text()
 
 
@@ -183,11 +199,58 @@ def test_what_the_features_tell_is_predicted_and_nothing_else() -> None:
         assert (predicted == labels.label).mean() < 0.55  # a third, and five deviations
 
 
-def test_the_constant_is_the_most_frequent_class() -> None:
+def test_the_constant_is_the_most_frequent_class_of_the_fitted() -> None:
     labels = labels_of([0] * 30 + [1] * 10, list(range(40)))
     cuts = splits(labels, 5)
     found = _of_constant(labels, cuts, np.concatenate([tested for _, tested in cuts]))
     assert found["accuracy"]["value"] == 0.75
+    fitted, tested = np.arange(25), np.arange(25, 40)  # 25 of class 0 are fitted, 5 of 15 are tested
+    assert _of_constant(labels, [(fitted, tested)], tested)["accuracy"]["value"] == pytest.approx(1 / 3)
+
+
+def test_few_groups_are_drawn_from_the_fitted_ones() -> None:
+    labels = labels_of([0, 1] * 30, [row // 2 for row in range(60)])
+    cut = splits(labels, 5)[0]
+    for rows in _draws(3, labels, cut):
+        assert len(np.unique(labels.group[rows])) == 3
+        assert len(rows) == 6
+        assert set(rows) <= set(cut[0])
+    assert len({tuple(rows) for rows in _draws(3, labels, cut)}) > 5
+
+
+def test_the_interval_is_over_groups() -> None:
+    """Ten groups that are right or wrong as a whole: an interval over single samples would be much narrower."""
+    labels = labels_of([0, 1] * 100, [row // 20 for row in range(200)])
+    predicted = np.where(labels.group % 2 == 0, labels.label, 1 - labels.label)
+    found = _accuracies({"accuracy": predicted}, labels, np.arange(200))["accuracy"]
+    assert found["value"] == 0.5
+    assert found["high"] - found["low"] > 0.5  # over samples: 0.14
+
+
+def test_neighbours_are_the_nearest_of_other_groups(tmp_path: Path) -> None:
+    """Two classes, each image grey as its place; "after" tells the classes apart, "before" does the opposite."""
+    label = np.array([0, 1] * 20)
+    labels = labels_of(label.tolist(), list(range(40)))
+    views = np.repeat(np.arange(40, dtype=np.uint8)[:, None, None, None] * 6, 3, axis=3).repeat(8, 1).repeat(8, 2)
+    angle = np.where(label == 0, 0.0, 1.0) + np.arange(40) / 1000
+    after = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    fitted, tested = np.arange(4, 40), np.arange(4)
+    before = after.copy()
+    before[tested] = after[[1, 0, 3, 2]]
+    save_neighbours(tmp_path / "sheet.png", views, (before, after), labels, fitted, tested)
+    strips = read_sheet(tmp_path / "sheet.png", height=SIDE_PX, width=(1 + 2 * COUNT) * SIDE_PX + 2 * GAP_PX)
+    strip = strips[0].astype(int)
+    row_px, width_px = SIDE_PX // 2, SIDE_PX
+    frames = {"before": [], "after": []}  # type: dict[str, list[bool]]
+    for place in range(COUNT):
+        for name, start_px in (("before", width_px + GAP_PX), ("after", (1 + COUNT) * width_px + 2 * GAP_PX)):
+            red, green, _ = strip[row_px, start_px + place * width_px + 1]
+            frames[name].append(bool(green > red))
+    assert frames == {"before": [False] * COUNT, "after": [True] * COUNT}
+    query = strip[row_px, width_px // 2, 0] // 6
+    first = strip[row_px, (1 + COUNT) * width_px + 2 * GAP_PX + width_px // 2, 0] / 6
+    assert query in tested
+    assert first == pytest.approx(4, abs=1)  # the nearest of the fitted ones of class 0
 
 
 @pytest.fixture
@@ -214,7 +277,9 @@ HEAD = "file,label,person"
         ([HEAD, *(line.replace(",0,", ",1,") for line in LINES)], [], "have the label '1'"),
         (["file,person", *LINES], [], "no column 'label'"),
         ([HEAD, *LINES, LINES[0]], [], "line 10: c0/p0_0.jpg has a label already"),
-        ([HEAD, "c0/other.jpg,0,p0"], [], "other.jpg does not exist"),
+        ([HEAD, "c0/other.jpg,0,p0"], [], "there is no image 'c0/other.jpg'"),
+        ([HEAD, *LINES, f"./{LINES[0]}"], [], "line 10: c0/p0_0.jpg has a label already"),
+        ([HEAD, *LINES[:7], "c1/p3_7.jpg,1, "], ["--groups", "person"], "c1/p3_7.jpg has no person"),
         ([HEAD, "c0/p0_0.jpg,,p0"], [], "line 2: the label is empty"),
         ([f"{HEAD},part", *(f"{line},val" for line in LINES)], [], "line 2: part is 'val'"),
         ([f"{HEAD},part", *(f"{line},test" for line in LINES)], [], "only one part"),
@@ -258,6 +323,18 @@ def test_wrong_folders_are_one_line(photos: Path, tmp_path: Path, capsys: pytest
         assert part in line
 
 
+def test_spaces_around_cells_do_not_count(photos: Path, tmp_path: Path) -> None:
+    lines = [line.replace(",", " , ") if number % 2 else line for number, line in enumerate(LINES)]
+    (tmp_path / "labels.csv").write_text("\n".join([HEAD, *lines]) + "\n")
+    _, labels = read_labels(load_index(DataConfig("folder", str(photos))), tmp_path / "labels.csv", "person")
+    assert (len(labels.classes), len(np.unique(labels.group))) == (2, 4)
+
+
+def test_a_run_with_the_name_of_a_baseline_is_refused() -> None:
+    with pytest.raises(UserError, match=r"write \./random"):
+        load_frozen(["random"])
+
+
 def test_a_part_of_the_images_may_have_labels(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("\n".join([HEAD, *LINES[2:]]) + "\n")
     index = load_index(DataConfig("folder", str(photos)))
@@ -297,11 +374,16 @@ def test_rows_become_a_table_and_a_picture(tmp_path: Path) -> None:
     everywhere = "91.0 (90.0 to 92.0)"
     assert f"| PeCLR, no labels | {' | '.join([everywhere] * 4)} |" in text
     assert "| always one digit | - | - | 10.0 (10.0 to 10.0) | - |" in text
-    assert "1200 photographs of 120 people tested" in text
+    assert "1200 hands of 120 people tested" in text
     interval = 4.303 / 3**0.5  # Student's factor for 2 degrees of freedom, deviation 1 point
     difference = f"+1.0 ({1 - interval:+.1f} to {1 + interval:+.1f})"
     assert f"| minus SimCLR, no labels | {' | '.join([difference] * 4)} |" in text
     assert "| PeCLR, no labels | 91.0 | - | 91.0 |" in short
+    for row in rows:
+        row["encoders"] = [entry for entry in row["encoders"] if entry["name"] != "simclr"]
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "photographs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert "SimCLR" not in fill_tables("<!-- rows: photographs -->\n<!-- end rows -->", tmp_path / "few")
     (picture,) = draw_photographs(tmp_path, tmp_path)
     assert cv2.imread(picture) is not None
     assert draw_photographs(tmp_path / "nothing", tmp_path) == []

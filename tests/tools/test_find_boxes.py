@@ -78,6 +78,24 @@ def test_what_it_writes_is_read(tmp_path: Path) -> None:
     assert list(HAND.keypoints) == LANDMARKS
 
 
+def test_landmarks_stay_with_their_hand(tmp_path: Path) -> None:
+    """Rows in another order than the images: each keypoint lies in the box of its own sample."""
+    folder, file = tmp_path / "images", tmp_path / "boxes.csv"
+    folder.mkdir()
+    for name in "abc":
+        cv2.imwrite(str(folder / f"{name}.png"), np.zeros((64, 64, 3), np.uint8))
+    places = {"c": LEFT_PX, "a": RIGHT_PX, "b": LEFT_PX + 20}
+    file.write_bytes(
+        HEADER.encode() + as_csv([FoundHand(place, "left", 0.9).row(f"{name}.png") for name, place in places.items()])
+    )
+    index = load_folder(DataConfig("folder", str(folder), box=str(file)))
+    assert index.paths == ["a.png", "b.png", "c.png"]
+    assert index.keypoints_px is not None
+    np.testing.assert_allclose(index.keypoints_px, [places[name] for name in "abc"], atol=0.051)
+    from_centre_px = np.abs(index.keypoints_px - index.box_px[:, None, :2]).max(axis=(1, 2))
+    np.testing.assert_allclose(from_centre_px, index.box_px[:, 2] / 2, atol=0.11)
+
+
 def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path) -> None:
     file = tmp_path / "boxes.csv"
     whole = FoundHand(LEFT_PX, "left", 0.9).row("a.jpg")
@@ -86,7 +104,7 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path) -> No
         keypoints_px = read_boxes(file, ["a.jpg", "b.jpg"]).keypoints_px
         assert keypoints_px is not None
         assert np.isnan(keypoints_px).all(axis=(1, 2)).tolist() == [True, False]
-    for cells in (whole[:-1], [*whole[:-1], "x"], [*whole[:-1], "inf"]):
+    for cells in (whole[:-1], *([*whole[:-1], cell] for cell in ("x", "", "inf", "nan", "1e300"))):
         file.write_bytes(HEADER.encode() + as_csv([cells]))
         with pytest.raises(UserError, match=r"line 2: 4[12] cells for landmarks, .*; expected 42 numbers"):
             read_boxes(file, ["a.jpg"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_pictures_are_fetched_by_git(tmp_path: Path) -> None:
         (repository / "Dataset" / "0" / "IMG_1000.JPG").write_text("not empty")
         subprocess.run(["git", *command], cwd=repository, check=True)
     fetched = call("fetch", tmp_path / "signs", SIGN_DIGITS=str(repository), PATH="/usr/bin:/bin")
-    assert fetched.stdout == f"{tmp_path / 'signs' / 'images'}: 60 pictures\n", fetched.stderr
+    assert f"{tmp_path / 'signs' / 'images'}: 60 pictures" in fetched.stdout, fetched.stderr
     again = call("fetch", tmp_path / "signs", SIGN_DIGITS="/nowhere")
     assert again.returncode == 0
 
@@ -77,21 +78,43 @@ def test_what_cannot_be_had_is_one_line(tmp_path: Path) -> None:
     no_git = call("fetch", tmp_path / "a", PATH=str(tmp_path))
     wrong = call("fetch", tmp_path / "b", "--from", tmp_path)
     early = call("split", tmp_path / "b")
-    (tmp_path / "c" / "images").mkdir(parents=True)
-    folder = call("fetch", tmp_path / "c", "--from", checkout(tmp_path / "copy"))
+    (tmp_path / "c").mkdir(parents=True)
+    (tmp_path / "c" / "images").write_text("mine")
+    file = call("fetch", tmp_path / "c", "--from", checkout(tmp_path / "copy"))
     told = ["PHOTOGRAPHS=", "git is not installed", f"a checkout of {ADDRESS}", "run 'fetch'", "Move it elsewhere"]
-    for done, part in zip((unreachable, no_git, wrong, early, folder), told, strict=True):
+    for done, part in zip((unreachable, no_git, wrong, early, file), told, strict=True):
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1
         assert part in done.stderr
     assert not (tmp_path / "b").exists()
+    assert (tmp_path / "c" / "images").read_text() == "mine"
+
+
+def test_boxes_must_be_those_of_all_pictures(tmp_path: Path) -> None:
+    signs, copy = tmp_path / "signs", checkout(tmp_path / "copy")
+    assert "60 pictures; the dataset has 2,062" in call("fetch", signs, "--from", copy).stdout
+    rows = [f"{number % 10}/IMG_{1000 + number}.JPG,1" for number in range(60)]
+    for lines, part in (
+        ([], "is no file of boxes"),
+        (["file,x0", *rows[:20]], "has no row for 40 of 60 pictures, such as 0/IMG_1020.JPG"),
+        (["\udcff"], "is no file of boxes"),
+    ):
+        (signs / "boxes.csv").write_text("".join(f"{line}\n" for line in lines), errors="surrogateescape")
+        done = call("split", signs)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert part in done.stderr
+    (signs / "boxes.csv").write_text("\n".join(["file,x0", "", *rows, "0/another.jpg,1"]))
+    assert call("split", signs).returncode == 0
+    second = call("fetch", signs, "--from", checkout(tmp_path / "second"))
+    assert second.returncode == 2
+    assert "Move it elsewhere to begin with" in second.stderr
 
 
 def test_make_ends_at_a_wrong_folder(tmp_path: Path) -> None:
-    stamp = next((ROOT / ".venv").glob(".installed-*"), None)
-    if stamp is None:
-        pytest.skip("there is no .venv that make has set up")
+    stamp = ROOT / ".venv" / f".installed-{hashlib.sha256((ROOT / 'requirements.lock').read_bytes()).hexdigest()}"
+    if not stamp.exists():
+        pytest.skip("there is no .venv that make has set up for this requirements.lock")
     command = ["make", f"--old-file={stamp.relative_to(ROOT)}", "photographs", f"PHOTOGRAPHS={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,7 +1,7 @@
-"""Errors of constant predictions, beside which the errors of a network are seen.
+"""Errors of constant predictions, to compare the errors of a network with.
 
-The constants of an evaluation are fitted to the very labels that they are measured on, which favours them. What is not
-clearly better than they are tells nothing about the picture.
+The constants of an evaluation are fitted to the labels that are measured, which favours them. A network that is not
+clearly better has learnt nothing from the pictures.
 """
 
 from __future__ import annotations

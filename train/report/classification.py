@@ -18,7 +18,7 @@ from train.report.galleries import Gallery, tile
 
 _BASELINES: Final = {
     "constant": "always the most frequent class",
-    "random": "the first encoder before training, with random weights",
+    "random": "the first encoder's network with random weights",
     "pixels": "no encoder: the pixels of the views",
     "imagenet": "the first encoder's network, trained on ImageNet with labels",
 }
@@ -71,8 +71,10 @@ def read_classification(folder: Path) -> Classification:
         raise UserError(f"{picture} cannot be read; expected the picture that classify writes. Run classify again")
     try:
         return _shown(found, tile(np.asarray(image[..., ::-1], np.uint8), "images and their nearest neighbours"))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file} was not written by classify ({error!r}). Run classify again") from error
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise UserError(
+            f"{file} was not written by this version of classify ({error!r}). Run classify again"
+        ) from error
 
 
 def _shown(found: Mapping[str, Any], picture: Any) -> Classification:
@@ -84,17 +86,18 @@ def _shown(found: Mapping[str, Any], picture: Any) -> Classification:
     accuracy = {entry["name"]: _share(entry["accuracy"]) for entry in entries}
     others = ", ".join(
         f"{accuracy[name].text} from {what}"
-        for name, what in (("pixels", "the pixels"), ("random", "the same network before training"))
+        for name, what in (("pixels", "the pixels"), ("random", "the same network with random weights"))
     )
     measured = accuracy[first["name"]]
+    interval = f" (95\N{NO-BREAK SPACE}% interval {measured.interval})" if measured.interval else ""
     verdict = (
-        f"A linear classifier of {len(found['classes'])} classes on frozen features is right on {measured.text} of "
-        f"{found['tested']} images of groups that it was not fitted to (95\N{NO-BREAK SPACE}% interval "
-        f"{measured.interval}); on {others}; always the same class on {accuracy['constant'].text}."
+        f"On frozen features of “{first['name']}”, a linear classifier tells {len(found['classes'])} classes apart: it "
+        f"is right on {measured.text} of {found['tested']} samples{interval}, all of groups that it was not fitted to. "
+        f"For comparison: {others}, {accuracy['constant'].text} for always the same class."
     )
     if few:
         alone = [fmean(entry["few"][str(few[0])]) for entry in entries if entry["name"] in (first["name"], "pixels")]
-        verdict += f" With the labels of {few[0]} groups alone: {alone[0]:.1%}, from the pixels {alone[1]:.1%}."
+        verdict += f" With the labels of only {few[0]} groups: {alone[0]:.1%}, and {alone[1]:.1%} from the pixels."
     return Classification(
         verdict,
         ["logistic regression", f"{found['neighbours']} nearest neighbours",
@@ -112,8 +115,8 @@ def _shown(found: Mapping[str, Any], picture: Any) -> Classification:
         [list(zip(row, part, strict=True)) for row, part in zip(counts.tolist(), shares.tolist(), strict=True)],
         Gallery(
             "Nearest neighbours",
-            "Left: a tested image of each class. Middle: its nearest images of other groups before training. Right: "
-            "the same after training. Green frames: the same class. Distances are angles between features.",
+            "Left: a tested image of each class. Middle: its nearest images of other groups, by the network with "
+            "random weights. Right: by the trained one. Green frames: the same class. Distance: the angle of features.",
             [picture],
             wide=True,
         ),
@@ -126,15 +129,15 @@ def _what(entry: Mapping[str, Any]) -> str:
     if kind is None:
         return _BASELINES[entry["name"]]
     method = {"pre-training": {"none": "pre-trained by SimCLR"}.get(entry.get("variant", ""), "pre-trained by PeCLR")}
-    return f"{entry['encoder']}, {method.get(kind, 'fine-tuned with labels')}, {entry['epochs']:g} epochs"
+    how = method.get(kind, "fine-tuned with labels")
+    return f"{entry['encoder']}, {how}, {entry['steps']:,} steps of {entry['batch']} images"
 
 
 def _how(found: Mapping[str, Any]) -> str:
     return (
-        f"{found['tested']} of {found['images']} images are tested, of {found['groups_tested']} of {found['groups']} "
-        "groups; no group is fitted to and tested. Features are frozen. Intervals are 95 %, bootstrapped over groups, "
-        "and do not include the variation between training runs. With the labels of few groups: the mean of several "
-        "draws."
+        f"{found['tested']} of {found['samples']} samples are tested, of {found['groups_tested']} of {found['groups']} "
+        "groups. The classifier is fitted to samples of other groups. Intervals are 95 %, bootstrapped over groups, "
+        "and do not include the variation between training runs. With few labels: the mean of several draws of groups."
     )
 
 
@@ -142,7 +145,7 @@ def _seen(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line about encoders that were trained on tested images."""
     seen = {entry["name"]: entry["trained_on_tested"] for entry in entries if entry["trained_on_tested"] != 0}
     told = [f"“{name}” on {'an unknown number' if count is None else count}" for name, count in seen.items()]
-    return [f"Trained on tested images, without their labels: {', '.join(told)}."] if told else []
+    return [f"Trained on tested files: {', '.join(told)}. Copies elsewhere are not recognised."] if told else []
 
 
 def _share(interval: Mapping[str, float | None] | None) -> Any:

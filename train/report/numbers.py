@@ -62,7 +62,7 @@ def table(found: Measured) -> list[Row]:
             differs = (found.difference or {}).get(name)
             difference = None if differs is None else _cell(differs, metric, signed=True)
             cells = [_cell(result["metrics"][name], metric) for result in found.results]
-            rows.append(Row(metric, cells, difference, constants_in_words(found.results[0]["constants"], name)))
+            rows.append(Row(metric, cells, difference, constants_in_words(found.results[0].get("constants", {}), name)))
     return rows
 
 
