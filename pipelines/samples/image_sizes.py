@@ -16,6 +16,9 @@ from pipelines.samples.index import Index
 
 _LOOKED_AT: Final = 32
 
+_PLACES: Final = 4
+"""Places of an index at an address where images are looked at."""
+
 _CHUNK_BYTES: Final = 2**28
 """Largest size of a DALI batch's decoded images, in bytes. A few batches are in memory at once."""
 
@@ -42,9 +45,22 @@ def upright_sizes_px(index: Index, rows: IntArray) -> IntArray:
     return np.array(sizes_px, np.int64).reshape(-1, 2)
 
 
+def spread(index: Index, count: int, most: int) -> IntArray:
+    """At most `most` of the numbers below `count`, evenly spread.
+
+    Of data at an address, a shard is downloaded for each image that is read. There they are runs at a few places.
+    """
+    runs = min(count, most)
+    if index.store is not None and index.store.traffic() is not None:
+        runs = min(runs, _PLACES)
+    length = min(count, most) // max(runs, 1)
+    starts = np.linspace(0, count - length, runs).astype(np.int64)
+    return np.unique(starts[:, None] + np.arange(length))
+
+
 def largest_pixels(index: Index) -> int:
     """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
-    looked_at = np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(np.int64)
+    looked_at = spread(index, len(index), _LOOKED_AT)
     if index.pixels is not None:
         sizes_px = index.pixels.table["shape_px"][looked_at]
     else:

@@ -28,13 +28,11 @@ class Traffic:
     Attributes:
         images: images read.
         hits: those of them that were in the cache when they were asked for.
-        direct: those of them that were read from the network one by one, past the cache.
         bytes: bytes from the network.
     """
 
     images: int = 0
     hits: int = 0
-    direct: int = 0
     bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:

@@ -158,21 +158,22 @@ def pack(
 @click.command()
 @click.argument("shards", nargs=-1, required=True, type=PathOfUser())
 @click.argument("out", type=PATH)
-@click.option("--workers", default=None, type=WORKERS, help="Shards read at a time.  [default: one per core]")
+@click.option(
+    "--workers", default=None, type=WORKERS, help="Processes, each of which reads a shard.  [default: one per core]"
+)
 def index(shards: Sequence[str], out: Path, workers: int | None) -> None:
     """Write to OUT an index of WebDataset shards (.tar) that another program wrote. Nothing is copied.
 
-    SHARDS are files, folders, and patterns in quotes, with braces or with *.
+    SHARDS are files, folders, and patterns in quotes, with *, ? or [0-9].
 
     \b
-      python cli.py index '/data/train/{000000..000099}.tar' /data/train_index
+      python cli.py index '/data/train/*.tar' /data/train_index
       python cli.py pretrain --set data.source=shards --set data.root=/data/train_index
 
     An interrupted call is continued. A later call reads only new and changed shards.
     """
     from machine.cores import available_cores
-    from pipelines.sources.shards.foreign.patterns import find_shards
-    from pipelines.sources.shards.foreign.scan import index_shards
+    from pipelines.sources.shards.foreign import find_shards, index_shards
     from pipelines.sources.shards.index_file import shards_in_words
     from train.runs.log import progress_bar
 

@@ -1,1 +1,1 @@
-"""Files at an address: reading, a cache that all processes of a machine share, and downloads ahead."""
+"""Files at an address: reading, and a cache that all processes of a machine share."""

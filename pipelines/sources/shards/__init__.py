@@ -7,7 +7,7 @@ A folder of shards holds
     index/*.npy            where the images are, their sizes and checksums, boxes and labels: a row per sample
     SHA256SUMS             of the shards, for `sha256sum -c`
 
-Shards that other programs wrote stay where they are: `foreign/` writes index.json, which names their folder, and the
+Shards that other programs wrote stay where they are: `foreign.py` writes index.json, which names their folder, and the
 tables "offset", "size" and "lead", the bytes of headers before an image.
 
 The tables are memory-mapped, and read once completely to compare their checksums. The shards are not mapped but read at

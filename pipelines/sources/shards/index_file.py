@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import zlib
@@ -27,8 +28,8 @@ PACK_FILE: Final = "pack.json"
 """What `pack` writes first: the arguments of the call."""
 
 INDEX_FOLDER: Final = "index"
-INDEX_PARTS: Final = "index.parts"
-"""Folder of what an unfinished call of `index` has read."""
+INDEX_MARK: Final = "made-by-peclr-dali-index"
+"""Folder that `index` makes first, and that marks the files beside it as its own. It holds what a call has read."""
 
 FILES: Final = "files"
 """Kind of shards that hold files. Their index.json has no entry "kind"."""
@@ -82,20 +83,26 @@ def read_index_file(root: Path) -> dict[str, Any]:
     """
     file = root / INDEX_FILE
     try:
-        content = parse_json(regular(file).read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("it holds no object")
-        if content["format"] != FORMAT:
-            raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
-        _check_index_file(content)
+        return parse_index_file(regular(file).read_bytes(), str(file))
     except FileNotFoundError:
-        begun = [name for name, trace in (("pack", PACK_FILE), ("index", INDEX_PARTS)) if (root / trace).exists()]
+        begun = [name for name, trace in (("pack", PACK_FILE), ("index", INDEX_MARK)) if (root / trace).exists()]
         hint = "give a folder that 'python cli.py pack' made, or 'python cli.py index' for shards of other programs"
         if begun:
             hint = f"run the same 'python cli.py {begun[0]}' again: it goes on where it stopped"
         raise UserError(f"{root}: no {INDEX_FILE}, so it holds no finished shards; {hint}.") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
+
+
+def parse_index_file(data: bytes, file: str) -> dict[str, Any]:
+    """Parse and check the content of an index file, named `file` in messages. Wrong content is a `UserError`."""
+    try:
+        content = parse_json(data)
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        if content["format"] != FORMAT:
+            raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
+        _check_index_file(content)
     except KeyError as error:
         raise UserError(f"{file}: {error} is missing in this index of shards. Restore it, or make it again.") from error
     except (ValueError, TypeError) as error:
@@ -192,21 +199,25 @@ def check_shards(content: dict[str, Any], folder: Path) -> None:
         )  # fmt: skip
 
 
-def read_table(root: Path, name: str, count: int, checksum: int | None, again: str) -> Table:
-    """Map a table of the index into memory.
+def read_table(file: Path, name: str, count: int, checksum: int | None, again: str, data: bytes | None = None) -> Table:
+    """Read and check a table of the index.
 
     Args:
         count: number of rows that it must have.
         checksum: CRC-32 of its file; None compares nothing.
+        data: content of the file; None maps the file into memory.
         again: see `how_again`.
 
     Raises:
         UserError: it cannot be read, or is of other shards.
     """
-    file = root / table_name(name)
     try:
-        found = None if checksum is None else table_checksum(file)
-        table: Table = np.lib.format.open_memmap(file, mode="r")
+        if data is None:
+            found = None if checksum is None else table_checksum(file)
+            table: Table = np.lib.format.open_memmap(file, mode="r")
+        else:
+            found = None if checksum is None else zlib.crc32(data)
+            table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (OSError, ValueError, EOFError, OverflowError) as error:
         raise UserError(f"{file}: not a readable table of the index ({error}). Copy it again, or {again}.") from error
     dtype = _PLACES.get(name) or _TABLES.get(name, np.dtype(np.float32))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,17 @@ from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
 from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.sources.boxes import with_boxes
-from pipelines.sources.shards.index_file import FOLDER, TARGET, check_shards, how_again, read_index_file, read_table
+from pipelines.sources.shards.index_file import (
+    FOLDER,
+    INDEX_FILE,
+    TARGET,
+    check_shards,
+    how_again,
+    parse_index_file,
+    read_index_file,
+    read_table,
+    table_name,
+)
 from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
@@ -39,7 +51,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
             no meaning for shards.
     """
     window, verify = config.shuffle_shards, verify or is_address(config.root)
-    root, folder, content, files = _open(config)
+    root, folder, content, files, read = _open(config)
     shards: list[dict[str, Any]] = content["shards"]
     _refuse_choices(config, is_packed=FOLDER not in content)
     count = sum(shard["samples"] for shard in shards)
@@ -49,7 +61,10 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
             "%s: the index was written by an earlier version, without checksums: damage cannot be detected", config.root
         )
     again = how_again(content)
-    tables = {name: read_table(root, name, count, sums.get(name), again) for name in content["tables"]}
+    tables = {
+        name: read_table(root / table_name(name), name, count, sums.get(name), again, read(table_name(name)))
+        for name in content["tables"]
+    }
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     whole = np.array(WHOLE_IMAGE, np.float32)
     box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
@@ -98,14 +113,27 @@ def _refuse_choices(config: DataConfig, *, is_packed: bool) -> None:
         raise UserError(f"data.{key} = {chosen!r}: {why}. Leave it out.")
 
 
-def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
-    """The folder with the tables, the folder of the shards, what is in index.json, and the shards."""
-    if is_address(config.root):
-        from pipelines.sources.remote.address import Address  # fsspec takes a while to be imported
-        from pipelines.sources.shards.remote_shards import RemoteFolder, RemoteShards
+class _Address(PosixPath):
+    """An address as the root of an index. Its text keeps both slashes of "s3://"; a path would merge them."""
 
-        remote = RemoteFolder(config)
-        content = read_index_file(remote.path)
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+
+def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards, Callable[[str], bytes | None]]:
+    """Opens a folder of shards.
+
+    Returns:
+        The folder with the index, the folder of the shards, what is in index.json, the shards, and a function that
+        reads a table's file by its name, or returns None for a file on the disk.
+    """
+    if is_address(config.root):
+        from pipelines.sources.remote.address import Remote  # fsspec takes a while to be imported
+        from pipelines.sources.shards.remote_shards import RemoteShards
+
+        remote, address = Remote(config.root), _Address(config.root)
+        data = remote.read(INDEX_FILE)
+        content = parse_index_file(data, f"{remote.address}/{INDEX_FILE}")
         if FOLDER in content:
             raise UserError(
                 f"data.root = {config.root}: is an index of shards of other programs, which are read from a folder "
@@ -116,17 +144,11 @@ def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards]:
                 f"data.root = {config.root}: holds pixels, which are mapped into memory from a folder only. Copy the "
                 "folder to a local disk."
             )
-        remote.find_tables(content)
-        shards = RemoteShards(remote, content["shards"], config.shuffle_shards)
-        remote.fetch_tables()
-        return remote.path, Address(config.root), content, shards
+        version = hashlib.sha256(data).hexdigest()
+        return address, address, content, RemoteShards(remote, version, content["shards"], config), remote.read
     root = Path(config.root)
     content = read_index_file(root)
     folder = root / content.get(FOLDER, "")
     check_shards(content, folder)
-    return (
-        root,
-        folder,
-        content,
-        LocalShards(folder, [shard["file"] for shard in content["shards"]], config.shuffle_shards),
-    )
+    names = [shard["file"] for shard in content["shards"]]
+    return root, folder, content, LocalShards(folder, names, config.shuffle_shards), lambda name: None

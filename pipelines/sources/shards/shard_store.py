@@ -18,7 +18,6 @@ import numpy.typing as npt
 from pipelines.arrays import IntArray
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.store import Follower, Steps, Store, Traffic
-from pipelines.sources.remote.cache import Descriptor
 
 BLOCK_BYTES: Final = 512
 """Block size of tar: a header has one block, and contents fill whole blocks."""
@@ -27,6 +26,17 @@ OPEN_SHARDS: Final = 128
 """Largest number of open shards; a process may have 1024 open files by default."""
 
 Table = npt.NDArray[Any]
+
+
+class Descriptor:
+    """An open file. It is closed when its last user has dropped it."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
 
 
 class Shards:
@@ -74,18 +84,12 @@ class LocalShards(Shards):
 
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """See `Shards`."""
-        try:
-            data = read_at(self._open.get(shard) or self._opened(shard), size, offset)
-        except EOFError:
-            raise OSError(f"{self.names[shard]} ends before byte {offset + size}") from None
-        if crc32 is not None and zlib.crc32(data) != crc32:
-            raise OSError("not the bytes that were packed (wrong checksum)")
-        return data
+        return read_at(self._open.get(shard) or self._opened(shard), offset, size, crc32, self.names[shard])
 
     def _opened(self, shard: int) -> Descriptor:
         with self._lock:
             if shard not in self._open:
-                descriptor = Descriptor.of(self._paths[shard])
+                descriptor = Descriptor(self._paths[shard])
                 if self._window is not None:
                     os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_WILLNEED)
                 if len(self._open) >= OPEN_SHARDS:  # a reader that still uses the oldest keeps it open
@@ -94,19 +98,24 @@ class LocalShards(Shards):
             return self._open[shard]
 
 
-def read_at(descriptor: Descriptor, size: int, offset: int) -> bytes:
+def read_at(file: Descriptor, offset: int, size: int, crc32: int | None, name: str) -> bytes:
     """Read exactly `size` bytes of an open file.
 
+    Args:
+        crc32: the checksum that they must have; None compares nothing.
+        name: of the file, for messages.
+
     Raises:
-        EOFError: the file ends before.
-        OSError: the disk refuses.
+        OSError: the file ends before, has other bytes, or cannot be read.
     """
-    data = os.pread(descriptor.number, size, offset)
+    data = os.pread(file.number, size, offset)
     # A signal, or a file system that returns fewer bytes.
-    while len(data) < size and (more := os.pread(descriptor.number, size - len(data), offset + len(data))):
+    while len(data) < size and (more := os.pread(file.number, size - len(data), offset + len(data))):
         data += more
     if len(data) < size:
-        raise EOFError
+        raise OSError(f"{name} ends before byte {offset + size}")
+    if crc32 is not None and zlib.crc32(data) != crc32:
+        raise OSError("not the bytes that were packed (wrong checksum)")
     return data
 
 

@@ -148,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
             if key in headers:
                 self.send_header(key, headers[key])
         self.end_headers()
-        if fault == "changed":
+        if fault == "changed" and body:
             body = body[:-1] + bytes([body[-1] ^ 1])
         if fault == "half":
             self.wfile.write(body[: len(body) // 2])
@@ -205,6 +205,6 @@ def _sizes(folder: Path) -> dict[int, int]:
             status = file.lstat()
         except FileNotFoundError:
             continue
-        if file.name != "lock" and not file.is_dir():
+        if file.suffix != ".lock" and file.name != ".lock" and not file.is_dir():
             found[status.st_ino] = max(512 * status.st_blocks, status.st_size)
     return found

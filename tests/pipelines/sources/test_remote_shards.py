@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,12 +35,14 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
-from pipelines.sources.remote.address import Remote, Retries
+from pipelines.sources.remote import address
+from pipelines.sources.remote.address import Remote
 from pipelines.sources.shards.pack import pack
+from pipelines.sources.shards.shard_store import ShardStore
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.conftest import Record
 from tests.pipelines.decoder_fuzz import encoded
-from tests.pipelines.sources.bucket import ADDRESS, NAME, Bucket, watched
+from tests.pipelines.sources.bucket import ADDRESS, NAME, Bucket, size_on_disk, watched
 from tests.train.ranks import finish, start_ranks
 
 COUNT, PER_SHARD = 120, 10
@@ -80,7 +82,7 @@ def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 @pytest.fixture
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.sources.remote.address.Retries", partial(Retries, attempts=3, first_s=0.01))
+    monkeypatch.setattr("pipelines.sources.remote.address.ATTEMPTS", 3)
 
 
 def shard_bytes(packed: Path) -> int:
@@ -112,7 +114,7 @@ def test_batches_are_the_same_though_requests_fail(bucket: Bucket, packed: Path,
     """Two epochs and more, in windows of three shards, in a cache for five: shards go and come again."""
     chance = random.Random(0)
     bucket.fault = lambda name, number: (
-        "cut" if (name, number) == ("shard-000004.tar", 1) else "500" if chance.random() < 0.1 else None
+        "cut" if (name, number) == ("shard-000004.tar", 1) else "500" if chance.random() < 0.3 else None
     )
     limit = 5 * shard_bytes(packed) + 60_000
     config = remote(tmp_path, shuffle_shards=3, cache_gb=limit / GB)
@@ -155,7 +157,7 @@ def test_wrong_bytes_are_never_kept(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that changed on their way are downloaded again; a shard that is another one ends the run."""
-    monkeypatch.setattr("pipelines.sources.shards.remote_shards.READ_BYTES", 50_000)
+    monkeypatch.setattr(address, "PIECE_BYTES", 50_000)
     name = "shard-000007.tar"
     pieces = -(-(packed / name).stat().st_size // 50_000)
     assert pieces > 2
@@ -167,9 +169,10 @@ def test_wrong_bytes_are_never_kept(
 
     bucket.fault = lambda file, number: "changed" if file == name else None
     index = load_index(replace(remote(tmp_path), cache=str(tmp_path / "other")))
-    with pytest.raises(UserError, match=r"s3://images/packed/shard-000007.tar: .*wrong checksum, 3 times.* pack again"):
+    with pytest.raises(UserError, match=r"packed/shard-000007.tar: .*wrong checksum\), 3 times.* pack again"):
         batches(index, steps=6)
-    assert not [*(tmp_path / "other").rglob(f"{name}*")]
+    assert not [*(tmp_path / "other").rglob(name)]
+    assert not [*(tmp_path / "other").rglob("*.part")]
 
 
 def test_a_byte_of_the_cache_that_flips_changes_no_batch(
@@ -188,54 +191,92 @@ def test_a_byte_of_the_cache_that_flips_changes_no_batch(
         shard.write(bytes([byte ^ 1]))
     index = load_index(remote(tmp_path))
     assert_same(batches(index, steps=30), expected)
-    assert index.store is not None
-    assert (traffic := index.store.traffic()) is not None
-    assert traffic.direct
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"{file}: the disk returns other bytes than were downloaded" in line
+    assert f"{file}: not the bytes that were downloaded; it is downloaded again" in line
+    assert file.read_bytes() == (packed / file.name).read_bytes()
 
 
-def test_an_image_that_changes_on_its_way_is_read_again(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
-    """Three times in all: a network that fails has more attempts than a file that is wrong."""
+def test_an_image_of_the_index_with_a_wrong_checksum_is_a_bad_file(
+    bucket: Bucket, packed: Path, tmp_path: Path
+) -> None:
+    """Its shard is downloaded a second time, and not again for each such image."""
     index, name = load_index(remote(tmp_path)), "shard-000007.tar"
-    bucket.fault = lambda file, number: "changed" if number == 1 else None
-    data = index.read(7 * PER_SHARD)
-    assert bucket.requests[name] == 2
-    assert data == load_index(DataConfig("shards", str(packed))).read(7 * PER_SHARD)
-    bucket.reset()
-    bucket.fault = lambda file, number: "changed"
-    with pytest.raises(UserError, match=r"shard-000007.tar: WrongBytes: wrong checksum; 3 attempts .*Copy the file"):
-        index.read(7 * PER_SHARD)
-    assert bucket.requests[name] == 3
+    assert isinstance(index.store, ShardStore)
+    index.store._crc32 = np.zeros(COUNT, np.uint32)
+    for row in range(7 * PER_SHARD, 8 * PER_SHARD):
+        with pytest.raises(OSError, match="wrong checksum"):
+            index.read(row)
+    assert bucket.whole[name] == 2
 
 
 def test_a_full_disk_costs_speed_only(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The disk has room for five shards, of which each batch needs more: they go and come again."""
+    room, node = 5 * shard_bytes(packed), tmp_path / "node"
+    real, largest = shutil.disk_usage, 0
+
+    def usage(path: Path) -> Any:
+        nonlocal largest
+        taken = size_on_disk(node)
+        largest = max(largest, taken)
+        return real(path)._replace(free=room - taken)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     index = load_index(remote(tmp_path))
-    real, calls = os.posix_fallocate, Counter[str]()
-
-    def full(descriptor: int, offset: int, size: int) -> None:
-        calls["all"] += 1
-        if calls["all"] > 5:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor, offset, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert_same(batches(index, steps=6), batches(load_index(DataConfig("shards", str(packed))), steps=6))
-    assert index.store is not None
-    assert (traffic := index.store.traffic()) is not None
-    assert traffic.direct > 10
+    assert_same(batches(index, steps=3), batches(load_index(DataConfig("shards", str(packed))), steps=3))
+    assert 3 * shard_bytes(packed) < largest <= room
+    assert sum(count for name, count in bucket.whole.items() if name.endswith(".tar")) > SHARDS
     assert not [*tmp_path.rglob("*.part")]
 
 
-def test_a_full_disk_at_the_start_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_has_room_again_ends_the_wait(
+    bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, calls = shutil.disk_usage, Counter[str]()
+
+    def usage(path: Path) -> Any:
+        calls["all"] += 1
+        return real(path)._replace(free=0) if calls["all"] <= 2 else real(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    local = load_index(DataConfig("shards", str(packed)))
+    assert load_index(remote(tmp_path)).read(70) == local.read(70)
+    assert f"no room for {ADDRESS}/shard-000007.tar (the disk is full)" in caplog.text
+
+
+def test_a_disk_that_stays_full_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run may go on later, so that torchrun restarts it."""
+
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"no room for index.json .*the disk is full.*Make room"):
+    monkeypatch.setattr("pipelines.sources.shards.remote_shards.ATTEMPTS", 2)
+    index = load_index(remote(tmp_path))
+    with pytest.raises(Outage, match=r"data\.cache = .*: no room for s3://.*tar \(the disk is full\)\. Make room"):
+        index.read(0)
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(bucket: Bucket, tmp_path: Path) -> None:
+    index = load_index(replace(remote(tmp_path), cache="/proc/nothing"))
+    with pytest.raises(UserError, match=r"^data\.cache = /proc/nothing: .*\. Name a folder on a local disk"):
+        index.read(0)
+
+
+def test_a_damaged_index_names_the_address(bucket: Bucket, tmp_path: Path) -> None:
+    """Not a file of the cache, which the user can neither restore nor pack again."""
+    bucket.fault = lambda name, number: "changed" if name == "index.json" else None
+    with pytest.raises(UserError, match=rf"^{ADDRESS}/index\.json: not a readable index of shards"):
         load_index(remote(tmp_path))
+    bucket.fault = lambda name, number: "changed" if name == "size.npy" else None
+    with pytest.raises(UserError, match=rf"^{ADDRESS}/index/size\.npy: not the bytes that were packed .*again"):
+        load_index(remote(tmp_path))
+    bucket.reset()
+    load_index(remote(tmp_path)).read(0)
+    kept = {file.name for file in (tmp_path / "node").rglob("*") if file.is_file()}
+    assert kept == {".lock", "shard-000000.tar", "shard-000000.tar.lock"}
 
 
 @pytest.mark.parametrize(("window", "bound_gb"), [(None, 1e-4), (3, 1e-4), (3, 1e-5)])
@@ -255,23 +296,6 @@ def test_a_bound_that_is_too_small_names_one_that_is_not(
     assert largest() <= limit * GB
 
 
-@pytest.mark.parametrize(("hard", "allowed"), [(2000, True), (500, False)])
-def test_more_shards_than_open_files(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: int, allowed: bool
-) -> None:
-    """The limit is raised, or one line says that it is too low."""
-    limits: list[tuple[int, int]] = []
-    monkeypatch.setattr("resource.getrlimit", lambda kind: (100, hard))
-    monkeypatch.setattr("resource.setrlimit", lambda kind, limit: limits.append(limit))
-    if allowed:
-        load_index(remote(tmp_path))
-        assert limits == [(hard, hard)]
-    else:
-        with pytest.raises(UserError, match=f"needs {512 + SHARDS} open files at once, and {hard} are allowed"):
-            load_index(remote(tmp_path))
-        assert not limits
-
-
 def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_attempts: None) -> None:
     index = load_index(remote(tmp_path))
     bucket.fault = lambda name, number: "500" if name == "shard-000003.tar" else None
@@ -282,7 +306,7 @@ def test_a_server_that_is_gone_is_one_line(bucket: Bucket, tmp_path: Path, few_a
 def test_a_loader_that_waits_for_the_network_can_be_closed(
     bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.sources.remote.prefetch._LOG_EVERY_S", 0.1)
+    monkeypatch.setattr("pipelines.sources.shards.remote_shards._LOG_EVERY_S", 1)
     index = load_index(remote(tmp_path))
     schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
     config = PipelinesConfig(backend="cpu", batch=10, threads=2)
@@ -315,7 +339,6 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
         ({"root": "s3://[images/packed"}, ["data.root = s3://[images/packed", "s3://BUCKET"]),
         ({"root": "nonsense://images/packed"}, ["nonsense://images/packed", "Protocol not known", "s3://BUCKET"]),
         ({"source": "folder"}, ["data.root = 's3://images/packed'", "data.source is 'folder'", "cli.py pack"]),
-        ({"cache": "/proc/nothing"}, ["data.cache = /proc/nothing", "local disk"]),
     ],
 )
 def test_mistakes_are_one_line(
@@ -331,17 +354,17 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"AWS_PROFILE": "nobody"}, ["(nobody)", "Check the credentials", "AWS_PROFILE"]),
-        ({"AWS_SECRET_ACCESS_KEY": ""}, ["Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"]),
-        ({"AWS_CONFIG_FILE": __file__}, [__file__, "Check the credentials"]),
+        ({"AWS_PROFILE": "nobody"}, ["(nobody)", "the credentials", "AWS_PROFILE"]),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, ["credentials", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"]),
+        ({"AWS_CONFIG_FILE": __file__}, [__file__, "the credentials"]),
         ({"AWS_ENDPOINT_URL": "not-a-url"}, ["not-a-url", "AWS_ENDPOINT_URL"]),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:70000"}, ["http://127.0.0.1:70000", "AWS_ENDPOINT_URL"]),
         ({"AWS_DEFAULT_REGION": "the moon"}, ["the moon", "AWS_DEFAULT_REGION"]),
-        ({"AWS_SESSION_TOKEN": "in two\nlines"}, ["Check the credentials", "line break"]),
-        ({"AWS_CA_BUNDLE": "/nowhere/ca.pem"}, ["No such file", "check AWS_CA_BUNDLE = /nowhere/ca.pem"]),
-        ({"AWS_CA_BUNDLE": "/"}, ["Is a directory", "check AWS_CA_BUNDLE = /"]),
-        ({"AWS_CA_BUNDLE": __file__}, ["no certificate", f"check AWS_CA_BUNDLE = {__file__}"]),
-        ({"AWS_CA_BUNDLE": "", "REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"}, ["check REQUESTS_CA_BUNDLE = /nowhere"]),
+        ({"AWS_SESSION_TOKEN": "in two\nlines"}, ["the credentials", "in headers", "AWS_SESSION_TOKEN"]),
+        ({"AWS_CA_BUNDLE": "/nowhere/ca.pem"}, ["No such file", "AWS_CA_BUNDLE"]),
+        ({"AWS_CA_BUNDLE": "/"}, ["Is a directory", "AWS_CA_BUNDLE"]),
+        ({"AWS_CA_BUNDLE": __file__}, ["no certificate", "AWS_CA_BUNDLE"]),
+        ({"AWS_CA_BUNDLE": "", "REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"}, ["No such file", "REQUESTS_CA_BUNDLE"]),
         ({"root": "s3://my images/packed"}, ["my images", "data.root"]),
     ],
 )
@@ -351,7 +374,7 @@ def test_wrong_credentials_and_addresses_are_tried_once(
     root = changed.get("root", ADDRESS)
     for name, value in changed.items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Retries, "wait_s", lambda retries, failed: pytest.fail("tried again"))
+    monkeypatch.setattr(address, "wait_s", lambda failed: pytest.fail("tried again") if failed else 0)
     with pytest.raises(UserError) as told:
         load_index(replace(remote(tmp_path), root=root))
     assert all(word in str(told.value) for word in [f"{root}/index.json", *words]), told.value
@@ -363,12 +386,16 @@ def test_a_token_that_the_server_refuses_is_tried_once(
 ) -> None:
     """A GET tells the reason, a HEAD only the status."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
-    monkeypatch.setattr(Retries, "wait_s", lambda retries, failed: pytest.fail("tried again"))
+    monkeypatch.setattr(address, "wait_s", lambda failed: pytest.fail("tried again") if failed else 0)
     bucket.fault = lambda name, number: "InvalidToken"
-    with pytest.raises(UserError, match=r"index\.json: OSError: .* Bad Request\. Check the .* AWS_SESSION_TOKEN"):
+    with pytest.raises(
+        UserError, match=r"index\.json: OSError: .* Bad Request\. Check data\.root, and the cred.* AWS_SESSION_TOKEN"
+    ):
         load_index(remote(tmp_path))
-    with pytest.raises(UserError, match=r"index\.json: OSError: .* is malformed\. Check the .* AWS_SESSION_TOKEN"):
-        Remote(ADDRESS).read("index.json", 0, 2)
+    with pytest.raises(
+        UserError, match=r"index\.json: OSError: .* is malformed\. Check data\.root, and the cred.* AWS_SESSION_TOKEN"
+    ):
+        next(Remote(ADDRESS).pieces("index.json", 2))
     assert bucket.requests["index.json"] == 2
 
 
@@ -380,7 +407,7 @@ def test_missing_packages_and_credentials_are_one_line(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     S3FileSystem.clear_instance_cache()
-    with pytest.raises(UserError, match="Set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match=r"NoCredentialsError.* AWS_ACCESS_KEY_ID"):
         load_index(remote(tmp_path))
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3")
     monkeypatch.setitem(sys.modules, "s3fs", None)
@@ -393,8 +420,8 @@ import sys
 import numpy as np
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
-from pipelines.sources.shards import remote_shards
-remote_shards.READ_BYTES = 50_000
+from pipelines.sources.remote import address
+address.PIECE_BYTES = 50_000
 index = load_index(DataConfig("shards", sys.argv[1], cache=sys.argv[2]))
 follower = index.follow(lambda: iter([np.arange(len(index))]))
 index.read(70)
@@ -423,7 +450,7 @@ def test_a_process_killed_within_a_download_leaves_nothing_that_is_read(
     found = batches(load_index(remote(tmp_path)), steps=6)
     assert_same(found, batches(load_index(DataConfig("shards", str(packed))), steps=6))
     assert bucket.whole[name] == 1
-    assert [file.read_bytes() for file in tmp_path.rglob(f"{name}*")] == [whole]
+    assert [file.read_bytes() for file in tmp_path.rglob(f"{name}*") if file.suffix != ".lock"] == [whole]
 
 
 def load_rank(config: DataConfig, steps: int, out: str, environment: dict[str, str]) -> None:
@@ -438,10 +465,10 @@ def load_rank(config: DataConfig, steps: int, out: str, environment: dict[str, s
 
 @pytest.mark.slow  # two ranks start, and wait for a server that is away
 def test_two_ranks_over_a_failing_network(bucket: Bucket, packed: Path, tmp_path: Path, record: Record) -> None:
-    """A tenth of the requests fail, a shard is cut in its middle, the server is restarted, the cache is small."""
+    """Nearly a third of the requests fail, a shard is cut, the server is restarted, the cache is small."""
     chance, limit, steps = random.Random(0), 5 * shard_bytes(packed) + 60_000, 120
     bucket.fault = lambda name, number: (
-        "cut" if (name, number) == ("shard-000004.tar", 1) else "500" if chance.random() < 0.1 else None
+        "cut" if (name, number) == ("shard-000004.tar", 1) else "500" if chance.random() < 0.3 else None
     )
     config = remote(tmp_path, shuffle_shards=3, cache_gb=limit / GB)
     log = tmp_path / "log"

@@ -1,1 +1,0 @@
-"""Tar shards that other programs wrote: their headers become an index."""
