@@ -148,7 +148,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pretraining(images: Path, out: Path) -> list[str]:
-    settings = tiny_run.settings(images, out, f"train.epochs={EPOCHS}", "run.rank_timeout_s=25")
+    settings = tiny_run.settings(images, out, f"train.epochs={EPOCHS}", "run.rank_timeout_s=60")
     return ["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))]
 
 
