@@ -43,7 +43,8 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT = {port!r} in the environment: expected a port from 1 to 65535, or use torchrun.")
-    opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    opens = rank == 0 and not of_torchrun
     try:
         # Waiting for the others here could not name a missing rank.
         store = within(timeout_s, lambda: TCPStore(host, int(port), None, opens, _FOREVER, wait_for_workers=False))
@@ -58,8 +59,9 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
             f"(run.rank_timeout_s): {_why_no_contact(host, int(port))}"
         ) from error
     store.set_timeout(timedelta(seconds=timeout_s))
-    # torchrun may keep one store for all attempts.
-    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # torchrun's store holds the keys of earlier attempts. A store of rank 0 is new, and there the torchruns of several
+    # hosts may count the attempts differently.
+    return PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store) if of_torchrun else store
 
 
 def within(timeout_s: float, action: Callable[[], T]) -> T:

@@ -59,17 +59,19 @@ def test_ranks_meet_and_know_what_each_says(store: Store) -> None:
     assert on_threads(3, lambda rank: meet(client(store), rank, 3, f"of {rank}", 200)) == [["of 0", "of 1", "of 2"]] * 3
 
 
-def test_an_attempt_of_torchrun_does_not_see_the_keys_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_torchrun", [True, False])
+def test_attempts_share_no_keys_in_the_store_of_torchrun(of_torchrun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of rank 0 belongs to one attempt, whose number may differ between hosts."""
     server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=300), wait_for_workers=False)
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    monkeypatch.setattr(os, "environ", os.environ | given)
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    monkeypatch.setattr(os, "environ", os.environ | given | {"TORCHELASTIC_USE_AGENT_STORE": str(of_torchrun)})
     stores = []
     for attempt in ("0", "1"):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
-        stores.append(connect(0, 2, 200))
-    stores[0].set("rank 1", "of a process that was killed")
+        stores.append(connect(1, 2, 200))
+    stores[0].set("rank 1", "here")
     assert stores[0].check(["rank 1"])
-    assert not stores[1].check(["rank 1"])
+    assert stores[1].check(["rank 1"]) == (not of_torchrun)
 
 
 def test_ranks_that_do_not_come_are_named(store: Store) -> None:
