@@ -190,8 +190,9 @@ def scan(shard: Path) -> Scanned:
         at, cut = 0, None
         for member, end in _members(file, status.st_size):
             kind_of_member = _kind(member)
-            # A sparse member is larger than what the file holds of it.
-            if member.isreg() and not member.issparse() and member.offset_data + member.size > status.st_size:
+            # A sparse member is larger than what the file holds of it; its end may lack some padding.
+            ends = end - BLOCK_BYTES + 1 if member.issparse() else member.offset_data + member.size
+            if member.isreg() and ends > status.st_size:
                 cut = f"cut within {member.name} at byte {at}; it is left out"
                 break
             if kind_of_member == _SAMPLE:
