@@ -211,7 +211,9 @@ def _seen(encoder: Frozen, index: Index, images: Path, tested: Rows) -> int | No
     trained = trained_on(encoder, images)
     if trained is None:
         log.warning(
-            "%s: its data cannot be read, so it is not known whether it was trained on tested images", encoder.name
+            "%s: it is not known whether tested images trained it: its data cannot be read, or its first weights were "
+            "trained elsewhere",
+            encoder.name,
         )
         return None
     seen = sum((index.root / index.paths[row]).resolve() in trained for row in tested)

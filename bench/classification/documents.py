@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from matplotlib.figure import Figure
-from scipy.special import stdtrit
 
+from bench.measure import interval_of_mean
 from bench.rows import Row, rows_of
 from train.pictures import save_figure
 
@@ -89,17 +89,16 @@ def summary(results: Path) -> Summary | None:
     """The tables from the rows in a folder; None if there is no row."""
     if not (rows := list(rows_of(results / FILE))):
         return None
-    kinds = kinds_in(rows)
-    found = {kind.name: found_in(rows, kind) for kind in kinds}
-    first, *others = (of for of in found.values() if of.few)
+    found = {kind.name: found_in(rows, kind) for kind in kinds_in(rows)}
+    (_, first), *others = ((name, of) for name, of in found.items() if of.few)
     return Summary(
         rows,
         (*(f"{count} people" for count in first.few), "all", "all, nearest neighbours"),
         [(name, *(_range(of.few.get(count, [])) for count in first.few), _range(of.everybody), _range(of.nearest))
          for name, of in found.items()],
-        [(f"minus {kind.name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
+        [(f"minus {name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
           _difference(first.everybody, of.everybody), _difference(first.nearest, of.nearest))
-         for kind, of in zip(kinds[1:], others, strict=False)],
+         for name, of in others],
         [(name, *(f"{100 * fmean(share):.1f}" if share else "-"
                   for share in (of.few.get("2", []), of.few.get("10", []), of.everybody)))
          for name, of in found.items()],
@@ -144,9 +143,7 @@ def _range(shares: Sequence[float]) -> str:
 def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Mean of the paired differences, with Student's interval over seeds."""
     points = [100 * (one - other) for one, other in zip(ours, theirs, strict=True)]
-    mean, count = fmean(points), len(points)
-    if count < 2:
-        return f"{mean:+.1f}"
-    deviation = (sum((point - mean) ** 2 for point in points) / (count - 1)) ** 0.5
-    half = float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
-    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
+    if len(points) < 2:
+        return f"{points[0]:+.1f}"
+    mean, low, high = interval_of_mean(points)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"

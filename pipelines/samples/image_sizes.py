@@ -51,7 +51,7 @@ def spread(index: Index, count: int, most: int) -> IntArray:
     Of data at an address, a shard is downloaded for each image that is read. There they are runs at a few places.
     """
     runs = min(count, most)
-    if index.store is not None and index.store.traffic() is not None:
+    if index.store is not None and index.store.is_remote:
         runs = min(runs, _PLACES)
     length = min(count, most) // max(runs, 1)
     starts = np.linspace(0, count - length, runs).astype(np.int64)

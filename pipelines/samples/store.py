@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -21,27 +19,6 @@ def in_order(count: int, each: int) -> list[IntArray]:
     return [np.arange(first, min(first + each, count)) for first in range(0, count, each)]
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What a store with a cache has read so far.
-
-    Attributes:
-        images: images read.
-        hits: those of them that were in the cache when they were asked for.
-        bytes: bytes from the network.
-    """
-
-    images: int = 0
-    hits: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*map(operator.add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(*map(operator.sub, astuple(self), astuple(other)))
-
-
 class Follower:
     """Follows the progress of a loader. This base class does nothing."""
 
@@ -53,7 +30,13 @@ class Follower:
 
 
 class Store:
-    """Reads the files of samples, by row."""
+    """Reads the files of samples, by row.
+
+    Attributes:
+        is_remote: whether reading a sample may download the shard that holds it.
+    """
+
+    is_remote = False
 
     def read(self, row: int) -> bytes:
         """The bytes of a sample's file; any thread may call it.
@@ -67,16 +50,12 @@ class Store:
         """Prepare for these steps in the background. `read` gives the same bytes with and without it."""
         return Follower()
 
-    def traffic(self) -> Traffic | None:
-        """Counters; None for a store without a cache."""
-        return None
-
 
 class SelectedStore(Store):
     """Some `rows` (N,) of another store, in this order."""
 
     def __init__(self, store: Store, rows: IntArray) -> None:
-        self._store, self.rows = store, rows
+        self._store, self.rows, self.is_remote = store, rows, store.is_remote
 
     def read(self, row: int) -> bytes:
         """See `Store`."""
@@ -85,10 +64,6 @@ class SelectedStore(Store):
     def follow(self, steps: Steps) -> Follower:
         """See `Store`."""
         return self._store.follow(lambda: (self.rows[rows] for rows in steps()))
-
-    def traffic(self) -> Traffic | None:
-        """See `Store`."""
-        return self._store.traffic()
 
 
 class JoinedStore(Store):
@@ -104,6 +79,7 @@ class JoinedStore(Store):
         self, reads: Sequence[Callable[[int], bytes]], stores: Sequence[Store | None], counts: Sequence[int]
     ) -> None:
         self._reads, self._stores = reads, stores
+        self.is_remote = any(store is not None and store.is_remote for store in stores)
         self._first = [0, *accumulate(counts)]
 
     def read(self, row: int) -> bytes:
@@ -124,11 +100,6 @@ class JoinedStore(Store):
         first, end = self._first[number : number + 2]
         for rows in steps():
             yield rows[(rows >= first) & (rows < end)] - first
-
-    def traffic(self) -> Traffic | None:
-        """The sum of all stores."""
-        known = [found for store in self._stores if store is not None and (found := store.traffic()) is not None]
-        return sum(known[1:], known[0]) if known else None
 
 
 class _Followers(Follower):

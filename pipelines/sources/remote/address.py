@@ -52,16 +52,13 @@ class Stopped(Exception):  # noqa: N818  no error: nobody waits for the answer a
 class Remote:
     """The files of a folder at an address; any thread may read them.
 
-    Attributes:
-        bytes: read so far.
-
     Raises:
         UserError: no installed package reads such an address, or it contains a password.
     """
 
     def __init__(self, address: str) -> None:
         scheme = address.partition("://")[0]
-        self.address, self.bytes, self._lock = address.rstrip("/"), 0, threading.Lock()
+        self.address = address.rstrip("/")
         try:
             parts = urlsplit(address)
             if parts.password is not None or (parts.username is not None and scheme in ("http", "https")):
@@ -92,10 +89,7 @@ class Remote:
             Stopped: `stop` was set.
         """
         for start in range(0, size, PIECE_BYTES):
-            piece = self._repeated("cat_file", name, stop, start=start, end=min(start + PIECE_BYTES, size))
-            with self._lock:
-                self.bytes += len(piece)
-            yield piece
+            yield self._repeated("cat_file", name, stop, start=start, end=min(start + PIECE_BYTES, size))
 
     def _repeated(self, method: str, name: str, stop: threading.Event | None, **span: int) -> Any:
         """Call a method of fsspec, again after failures; the bytes of a `span` must be as many as it says."""

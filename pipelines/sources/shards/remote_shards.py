@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from errors import Outage, UserError
 from machine.user_cache import user_cache
 from pipelines.arrays import IntArray
 from pipelines.config import DataConfig
-from pipelines.samples.store import Follower, Steps, Traffic
+from pipelines.samples.store import Follower, Steps
 from pipelines.sources.remote.address import ATTEMPTS, Remote, Stopped, wait_s
 from pipelines.sources.remote.cache import FOLDER_ENDING, Cache, NoRoom, WrongBytes, on_disk
 from pipelines.sources.shards.shard_store import Descriptor, Shards, read_at
@@ -50,6 +49,8 @@ class RemoteShards(Shards):
         UserError: the cache's bound does not allow as many shards as are needed at once.
     """
 
+    is_remote = True
+
     def __init__(self, remote: Remote, version: str, shards: Sequence[dict[str, Any]], config: DataConfig) -> None:
         folder = user_cache() / "peclr-dali" / "shards" if config.cache is None else Path(config.cache)
         self._remote, self._shards, self._cache = remote, shards, Cache(folder, int(config.cache_gb * 1e9))
@@ -59,7 +60,7 @@ class RemoteShards(Shards):
         self._cached = [f"{label}-{key}{FOLDER_ENDING}/{name}" for name in self.names]
         self._window = min(config.shuffle_shards or len(shards), len(shards))
         self._most = self._shards_that_fit(config.shuffle_shards)
-        self._traffic, self._damaged = Traffic(), set[int]()  # damaged: by the disk, and downloaded again
+        self._damaged = set[int]()  # by the disk, and downloaded again
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._pool = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
         self._started: dict[int, Future[None]] = {}
@@ -84,13 +85,12 @@ class RemoteShards(Shards):
             UserError: it cannot be downloaded.
             RuntimeError: the loader was closed meanwhile.
         """
-        file, was_there = self._cache.folder / self._cached[shard], True
+        file = self._cache.folder / self._cached[shard]
         while True:
             try:
                 self._cache.use(self._cached[shard])
-                data = read_at(Descriptor(file), offset, size, crc32, self.names[shard])
+                return read_at(Descriptor(file), offset, size, crc32, self.names[shard])
             except FileNotFoundError:
-                was_there = False
                 self._wait_for(shard)
             except OSError as error:  # without a number: the bytes are wrong
                 is_damaged = error.errno in (None, errno.EIO) and offset + size <= self._shards[shard]["bytes"]
@@ -99,10 +99,6 @@ class RemoteShards(Shards):
                 self._damaged.add(shard)
                 log.warning("%s: not the bytes that were downloaded; it is downloaded again. Check the disk", file)
                 file.unlink(missing_ok=True)
-            else:
-                with self._lock:
-                    self._traffic += Traffic(1, int(was_there))
-                return data
 
     def _wait_for(self, shard: int) -> None:
         if self._stop.is_set():  # an earlier loader's
@@ -169,10 +165,6 @@ class RemoteShards(Shards):
         missing = [shard for shard in near if not self._cache.use(self._cached[shard])]
         for shard in missing[: -_DOWNLOADS - 1 : -1]:
             self._start(shard, now, stop)
-
-    def traffic(self) -> Traffic:
-        """See `Shards`."""
-        return replace(self._traffic, bytes=self._remote.bytes)
 
 
 class _Ahead(Follower):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipelines.arrays import IntArray
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.store import Follower, Steps, Store, Traffic
+from pipelines.samples.store import Follower, Steps, Store
 
 BLOCK_BYTES: Final = 512
 """Block size of tar: a header has one block, and contents fill whole blocks."""
@@ -44,9 +44,11 @@ class Shards:
 
     Attributes:
         names: of their files, for messages.
+        is_remote: see `Store`.
     """
 
     names: Sequence[str]
+    is_remote = False
 
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """The `size` bytes at `offset` of a shard.
@@ -62,10 +64,6 @@ class Shards:
     def follow(self, steps: Steps) -> Follower:
         """Prepare for the shards (N,) of the rows of each step, see `Store.follow`."""
         return Follower()
-
-    def traffic(self) -> Traffic | None:
-        """See `Store.traffic`."""
-        return None
 
 
 class LocalShards(Shards):
@@ -131,7 +129,7 @@ class ShardStore(Store):
     """
 
     def __init__(self, shards: Shards, first: Sequence[int], tables: dict[str, Table], *, verify: bool) -> None:
-        self._shards, self._first = shards, first
+        self._shards, self._first, self.is_remote = shards, first, shards.is_remote
         self._offset, self._size, self._lead = tables["offset"], tables["size"], tables.get("lead")
         self._crc32 = tables.get("crc32") if verify else None
 
@@ -152,10 +150,6 @@ class ShardStore(Store):
             return np.searchsorted(first, rows, side="right") - 1
 
         return self._shards.follow(lambda: map(shards_of, steps()))
-
-    def traffic(self) -> Traffic | None:
-        """See `Store`."""
-        return self._shards.traffic()
 
     def name(self, row: int) -> str:
         """Shard and member name of a sample, read from the tar, for messages."""
