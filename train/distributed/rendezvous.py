@@ -136,9 +136,9 @@ class Peers:
     group: ProcessGroup | None = None
 
     @property
-    def answer_s(self) -> float:
-        """Seconds within which a rank must answer after its own collective has failed."""
-        return min(self.limit_s / 5, 10.0)
+    def roll_call_s(self) -> float:
+        """Seconds of the limit that are kept for the roll call. A rank must answer within half of them."""
+        return min(self.limit_s / 3, 20.0)
 
     def explain(self, failed: RuntimeError) -> UserError:
         """Describe a failed collective in one line, with the ranks that do not answer.
@@ -147,20 +147,20 @@ class Peers:
         """
         ranks = range(len(self.hosts))
         try:
-            missing = within(3 * self.answer_s, self._missing_ranks)
+            missing = within(self.roll_call_s, self._missing_ranks)
             reports = next(rank for rank in ranks if rank not in missing)
         except (dist.DistError, TimeoutError):  # the store is on rank 0's host
             missing, reports = [0], self.rank
         named = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in missing) or "the network between the ranks"
         reason = str(failed).strip().splitlines()[0][:200]
         message = (
-            f"no answer from {named}: killed, stopped, cut off from the network, or later than the others by more than "
-            f"{self.limit_s:g} s (run.rank_timeout_s; {reason}). Go on with --resume auto"
+            f"no answer from {named}: killed, stopped, cut off from the network, or too late for run.rank_timeout_s = "
+            f"{self.limit_s:g} ({reason}). Go on with --resume auto"
         )
         return RanksLost(message) if reports == self.rank else ReportedByAnotherRank(message, transient=True)
 
     def _missing_ranks(self) -> list[int]:
-        ranks, limit = range(len(self.hosts)), timedelta(seconds=self.answer_s)
+        ranks, limit = range(len(self.hosts)), timedelta(seconds=self.roll_call_s / 2)
         self.store.set(f"answer {self.rank}", "")
         with suppress(dist.DistStoreError):
             self.store.wait([f"answer {rank}" for rank in ranks], limit)
@@ -168,7 +168,7 @@ class Peers:
         self.store.set(f"done {self.rank}", "")
         if self.rank == 0:  # whose process may hold the store: it ends last
             with suppress(dist.DistStoreError):
-                self.store.wait([f"done {rank}" for rank in ranks if rank not in missing], limit)
+                self.store.wait([f"done {rank}" for rank in ranks if rank not in missing], limit / 2)
         return missing
 
 

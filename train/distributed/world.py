@@ -211,7 +211,7 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     if world.world_size > world.local_world_size:
         _name_interface([os.environ["MASTER_ADDR"], *filter(None, addresses)])
     peers = Peers(store, world.rank, hosts, rank_timeout_s)
-    exchange_limit = timedelta(seconds=rank_timeout_s - peers.answer_s)
+    exchange_limit = timedelta(seconds=rank_timeout_s - peers.roll_call_s)
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.world_size,
