@@ -17,7 +17,7 @@ from train.commands.options import FOLDER, config_options, pretraining_config
 _ROOT: Final = Path(__file__).parents[2]
 
 OVERLAYS: Final = {"rtx_11gb": 11e9, "rtx_24gb": 24e9, "a100": None}
-"""File of configs/ -> bytes of memory of such a card; None: the memory of this card."""
+"""File of configs/cards/ -> bytes of memory of such a card; None: the memory of this card."""
 
 Row = dict[str, Any]
 
