@@ -72,11 +72,8 @@ class Loader:
             processes_here=processes_here,
             geometry=augmentation.geometry,
         )
-        if rows.start == 0:  # rank 0's
-            if config.threads:
-                warn_of_threads("pipelines.threads", config.threads, processes_here)
-            if index.pixels is not None:
-                index.pixels.warn_of_backend(self.backend)
+        if rows.start == 0 and config.threads:  # on rank 0
+            warn_of_threads("pipelines.threads", config.threads, processes_here)
         self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
         self.request_maker = RequestMaker(
             index,
@@ -85,9 +82,7 @@ class Loader:
             views=views,
             quarantine=self.quarantine,
             readers=self.graph.threads,
-            regions=self.graph.regions or (self.graph.pixels and config.decode != "whole"),
-            # DALI's operators on a CPU round by the place of a pixel in its image.
-            as_decoded=self.backend == "dali" and self.graph.device == "cpu",
+            regions=self.graph.regions,
         )
         self.renderer = make_renderer(self.backend, self.graph, augmentation)
         self._stream: torch.cuda.Stream | None = None
@@ -190,8 +185,6 @@ class Loader:
                     outputs = next(runner)
                     chunk = under_way.popleft()
                 except DecodeError:
-                    if self.graph.pixels:
-                        raise
                     outputs, chunk = self._rescue(under_way.popleft())
                 except StopIteration:
                     raise _Stopped from None

@@ -12,17 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from errors import UserError
-from pipelines.arrays import BoolArray, FloatArray, IntArray
+from pipelines.arrays import FloatArray, IntArray
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.files.reading import read_sound_jpegs
 from pipelines.render.request import Request
 from pipelines.samples.index import Index
-from pipelines.samples.kept_pixels import KeptPixels, kept_regions
 from pipelines.samples.order import Order
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.draws import draw_view
-from pipelines.views.plan import KeptRegions, Plan, plan_views
+from pipelines.views.plan import plan_views
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +73,6 @@ class RequestMaker:
     Args:
         readers: number of threads that read files, one chunk each at a time.
         regions: decode only the part of a large JPEG that its views show.
-        as_decoded: plan the views of kept pixels as if the files were decoded, see `plan_views`.
-
-    Raises:
-        UserError: the views need pixels that the index has not kept.
     """
 
     def __init__(
@@ -90,13 +85,10 @@ class RequestMaker:
         quarantine: Quarantine,
         readers: int,
         regions: bool = False,
-        as_decoded: bool = False,
     ) -> None:
-        if index.pixels is not None:
-            index.pixels.require(augmentation.geometry)
         self.index, self._order = index, order
         self._augmentation, self._views = augmentation, views
-        self._regions, self._as_decoded = regions, as_decoded
+        self._regions = regions
         self.quarantine = quarantine
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="read")
         self._stopped = False
@@ -106,7 +98,7 @@ class RequestMaker:
         return self._pool.submit(self.chunk, positions)
 
     def chunk(self, positions: IntArray) -> Chunk:
-        """Read the samples at consecutive global `positions` (N,), or look up the addresses of their kept pixels.
+        """Read the samples at consecutive global `positions` (N,).
 
         Raises:
             UserError: all substitutes of a position are bad too.
@@ -122,9 +114,6 @@ class RequestMaker:
                     draw_view(self._augmentation, seed=self._order.seed, epoch=epoch, view=view, places=places[here])
                 )
         tables = [np.concatenate(parts) for parts in draws]
-        if self.index.pixels is not None:
-            request = self._of_pixels(self.index.pixels, samples, tables)
-            return Chunk(request, positions, samples, np.array([], np.int64))
         wanted = zip(epochs.tolist(), places.tolist(), samples.tolist(), self._read_at_once(samples), strict=True)
         bad: list[int] = []
         read = [
@@ -133,51 +122,16 @@ class RequestMaker:
         ]
         used = np.array([sample for sample, _ in read], dtype=np.int64)
         files = [file for _, file in read]
-        plan = self._plan(
-            used,
+        plan = plan_views(
             np.array([file.size_px for file in files], np.int64),
             np.array([file.orientation for file in files], np.int64),
+            self.index.box_px[used],
             tables,
+            self._augmentation.geometry,
+            mirror=None if self.index.mirror is None else self.index.mirror[used],
             croppable=np.array([file.is_jpeg for file in files]) if self._regions else None,
         )
         return Chunk(Request([file.encoded for file in files], plan), positions, used, np.array(bad, np.int64))
-
-    def _of_pixels(self, pixels: KeptPixels, samples: IntArray, tables: list[FloatArray]) -> Request:
-        """The request for N samples whose pixels are kept, from their tables of draws."""
-        table = pixels.table[samples]
-        kept = kept_regions(table)
-        plan = self._plan(
-            samples,
-            table["size_px"].astype(np.int64),
-            table["orientation"],
-            tables,
-            croppable=np.full(len(samples), self._regions),
-            kept=kept,
-        )
-        return Request([], plan, pixels.address[samples], kept)
-
-    def _plan(
-        self,
-        samples: IntArray,
-        size_px: IntArray,
-        orientation: IntArray,
-        tables: list[FloatArray],
-        *,
-        croppable: BoolArray | None = None,
-        kept: KeptRegions | None = None,
-    ) -> Plan:
-        """Plan the views of N samples from their tables of draws; other arguments as in `plan_views`."""
-        return plan_views(
-            size_px,
-            orientation,
-            self.index.box_px[samples],
-            tables,
-            self._augmentation.geometry,
-            mirror=None if self.index.mirror is None else self.index.mirror[samples],
-            croppable=croppable,
-            kept=kept,
-            as_decoded=self._as_decoded and kept is not None,
-        )
 
     def _read_at_once(self, samples: IntArray) -> Sequence[ImageFile | None]:
         """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""

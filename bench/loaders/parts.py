@@ -40,8 +40,10 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
         graph = loader.graph
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
-    parts = {"read only": ("files read from the page cache, checked and queued; views planned", alone(_read))}
-    return parts if graph.pixels else {**parts, "decode only": (what, alone(_decode))}
+    return {
+        "read only": ("files read from the page cache, checked and queued; views planned", alone(_read)),
+        "decode only": (what, alone(_decode)),
+    }
 
 
 def encoded_chunks(loader: Loader) -> list[Chunk]:

@@ -28,7 +28,7 @@ def verdict(row: Row) -> str:
             f"makes {slowest['images_per_s']:.0f}: raise pipelines.threads, pipelines.prefetch or pipelines.batch."
         )
     parts_ms = {one["name"]: float(one["cpu_ms_per_image"]) for one in row["stages"]}
-    read_ms, decode_ms = parts_ms["read only"], parts_ms.get("decode only", 0.0)  # kept pixels are not decoded
+    read_ms, decode_ms = parts_ms["read only"], parts_ms["decode only"]
     views_ms = max(ours["cpu_ms_per_image"] - read_ms - decode_ms, 0.0)
     costs = {"reading": read_ms, "decoding": decode_ms, "making views": views_ms}
     most = max(costs, key=lambda name: costs[name])

@@ -31,7 +31,7 @@ from pipelines.views.regions import LEAST_PIXELS
 class Renderer(Protocol):
     """Builds the pipeline and turns its outputs into views."""
 
-    def build(self, source: Callable[[], Request]) -> Pipeline | NothingToDecode:
+    def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline that takes its requests from `source` and whose outputs `write` takes."""
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
@@ -71,7 +71,7 @@ def configure_graph(
         processes_here: processes that share this machine's cores.
     """
     on_gpu = device.type == "cuda" and resolve_backend(config.backend, device) == "dali"
-    pixels, kept = largest_pixels(index), index.pixels is not None
+    pixels = largest_pixels(index)
     return GraphConfig(
         device="gpu" if on_gpu else "cpu",
         device_id=device.index or 0 if device.type == "cuda" else None,
@@ -80,9 +80,7 @@ def configure_graph(
         prefetch=config.prefetch,
         views=views,
         hw_decoder_load=config.hw_decoder_load,
-        regions=not kept
-        and (config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS)),
-        pixels=kept,
+        regions=config.decode == "region" or (config.decode == "auto" and not on_gpu and pixels >= LEAST_PIXELS),
         fused=on_gpu and config.gpu_views == "fused",
         halvings=MAX_HALVINGS if geometry is None else most_halvings(index.box_px, geometry),
     )
@@ -130,7 +128,7 @@ class DaliViews:
 
 
 class FusedViews:
-    """Backend "dali" on a GPU, fused: DALI decodes (kept pixels are not decoded), and one kernel writes the views."""
+    """Backend "dali" on a GPU, fused: DALI decodes, and one kernel writes the views."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         from pipelines.render.gpu_kernel import make_views, require_compiler  # Triton, which only this backend needs
@@ -167,20 +165,20 @@ def _wait(finished: torch.cuda.Event, images: Any) -> None:
 
 
 class CpuViews:
-    """Backend "cpu": DALI decodes, unless the pixels are kept, and a pool of threads writes the views."""
+    """Backend "cpu": DALI decodes, and a pool of threads writes the views."""
 
     def __init__(self, graph: GraphConfig, augmentation: Augmentation) -> None:
         self._graph, self._augmentation = graph, augmentation
         self._pool = ThreadPoolExecutor(graph.threads, thread_name_prefix="views")
 
-    def build(self, source: Callable[[], Request]) -> Pipeline | NothingToDecode:
+    def build(self, source: Callable[[], Request]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
-        return NothingToDecode(source) if self._graph.pixels else decode_pipeline(self._graph, source)
+        return decode_pipeline(self._graph, source)
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """Start to make the views of one DALI batch in their rows of the training batch."""
         (images,) = outputs
-        address = images if self._graph.pixels else _addresses(images, plan)
+        address = _addresses(images, plan)
         _copy_matrices(plan, views)
         pixels = [view.image.permute(0, 2, 3, 1) for view in views]
         started = start_views(self._pool, self._graph.threads, address, images, plan, self._augmentation, pixels)
@@ -194,20 +192,6 @@ class CpuViews:
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
-
-
-class NothingToDecode:
-    """Takes the place of a DALI pipeline for kept pixels: its output is their addresses."""
-
-    def __init__(self, source: Callable[[], Request]) -> None:
-        self._source = source
-
-    def schedule_run(self) -> None:
-        """Do nothing: `outputs` takes the request."""
-
-    def outputs(self) -> Outputs:
-        """The next request's addresses."""
-        return (self._source().address,)
 
 
 def _copy_matrices(plan: Plan, views: list[View]) -> None:

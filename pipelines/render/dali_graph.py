@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines.arrays import FloatArray, IntArray
 from pipelines.render.dali_colour import Node, jitter
 from pipelines.render.request import Request
-from pipelines.samples.kept_pixels import pixels_at
 from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import MAX_HALVINGS
 
@@ -35,7 +33,6 @@ class GraphConfig:
         prefetch: requests in progress at once.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan; if False, the plan has whole images only.
-        pixels: the requests have kept pixels, so nothing is decoded.
         fused: on a GPU: the graph only decodes, and one kernel makes the views.
         halvings: largest number of halvings of a view (`plan.most_halvings`); the graph has as many nodes for them.
     """
@@ -48,13 +45,12 @@ class GraphConfig:
     views: int
     hw_decoder_load: float = 0.65
     regions: bool = False
-    pixels: bool = False
     fused: bool = False
     halvings: int = MAX_HALVINGS
 
 
 def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request: Callable[[], Request]) -> Pipeline:
-    """Decode once (kept pixels are not decoded) and make every view, without the augmentations of `views.appearance`.
+    """Decode once and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
@@ -83,18 +79,18 @@ def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request:
             for name in inputs
         ]
         others = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
-        return (_images(request), *tables, *(others[name].astype(np.int32) for name in shared))
+        return (request.encoded, *tables, *(others[name].astype(np.int32) for name in shared))
 
-    kinds = [(types.UINT8, 3 if config.pixels else 1)]
+    kinds = [(types.UINT8, 1)]
     kinds += [(types.FLOAT, 1 if name == "draws" else 2) for name in inputs] * config.views
     kinds += [(types.INT32, 1) for _ in shared]
     pipeline = _empty_pipeline(config)
     with pipeline:
-        given, *fed = _external(source, kinds)
+        encoded, *fed = _external(source, kinds)
         of_views, shared_nodes = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
         of_image = dict(zip(shared, shared_nodes, strict=True))
         region = [of_image["start_px"], of_image["shape_px"]] if config.regions else []
-        image = fn.reshape(_on_device(given, config), layout="HWC") if config.pixels else decode(given, config, region)
+        image = decode(encoded, config, region)
         if pads:
             image = _pad(image, of_image["padded_px"], geometry.fill)
         outputs = []
@@ -122,65 +118,19 @@ def _view(image: Node, view: Mapping[str, Node], augmentation: Augmentation, hal
     return fn.cast(jitter(warped, augmentation.colour, view.get("draws")), dtype=types.UINT8)
 
 
-def _images(request: Request) -> Sequence[npt.NDArray[np.uint8]]:
-    """The inputs of a pipeline: encoded files, or kept pixels in the planned regions."""
-    if request.address is None or request.kept is None:
-        return request.encoded
-    plan, kept = request.plan, request.kept
-    first_px = (kept.start_px - plan.start_px) >> kept.halvings[:, None]
-    images = (pixels_at(*one) for one in zip(request.address.tolist(), kept.shape_px.tolist(), strict=True))
-    return [_placed(*one) for one in zip(images, first_px.tolist(), plan.shape_px.tolist(), strict=True)]
-
-
-def _placed(pixels: npt.NDArray[np.uint8], first_px: list[int], shape_px: list[int]) -> npt.NDArray[np.uint8]:
-    """An image of a shape, with `pixels` (H, W, 3) from row and column `first_px` on. No view shows the rest."""
-    if first_px == [0, 0] and list(pixels.shape[:2]) == shape_px:
-        return pixels
-    (top, left), (height, width) = first_px, pixels.shape[:2]
-    image = np.zeros((*shape_px, 3), np.uint8)
-    inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-    inside[:] = pixels[max(-top, 0) :, max(-left, 0) :][: inside.shape[0], : inside.shape[1]]
-    return image
-
-
 def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
-    """Decode only (kept pixels are not decoded). Output: image or its region (H, W, 3) uint8 on `config.device`."""
+    """Decode only. Output: image or its region (H, W, 3) uint8 on `config.device`."""
 
     def source() -> tuple[Any, ...]:
         request = next_request()
         region = (request.plan.start_px, request.plan.shape_px) if config.regions else ()
-        return (_images(request), *(array.astype(np.int32) for array in region))
+        return (request.encoded, *(array.astype(np.int32) for array in region))
 
-    kinds = [(types.UINT8, 3 if config.pixels else 1)] + [(types.INT32, 1)] * (2 if config.regions else 0)
+    kinds = [(types.UINT8, 1)] + [(types.INT32, 1)] * (2 if config.regions else 0)
     pipeline = _empty_pipeline(config)
     with pipeline:
-        given, *region = _external(source, kinds)
-        pipeline.set_outputs(_on_device(given, config) if config.pixels else decode(given, config, region))
-    pipeline.build()
-    return pipeline
-
-
-def halving_pipeline(
-    config: GraphConfig, feed: Callable[[], Request], *, halvings: int, fill: int | Literal["edge"]
-) -> Pipeline:
-    """Decode and halve as `view_pipeline` does. Output: image (H, W, 3) uint8 on the CPU."""
-
-    def source() -> tuple[Any, ...]:
-        request = feed()
-        count = np.full(len(request.encoded), halvings)
-        if fill == "edge":
-            return request.encoded, _halving_sizes_px(request.plan.shape_px, count, halvings)
-        padded_px = _padded_sizes_px(request.plan.shape_px, count)
-        return request.encoded, _halving_sizes_px(padded_px, count, halvings), padded_px.astype(np.int32)
-
-    kinds = [(types.UINT8, 1), (types.FLOAT, 2)] + [(types.INT32, 1)] * (fill != "edge")
-    pipeline = _empty_pipeline(config)
-    with pipeline:
-        encoded, sizes_px, *padded_px = _external(source, kinds)
-        image = decode(encoded, config)
-        if fill != "edge":
-            image = _pad(image, padded_px[0], fill)
-        pipeline.set_outputs(_halve(image, sizes_px, halvings))
+        encoded, *region = _external(source, kinds)
+        pipeline.set_outputs(decode(encoded, config, region))
     pipeline.build()
     return pipeline
 
@@ -224,10 +174,6 @@ def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> N
         return fn.decoders.image(encoded, **options)
     start, shape = region
     return fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **options)
-
-
-def _on_device(pixels: Node, config: GraphConfig) -> Node:
-    return pixels.gpu() if config.device == "gpu" else pixels
 
 
 def _empty_pipeline(config: GraphConfig) -> Pipeline:

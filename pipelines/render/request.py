@@ -1,4 +1,4 @@
-"""The input of one DALI batch: files to decode, or addresses of kept pixels."""
+"""The input of one DALI batch: files to decode, and the plan of their views."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.arrays import IntArray
-from pipelines.views.plan import KeptRegions, Plan
+from pipelines.views.plan import Plan
 
 Encoded = npt.NDArray[np.uint8]
 
@@ -19,16 +18,11 @@ class Request:
     """The files and the plan of N samples.
 
     Attributes:
-        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8. Empty for kept pixels.
-        address: (N,) int64, of the first byte of each sample's kept RGB pixels; None for files. The memory outlives the
-            request.
-        kept: the regions of the kept pixels, which hold what the views show; None for files.
+        encoded: N files that passed `pipelines.files.check.check_image`, each (bytes,) uint8.
     """
 
     encoded: Sequence[Encoded]
     plan: Plan
-    address: IntArray | None = None
-    kept: KeptRegions | None = None
 
     def only(self, row: int) -> Request:
         """The request of one sample."""

@@ -38,9 +38,6 @@ def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
 
 def upright_sizes_px(index: Index, rows: IntArray) -> IntArray:
     """Heights and widths (N, 2) of images of an index as in `read_upright_size_px`; 0 where one cannot be read."""
-    if index.pixels is not None:
-        table = index.pixels.table[rows]
-        return upright_size_px(table["size_px"].astype(np.int64), table["orientation"])
     sizes_px = [read_upright_size_px(partial(index.read, row)) or (0, 0) for row in rows.tolist()]
     return np.array(sizes_px, np.int64).reshape(-1, 2)
 
@@ -60,11 +57,7 @@ def spread(index: Index, count: int, most: int) -> IntArray:
 
 def largest_pixels(index: Index) -> int:
     """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
-    looked_at = spread(index, len(index), _LOOKED_AT)
-    if index.pixels is not None:
-        sizes_px = index.pixels.table["shape_px"][looked_at]
-    else:
-        sizes_px = upright_sizes_px(index, looked_at)
+    sizes_px = upright_sizes_px(index, spread(index, len(index), _LOOKED_AT))
     return int(sizes_px.prod(axis=1).max(initial=0))
 
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.samples.store import Follower, SelectedStore, Steps, Store
 from skeleton import HAND, Skeleton
 
@@ -89,7 +88,6 @@ class Index:
 
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
-        pixels: the images that are kept decoded; None for files. With pixels there are no files, and `read` raises.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
     """
 
@@ -103,7 +101,6 @@ class Index:
     targets: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     sources: tuple[SourceRows, ...] = ()
     store: Store | None = None
-    pixels: KeptPixels | None = None
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
 
@@ -166,7 +163,6 @@ class Index:
             **arrays,
             targets={name: array[rows] for name, array in self.targets.items()},
             store=None if store is None else SelectedStore(store, rows),
-            pixels=None if self.pixels is None else self.pixels.select(rows),
             blocks=None if self.blocks is None else _selected_blocks(self.blocks, rows),
         )
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.samples.index import Index, LazyNames, SourceRows
-from pipelines.samples.kept_pixels import join_pixels
 from pipelines.samples.store import JoinedStore
 from skeleton import HAND, Skeleton
 
@@ -28,18 +27,16 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
     too. Other targets are kept only if all sources have them.
 
     Raises:
-        UserError: the sources label different skeletons, or only some of them are kept as pixels.
+        UserError: the sources label different skeletons.
     """
     if len(indices) == 1:
         return indices[0]
-    _require_same_storage(indices)
     skeleton = _common_skeleton(indices)
     root, folders = _common_root([str(index.root) for index in indices])
     counts = [len(index) for index in indices]
     stored = any(index.store is not None for index in indices)
     names = _lazy_names(indices, folders) if stored else _names(indices, folders)
     readers = JoinedStore([index.read for index in indices], [index.store for index in indices], counts)
-    pixels = [index.pixels for index in indices if index.pixels is not None]
     return Index(
         name=" + ".join(index.name for index in indices),
         root=Path(root),
@@ -54,17 +51,8 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
             for index, weight in zip(indices, weights, strict=True)
         ),
         store=readers if stored else None,
-        pixels=join_pixels(pixels) if pixels else None,
         skeleton=skeleton,
     )
-
-
-def _require_same_storage(indices: Sequence[Index]) -> None:
-    """Check that all sources are kept as pixels, or none."""
-    pixels = [index.pixels for index in indices if index.pixels is not None]
-    files = [index.root for index in indices if index.pixels is None]
-    if pixels and files:
-        raise UserError(f"{pixels[0].limits[0].root} holds pixels and {files[0]} files: pack all sources alike")
 
 
 def _common_skeleton(indices: Sequence[Index]) -> Skeleton:

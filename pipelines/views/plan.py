@@ -17,18 +17,15 @@ import numpy.typing as npt
 from pipelines.arrays import BoolArray, DoubleArray, FloatArray, IntArray
 from pipelines.files.exif import stored_to_upright_px, upright_size_px
 from pipelines.views.augmentation import GeometryConfig
-from pipelines.views.draws import COLUMNS, Draw
+from pipelines.views.draws import Draw
 from pipelines.views.reach import reach_of
-from pipelines.views.regions import find_regions, region_around
+from pipelines.views.regions import find_regions
 
 HALVE_BELOW: Final = math.sqrt(0.5)
 """Magnification below which a view samples a halved source; the same limit holds for each further halving."""
 
 MAX_HALVINGS: Final = 6
 """Largest number of halvings: enough for an image of 64 times the view's side."""
-
-SMALLEST_SIDE: Final = 0.5
-"""Smallest side of views from kept pixels, as a share of the side that they were kept for."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class ViewPlan:
         draws: (N, COLUMNS) float32, the table of draws.
         matrix: (N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
         source_to_view_px: (N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
-        halvings: (N,) int64, number of halvings of the decoded or kept image before the warp samples it.
+        halvings: (N,) int64, number of halvings of the decoded image before the warp samples it.
         decoded_to_view_px: (N, 2, 3) float32, pixels of the decoded and halved image -> view pixels, corner-based.
     """
 
@@ -52,11 +49,11 @@ class ViewPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All views of N samples, and the regions to decode, or the regions that were kept.
+    """All views of N samples, and the regions to decode.
 
     Attributes:
         start_px: (N, 2) int64, row and column in the stored image where the region begins.
-        shape_px: (N, 2) int64, height and width of the region; of kept pixels, after their halvings.
+        shape_px: (N, 2) int64, height and width of the region.
     """
 
     start_px: IntArray
@@ -70,20 +67,6 @@ class Plan:
         return Plan(self.start_px[one], self.shape_px[one], views)
 
 
-class KeptRegions(NamedTuple):
-    """The kept regions of N images.
-
-    Attributes:
-        start_px: (N, 2) int64, row and column in the stored image where the region begins.
-        shape_px: (N, 2) int64, its height and width after the halvings.
-        halvings: (N,) int64.
-    """
-
-    start_px: IntArray
-    shape_px: IntArray
-    halvings: IntArray
-
-
 def plan_views(
     size_px: IntArray,
     orientation: IntArray,
@@ -93,8 +76,6 @@ def plan_views(
     *,
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
-    kept: KeptRegions | None = None,
-    as_decoded: bool = False,
 ) -> Plan:
     """Plan the views of N samples.
 
@@ -107,14 +88,7 @@ def plan_views(
         geometry: side of the output, and whether to halve.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
-        croppable: (N,) whether only a region of an image may be decoded; None: of no image. It does not matter for kept
-            regions, unless `as_decoded`.
-        kept: the kept regions, which must serve this geometry (see `keep`); None: the images are in files.
-        as_decoded: plan kept regions as if their files were decoded: the regions of JPEGs or whole images, halved as
-            often as the kept pixels were.
-
-    Raises:
-        ValueError: a view needs fewer halvings than kept pixels have.
+        croppable: (N,) whether only a region of an image may be decoded; None: of no image.
     """
     box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
@@ -123,51 +97,21 @@ def plan_views(
     ]
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    if kept is not None and not as_decoded:
-        start_px, shape_px, done = kept
-    else:
-        start_px, shape_px = np.zeros_like(size_px), size_px
-        if croppable is not None and croppable.any():
-            most = np.max(halvings, axis=0)
-            start_px, shape_px = find_regions(size_px, stored_to_view, most, geometry.side_px, croppable)
-        done = np.zeros(len(box), np.int64) if kept is None else kept.halvings
-        shape_px = -(-shape_px // 2 ** done[:, None])
-    if any((halved < done).any() for halved in halvings):
-        raise ValueError("a view needs fewer halvings than the kept pixels have")
+    start_px, shape_px = np.zeros_like(size_px), size_px
+    if croppable is not None and croppable.any():
+        most = np.max(halvings, axis=0)
+        start_px, shape_px = find_regions(size_px, stored_to_view, most, geometry.side_px, croppable)
     plans = (
         ViewPlan(
             table,
             view.matrix.astype(np.float32),
             view.source_to_view_px.astype(np.float32),
-            halved - done,
+            halved,
             _from_decoded(matrix, start_px, halved).astype(np.float32),
         )
         for table, view, matrix, halved in zip(draws, views, stored_to_view, halvings, strict=True)
     )
     return Plan(start_px, shape_px, tuple(plans))
-
-
-def keep(size_px: IntArray, orientation: IntArray, box_px: FloatArray, geometry: GeometryConfig) -> KeptRegions:
-    """The regions of N images to keep, so that every view of this geometry is the same as from the files.
-
-    A region is all that views can reach, halved as often as for the view that magnifies it most. Views of half
-    `geometry.side_px` are served too: their halvings combine the same pixels as in the whole image.
-
-    Args:
-        size_px, orientation, box_px: as in `plan_views`.
-    """
-    reach, box = reach_of(geometry), _boxes(size_px, orientation, box_px)
-    halvings = most = np.zeros(len(box), np.int64)
-    if geometry.antialias:
-        halvings = count_halvings(size_px, reach.most_px / box[:, 2])
-        most = count_halvings(size_px, SMALLEST_SIDE * reach.least_px / box[:, 2])
-    table = np.zeros((len(box), COLUMNS))
-    table[:, Draw.MAGNIFICATION] = 1 / reach.side
-    widest = _compose(box, table, geometry.side_px, None).source_to_view_px
-    start_px, stop_px = region_around(
-        size_px, [_after(widest, stored_to_upright_px(size_px, orientation))], 2 ** most[:, None], geometry.side_px
-    )
-    return KeptRegions(start_px, -((start_px - stop_px) // 2 ** halvings[:, None]), halvings)
 
 
 def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray) -> DoubleArray:

@@ -22,7 +22,6 @@ from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.sources import load_index
 from pipelines.sources.shards.pack import pack
 from tests.command_line import run_cli
-from tests.pipelines.test_kept_pixels import packed_by
 from tests.train.tiny_run import write_images
 from train.config.pretraining import Config
 from train.distributed.world import World
@@ -80,13 +79,6 @@ def test_a_part_says_what_it_decodes(images: Path, decode: Any) -> None:
         assert next(making) == 16
         assert isinstance(making, Generator)
         making.close()
-
-
-def test_kept_pixels_have_no_decoder_to_measure(images: Path, tmp_path: Path) -> None:
-    config = Config(pipelines=PipelinesConfig(threads=1))
-    packed_by(load_index(DataConfig("folder", str(images))), tmp_path / "pixels", config.geometry)
-    parts = parts_of_loader(load_index(DataConfig("shards", str(tmp_path / "pixels"))), config, 16, CPU)
-    assert list(parts) == ["read only"]
 
 
 def test_the_decoder_alone_sees_images_of_all_sizes(images: Path) -> None:

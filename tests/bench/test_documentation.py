@@ -66,7 +66,8 @@ def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {
             "machine": {**machine, "gpu": gpu}, "settings": {}, "sources": "small",
-            "loaders": [{**entry, "images_per_s": rate}], "stages": [{**entry, "name": "read only"}],
+            "loaders": [{**entry, "images_per_s": rate}],
+            "stages": [{**entry, "name": name} for name in ("read only", "decode only")],
         }
         for gpu, rate in (("none", 1234), ("Card", 9999))
     ]  # fmt: skip
@@ -108,7 +109,8 @@ def test_the_readme_and_the_page_are_made_from_the_same_row(tmp_path: Path) -> N
     machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
     entry = {"name": "this loader", "interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 2, "ours_is": [1, 1, 1]}
     rows = [
-        {"machine": machine, "settings": {}, "stages": [{**entry, "name": "read only"}],
+        {"machine": machine, "settings": {},
+         "stages": [{**entry, "name": name} for name in ("read only", "decode only")],
          "loaders": [{**entry, "images_per_s": rate}]} for rate in (111, 222)
     ]  # fmt: skip
     (results / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -32,12 +32,6 @@ def test_parts_that_cost_more_alone_leave_nothing_for_the_views() -> None:
     assert "decoding takes 87% of its time" in verdict(row(0.2))
 
 
-def test_kept_pixels_are_not_decoded() -> None:
-    kept = row(0.1)
-    del kept["stages"][1]
-    assert "making views takes 70% of its time" in verdict(kept)
-
-
 def test_waiting_is_named_where_no_core_is_short() -> None:
     said = verdict(row(0.37, busy=0.9))
     assert "no core limits it (45% of 2 busy) but waiting; the part 'decode only' alone makes 9000" in said

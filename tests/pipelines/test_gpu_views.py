@@ -31,7 +31,6 @@ from pipelines.render.request import Request
 from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import draw_view
@@ -39,7 +38,6 @@ from tests.conftest import Record
 from tests.pipelines import reference
 from tests.pipelines.harness import NO_APPEARANCE, Image, encode, make_views, smooth_image
 from tests.pipelines.test_appearance import ALL, ALWAYS
-from tests.pipelines.test_kept_pixels import packed_by
 from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
 from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
 
@@ -71,19 +69,17 @@ def no_request() -> Request:
 
 
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
-    jitter: Jitter, antialias: bool, kept: bool, outputs: list[Any]
+    jitter: Jitter, antialias: bool, outputs: list[Any]
 ) -> None:
-    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept)
+    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2)
     view_pipeline(graph, Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter)), no_request)
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_decoded_and_kept_pixels_are_on_the_gpu_for_its_kernel(kept: bool, outputs: list[Any]) -> None:
-    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, pixels=kept, fused=True)
+def test_decoded_images_are_on_the_gpu_for_its_kernel(outputs: list[Any]) -> None:
+    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, fused=True)
     decode_pipeline(graph, no_request)
     assert [node.device for node in outputs] == ["gpu"]
 
@@ -290,17 +286,6 @@ def test_the_kernel_s_loader_gives_the_graph_s_batches(folder: Index) -> None:
     fused, graph = (load(folder, "cuda:0", gpu_views=gpu_views, dali_batch=2, last=30) for gpu_views in WAYS)
     for ours, theirs in zip(fused, graph, strict=True):
         assert_alike(ours, theirs)
-
-
-@pytest.mark.gpu
-@BOTH
-def test_kept_pixels_make_the_views_of_their_files(gpu_views: GpuViews, folder: Index, tmp_path: Path) -> None:
-    packed_by(folder, tmp_path, SMALL, workers=1)
-    kept = load_index(DataConfig("shards", str(tmp_path)))
-    assert kept.pixels is not None
-    ours, theirs = (load(index, device, gpu_views=gpu_views) for index, device in ((kept, "cuda:0"), (folder, "cpu")))
-    for one, other in zip(ours, theirs, strict=True):
-        assert_alike(one, other)
 
 
 @pytest.mark.gpu

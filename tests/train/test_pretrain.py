@@ -21,11 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.config import DataConfig
-from pipelines.sources.folder import load_folder
-from pipelines.views.augmentation import GeometryConfig
 from tests.conftest import Record
-from tests.pipelines.test_kept_pixels import packed_by
 from tests.train import ranks, tiny_run
 
 
@@ -105,23 +101,6 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
     metrics = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert metrics == [2, 4, 6, 8, 10, 12]
-
-
-def test_a_run_on_pixels_is_killed_and_ends_with_the_weights_of_one_on_files(
-    images: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    index = load_folder(DataConfig("folder", str(images)))
-    packed_by(index, tmp_path / "pixels", GeometryConfig(side_px=32))
-    out = tmp_path / "killed"
-    processes = start(tmp_path / "pixels", out, "data.source=shards")
-    log = out / "samples-rank0.jsonl"
-    while processes[0].is_alive() and not (log.exists() and len(log.read_text().splitlines()) >= 5):
-        time.sleep(0.01)
-    assert processes[0].is_alive()
-    ranks.kill(processes)
-    run(tmp_path / "pixels", out, "data.source=shards")
-    assert_same_weights(uninterrupted, out)
-    assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -103,10 +103,7 @@ def check_data(files: Sequence[Path], overrides: Sequence[str], out: Path) -> No
     "--per-shard", default=8192, show_default=True, type=options.IntegerRange(1, 10**9), help="Images per shard."
 )
 @click.option("--workers", default=None, type=WORKERS, help="Shards written at a time.  [default: one per core]")
-@click.option("--pixels", is_flag=True, help="Pack decoded pixels instead of the files: only what the views can reach.")
-def pack(
-    files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None, pixels: bool
-) -> None:
+def pack(files: Sequence[Path], overrides: Sequence[str], out: Path, per_shard: int, workers: int | None) -> None:
     """Pack the images of a configuration's data into WebDataset tar shards in OUT.
 
     \b
@@ -114,10 +111,6 @@ def pack(
       python cli.py pretrain --set data.source=shards --set data.root=/data/freihand_shards
 
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
-
-    With --pixels the loader neither reads files nor decodes. The shards serve the views of the configuration that they
-    were packed with, or narrower ones; they are several times as large as JPEGs. Their size is printed before the first
-    is written.
     """
     if re.match(r"\w+:/", str(out)):
         address = re.sub(":/+", "://", str(out), count=1)  # a path keeps one slash
@@ -137,18 +130,8 @@ def pack(
     if others:
         raise UserError(f"{1 + len(others)} tables [[data]]: shards hold one source. Pack each by itself.")
     index = load_index(replace(source, box_margin=1.0))  # the margin belongs to the run that reads the shards
-    contents = None
-    if pixels:
-        from pipelines.render.backends import resolve_backend
-        from pipelines.sources.shards.pack_pixels import PixelContents
-        from train.distributed.world import described_world
-
-        backend = resolve_backend(config.pipelines.backend, described_world(config.train.device).device)
-        contents = PixelContents(index, config.geometry, source.box_margin, backend, say=say, progress=progress_bar)
     with progress_bar("packing") as progress:
-        packed = run(
-            index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress, contents=contents
-        )
+        packed = run(index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress)
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)
     done = "is packed already" if packed.already_there else "written and read back"

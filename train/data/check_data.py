@@ -23,7 +23,6 @@ from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, Deco
 from pipelines.render.request import Encoded
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
-from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.samples.store import in_order
 from pipelines.sources import load_index
 
@@ -92,26 +91,13 @@ def check_data(
 
     for (name, file), index in zip(lists.items(), indices, strict=True):
         graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
-        if index.pixels is not None:
-            reasons = _changed_pixels(index, index.pixels, advance)
-        else:
-            with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
-                reasons = _bad_files(index, graph, decoder, advance)
+        with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
+            reasons = _bad_files(index, graph, decoder, advance)
         of_paths = {index.paths[row]: reason for row, reason in sorted(reasons.items())}
         write_bad_list(file, of_paths, checked=len(index))
         checked.append(Checked(name, index, of_paths, len(reasons), file))
         done += len(index)
     return checked
-
-
-def _changed_pixels(index: Index, pixels: KeptPixels, progress: Callable[[int], None]) -> dict[int, str]:
-    """Row -> reason for each sample whose pixels are not those that were packed."""
-    reasons = {}
-    for row in range(len(index)):
-        if not pixels.matches(row):
-            reasons[row] = "not the pixels that were packed (wrong checksum)"
-        progress(row + 1)
-    return reasons
 
 
 def _bad_files(

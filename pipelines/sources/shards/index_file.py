@@ -15,8 +15,6 @@ import numpy.typing as npt
 from errors import UserError
 from parsing import parse_json, regular
 from pipelines.samples.index import Index
-from pipelines.samples.kept_pixels import KEPT
-from pipelines.sources.shards.pixels import PIXELS
 from skeleton import SKELETONS
 from writing import whole_file
 
@@ -31,9 +29,6 @@ INDEX_FOLDER: Final = "index"
 INDEX_MARK: Final = "made-by-peclr-dali-index"
 """Folder that `index` makes first, and that marks the files beside it as its own. It holds what a call has read."""
 
-FILES: Final = "files"
-"""Kind of shards that hold files. Their index.json has no entry "kind"."""
-
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
@@ -45,7 +40,6 @@ _PLACES: Final = {
     "size": np.dtype(np.uint32),
     "crc32": np.dtype(np.uint32),
     "lead": np.dtype(np.uint32),
-    PIXELS: KEPT,
 }
 _TABLES: Final = {
     "box_px": np.dtype(np.float32),
@@ -130,11 +124,9 @@ def _check_index_file(content: dict[str, Any]) -> None:
     for name in tables:
         if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
             raise ValueError(f"{str(name)[:80]!r} is no table of an index")
-    if content.get("kind", FILES) not in (FILES, PIXELS):
-        raise ValueError(f"kind is {str(content['kind'])[:80]!r}, expected {FILES!r} or {PIXELS!r}")
+    if "kind" in content:
+        raise ValueError(f"kind is {str(content['kind'])[:80]!r}: only shards of image files are read")
     needed = {"offset", "size"} if is_foreign else {"offset", "size", "crc32", "box_px"}
-    if content.get("kind") == PIXELS:
-        needed = {PIXELS, "box_px"}
     if not shards or not needed <= {*tables}:
         raise ValueError("something is missing")
     if content.get("skeleton", "hand") not in SKELETONS:

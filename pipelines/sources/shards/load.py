@@ -14,7 +14,6 @@ import numpy as np
 from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
-from pipelines.samples.kept_pixels import KeptPixels
 from pipelines.sources.boxes import with_boxes
 from pipelines.sources.shards.index_file import (
     FOLDER,
@@ -27,7 +26,6 @@ from pipelines.sources.shards.index_file import (
     read_table,
     table_name,
 )
-from pipelines.sources.shards.pixels import PIXELS, PixelNames, map_pixels
 from pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
@@ -68,12 +66,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     first = [0, *accumulate(shard["samples"] for shard in shards)]
     whole = np.array(WHOLE_IMAGE, np.float32)
     box_px = np.array(tables["box_px"]) if "box_px" in tables else np.tile(whole, (count, 1))
-    pixels: KeptPixels | None = None
-    store: ShardStore | PixelNames = PixelNames(files.names, first)
-    if PIXELS in tables:
-        pixels = map_pixels(folder, content, first, tables[PIXELS], box_px, config)
-    else:
-        store = ShardStore(files, first, tables, verify=verify)
+    store = ShardStore(files, first, tables, verify=verify)
     paths = LazyNames(count, store.name)
     index = Index(
         name=content["name"],
@@ -85,7 +78,6 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         group=tables.get("group"),
         targets={name.removeprefix(TARGET): table for name, table in tables.items() if name.startswith(TARGET)},
         store=store,
-        pixels=pixels,
         blocks=None if window is None else Blocks(np.array(first, np.int64), window),
         skeleton=SKELETONS[content.get("skeleton", "hand")],
     )
@@ -138,11 +130,6 @@ def _open(config: DataConfig) -> tuple[Path, Path, dict[str, Any], Shards, Calla
             raise UserError(
                 f"data.root = {config.root}: is an index of shards of other programs, which are read from a folder "
                 "only: it has no checksums of them. Pack the data with 'python cli.py pack'."
-            )
-        if PIXELS in content["tables"]:
-            raise UserError(
-                f"data.root = {config.root}: holds pixels, which are mapped into memory from a folder only. Copy the "
-                "folder to a local disk."
             )
         version = hashlib.sha256(data).hexdigest()
         return address, address, content, RemoteShards(remote, version, content["shards"], config), remote.read
