@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench.options import record_option
-from train.commands.options import PATH
+from train.commands.options import PATH, say
+
+if TYPE_CHECKING:
+    from experiments.config import Plan
 
 
 @click.command()
@@ -41,27 +45,15 @@ def experiment(
     finds all runs finished only measures, compares and records; so the printed commands can be run on a cluster first.
     """
     from experiments.config import Plan, load_study
-    from train.commands.options import say
 
     plan = Plan(file, load_study(file, overrides), scale, only)
     if listed:
-        from experiments.jobs import commands_of
-
         for line in commands_of(plan, overrides, only):
             say(line)
         return
-    from errors import UserError
-    from pipelines.config import is_address
-
-    for name, dataset in plan.used_data().items():
-        if dataset.render is None and not is_address(dataset.root) and not Path(dataset.root).is_dir():
-            raise UserError(
-                f"{dataset.root}: no such folder; expected the images of scales.{scale}.data.{name}. Put them there, "
-                f"or set scales.{scale}.data.{name}.root"
-            )
-    from rich.console import Console
-
-    from experiments.compare import as_table
+    plan.require_folders()
+    from bench.rows import as_table, show
+    from bench.studies.rows import COMPARISON_HEADS, comparison_cells
     from experiments.run import run_study
     from train.distributed.interrupt import Interrupted
     from train.runs.log import configure_logging
@@ -73,4 +65,42 @@ def experiment(
         click.echo(f"{stop.where}; continue by running this command again", err=True)
         sys.exit(stop.exit_code)
     if outcomes:
-        Console().print(as_table(outcomes))
+        title = "better minus than, paired by seed and hand"
+        show(as_table(title, COMPARISON_HEADS, map(comparison_cells, outcomes)))
+
+
+def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> Iterator[str]:
+    """Shell commands of a study, each after what it needs; lines that begin with # are comments.
+
+    `overrides` and `only` are those of `experiment`, for the last command.
+    """
+    from train.config.finetuning import FinetuneConfig
+    from train.config.pretraining import Config
+
+    def line(*words: object, files: Sequence[object] = (), keys: Sequence[str] = ()) -> str:
+        options = [("-c", file) for file in files] + [("--set", key) for key in keys]
+        return shlex.join(map(str, [*words, *(word for option in options for word in option)]))
+
+    python = ("python", "cli.py")
+    for root, one in {data.root: data.render for data in plan.used_data().values() if data.render is not None}.items():
+        yield line(*python, "make-data", root, "--poses", one.poses, "--seed", one.seed, "--scenes", one.scenes)
+    seeds, by = plan.study.seeds, plan.at.by
+    if plan.pretrain:
+        yield f"# pre-training: {len(plan.pretrain)} arms, {len(seeds)} seeds"
+    for seed, name in ((seed, name) for seed in seeds for name in plan.pretrain):
+        config, keys = plan.settings(Config, name, seed)
+        processes = min(plan.at.processes, config.train.batch // config.train.micro_batch)
+        launcher = ("torchrun", f"--nproc-per-node={processes}", "cli.py") if processes > 1 else python
+        yield line(*launcher, "pretrain", "--resume", "auto", files=plan.at.pretrain.config, keys=keys)
+    yield f"# {by}: each network, when the pre-training that it starts from is done"
+    for seed, name in ((seed, name) for seed in seeds for name, arm in plan.arms.items() if arm.network is None):
+        _, keys = plan.settings(FinetuneConfig, name, seed)
+        yield line(*python, by, "--resume", "auto", files=plan.at.measured.config, keys=keys)
+    yield "# evaluation of each network; after fine-tuning with validation, of its best checkpoint"
+    for seed, name in ((seed, name) for seed in seeds for name in plan.arms):
+        out = plan.folder(seed, "evaluation", name)
+        yield line(*python, "evaluate", plan.run_of(name, seed), "--out", out, keys=plan.held_out(name))
+    yield "# when all runs are done: measure what the study compares, and record it"
+    arms = [word for name in only for word in ("--arm", name)]
+    record = ("--record", "bench/results/experiments.jsonl")
+    yield line(*python, "experiment", plan.file, "--scale", plan.scale, *arms, *record, keys=overrides)

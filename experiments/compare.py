@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich.table import Table
-from scipy.special import stdtrit
 
-from bench.studies.rows import COMPARISON_HEADS, comparison_cells
+from bench.measure import interval_of_mean
 from errors import UserError
 from experiments.config import Claim, Plan
-from experiments.measure import Floats, read_errors
-from train.pose.metrics import METRICS, confidence_intervals, paired_difference
+from experiments.measure import measured_errors
+from train.pose.metrics import METRICS, confidence_intervals, metric_of
 
 Row = dict[str, Any]
 
@@ -25,45 +22,25 @@ def compare(plan: Plan, claim: Claim) -> Row:
     "low" and "high" are the ends of the 95 % interval of the mean difference. The claim "holds" if the whole interval
     is on the better side of zero. The half of its width is the root of the sum of two squares: of Student's
     interval over the seeds, and of the bootstrap's over the hands, which all seeds share.
+
+    Raises:
+        UserError: the metric cannot be measured on the arms' images.
     """
-    better, than = (
-        [_table(plan, seed, name, claim.metric) for seed in plan.study.seeds] for name in (claim.better, claim.than)
-    )
-    groups = read_errors(plan, plan.study.seeds[0], claim.better).groups
-    differences = [
-        paired_difference({claim.metric: ours}, {claim.metric: theirs}, resamples=1)[claim.metric].value
-        for ours, theirs in zip(better, than, strict=True)
-    ]
-    over_hands = confidence_intervals({claim.metric: np.mean(np.subtract(better, than), axis=0)}, groups=groups)
-    mean, count = float(np.mean(differences)), len(differences)
-    if count == 1:
-        low, high = float("-inf"), float("inf")  # one seed gives no interval
-    else:
-        seeds_reach = float(stdtrit(count - 1, 0.975) * np.std(differences, ddof=1) / count**0.5)
-        reach = math.hypot(seeds_reach, (over_hands[claim.metric].high - over_hands[claim.metric].low) / 2)
-        low, high = mean - reach, mean + reach
-    holds = low > 0 if METRICS[claim.metric].higher_is_better else high < 0
-    figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}
-    names = {"better": claim.better, "than": claim.than, "metric": claim.metric}
-    return {"kind": "comparison", **names, **figures, "seeds": plan.study.seeds}
-
-
-def as_table(outcomes: Sequence[Row]) -> Table:
-    """The comparisons as a table for the terminal."""
-    table = Table(title="better minus than, paired by seed and hand")
-    for head in COMPARISON_HEADS:
-        table.add_column(head, overflow="fold")
-    for row in outcomes:
-        table.add_row(*comparison_cells(row))
-    return table
-
-
-def _table(plan: Plan, seed: int, name: str, metric: str) -> Floats:
-    """The errors (N, K) of an arm in a metric."""
-    tables = read_errors(plan, seed, name).tables
-    if metric not in tables:
+    seeds, metric = plan.study.seeds, claim.metric
+    better, than = ([measured_errors(plan, seed, name) for seed in seeds] for name in (claim.better, claim.than))
+    if metric not in better[0]:
         raise UserError(
-            f"{plan.file}: compare: {metric} of {name} cannot be measured on {plan.measured_on(name)}, whose labels "
-            f"allow {', '.join(tables)}: compare in another metric"
+            f"{plan.file}: compare: {metric} cannot be measured on {plan.measured_on(claim.better)}, whose labels "
+            f"allow {', '.join(better[0].keys() & METRICS.keys())}: compare in another metric"
         )
-    return tables[metric]
+    tables = [ours[metric] - theirs[metric] for ours, theirs in zip(better, than, strict=True)]
+    differences = [metric_of(table) for table in tables]
+    mean, low, high = float(np.mean(differences)), -math.inf, math.inf  # one seed gives no interval
+    if len(seeds) > 1:
+        over_hands = confidence_intervals({metric: np.mean(tables, axis=0)}, groups=better[0]["groups"])[metric]
+        reach = math.hypot(interval_of_mean(differences).high - mean, (over_hands.high - over_hands.low) / 2)
+        low, high = mean - reach, mean + reach
+    holds = low > 0 if METRICS[metric].higher_is_better else high < 0
+    figures = {"differences": differences, "mean": mean, "low": low, "high": high, "holds": holds}
+    names = {"better": claim.better, "than": claim.than, "metric": metric}
+    return {"kind": "comparison", **names, **figures, "seeds": seeds}

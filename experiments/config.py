@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
+from annotated_types import Interval
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Number, Seed
 from errors import UserError
+from pipelines.config import DataConfig, is_address, refuse_among_images
 from train.config.finetuning import FinetuneConfig
-from train.config.load import load_config, read_toml
+from train.config.load import load_config
 from train.config.pretraining import Config
-from train.config.tables import as_toml
+from train.config.tables import as_toml, to_dict
 
 C = TypeVar("C", Config, FinetuneConfig)
 
@@ -51,12 +53,7 @@ class Dataset:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Shared:
-    """What the arms of one kind share.
-
-    Attributes:
-        config: TOML files, as `-c` takes them.
-        set: keys, as for `--set`.
-    """
+    """What the arms of one kind share: TOML files, as `-c` takes them, and keys, as for `--set`."""
 
     config: tuple[Path, ...] = ()
     set: tuple[str, ...] = ()
@@ -110,6 +107,7 @@ class MeasuredArm(Arm):
         published: the paper's figures.
     """
 
+    data: Annotated[tuple[str, ...], Field(max_length=1)] = ()
     start: str | None = None
     network: str | None = None
     on: str | None = None
@@ -139,14 +137,14 @@ class Maps:
     Attributes:
         better: the arm that the paper says is better at every place of the maps.
         than: the other arm.
-        rotations: angles in [-80, 80] degrees.
-        translations: shifts in [-25, 25] pixels of 128, along each axis.
+        rotations: number of angles in [-80, 80] degrees.
+        translations: number of shifts in [-25, 25] pixels of 128, along each axis.
     """
 
     better: str
     than: str
-    rotations: Annotated[Count, Field(ge=2)] = 17
-    translations: Annotated[Count, Field(ge=2)] = 5
+    rotations: Annotated[int, Interval(ge=2, le=1000)] = 17
+    translations: Annotated[int, Interval(ge=2, le=100)] = 5
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -165,12 +163,11 @@ class Study:
         seeds: seeds of order, augmentation and weights; all arms run once per seed.
         out: folder of the runs; None: runs/studies and the file's name. Studies with the same folder share the runs of
             arms with the same names.
-        figures_of: checkpoint to measure: the "last", or the "best" on validation.
     """
 
     title: str
     source: str
-    arms: dict[str, MeasuredArm]
+    arms: Annotated[dict[str, MeasuredArm], Field(min_length=1)]
     scales: dict[ScaleName, Scale]
     note: str | None = None
     pretrain: dict[str, Arm] = Field(default_factory=dict)
@@ -178,7 +175,6 @@ class Study:
     maps: Maps | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     out: Path | None = None
-    figures_of: Literal["last", "best"] = "last"
 
 
 class Plan:
@@ -192,13 +188,15 @@ class Plan:
 
     Attributes:
         name: name of the study.
+        at: the settings of the scale.
         pretrain: the pre-training arms that the measured ones start from.
         arms: the measured arms.
         compare: the claims about these arms.
         maps: the maps, if both of their arms are among these.
+        first_arm: the first measured arm of the study at this scale, whether it runs or not.
 
     Raises:
-        UserError: the study has no such scale, or no such arm at this scale.
+        UserError: the study has no such scale, no arm at this scale, or not this arm.
     """
 
     def __init__(self, file: Path, study: Study, scale: ScaleName, only: Sequence[str] = ()) -> None:
@@ -207,15 +205,19 @@ class Plan:
         self.file, self.study, self.scale, self.name = file, study, scale, file.stem
         self.at = study.scales[scale]
         self.out = (study.out or Path("runs/studies") / self.name) / scale
-        self._all_arms = _at(scale, study.arms)
+        self._all_arms = arms_at(scale, study.arms)
+        if not self._all_arms:
+            raise UserError(f"{file}: has no arm at scale {scale}: add one to arms, or remove scales.{scale}")
         for name in only:
             _require(f"{file}: at scale {scale}: --arm", name, self._all_arms, "arms")
+        self.first_arm = next(iter(self._all_arms))
         wanted = {*only, *(self._all_arms[name].network for name in only)} or self._all_arms.keys()
         self.arms = {name: arm for name, arm in self._all_arms.items() if name in wanted}
         starts = {arm.start for arm in self.arms.values()}
-        self.pretrain = {name: arm for name, arm in _at(scale, study.pretrain).items() if name in starts}
-        self.compare = tuple(claim for claim in study.compare if self._has_both(claim))
-        self.maps = study.maps if study.maps is not None and self._has_both(study.maps) else None
+        self.pretrain = {name: arm for name, arm in arms_at(scale, study.pretrain).items() if name in starts}
+        self.compare = tuple(claim for claim in study.compare if {claim.better, claim.than} <= self.arms.keys())
+        maps = study.maps
+        self.maps = maps if maps is not None and {maps.better, maps.than} <= self.arms.keys() else None
 
     def folder(self, seed: int, kind: str, name: str) -> Path:
         """Folder of an arm's run of this kind: "pretrain", "finetune", "probe", and others."""
@@ -228,12 +230,7 @@ class Plan:
     def measured_on(self, name: str) -> str:
         """Name of the dataset on which an arm is measured."""
         arm = self._all_arms[name]
-        return arm.on or self._datasets(self._all_arms[arm.network] if arm.network else arm)[0]
-
-    @property
-    def first_arm(self) -> str:
-        """The first measured arm of the study at this scale, whether it runs or not."""
-        return next(iter(self._all_arms))
+        return arm.on or self._datasets(self._all_arms[arm.network or name])[0]
 
     def held_out(self, name: str) -> list[str]:
         """Overrides that choose the images on which an arm is measured."""
@@ -248,44 +245,54 @@ class Plan:
 
     def settings(self, kind: type[C], name: str, seed: int) -> tuple[C, list[str]]:
         """The configuration of a run, and the keys that it sets over the files of its kind. Errors as `load_config`."""
-        pretraining = kind is Config
-        arm: Arm = self.pretrain[name] if pretraining else self.arms[name]
-        shared: Shared = self.at.pretrain if pretraining else self.at.measured
-        overrides = self._data_keys(arm, shared.config, [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())])
-        folder = self.folder(seed, "pretrain" if pretraining else self.at.by, name)
-        own: dict[str, str | int] = {"run.seed": seed, "run.out": str(folder)}
+        table, arms, shared, by = (
+            ("pretrain", self.pretrain, self.at.pretrain, "pretrain")
+            if kind is Config
+            else ("arms", self.arms, self.at.measured, self.at.by)
+        )
+        arm: Arm = arms[name]
+        own: dict[str, str | int] = {"run.seed": seed, "run.out": str(self.folder(seed, by, name))}
         if isinstance(arm, MeasuredArm) and arm.start is not None:
             own["encoder.weights"] = str(self.folder(seed, "pretrain", arm.start))
-        overrides += [f"{key}={as_toml(value)}" for key, value in own.items()]
         try:
-            return load_config(kind, shared.config, overrides), overrides
+            keys = self._data_keys(arm, shared) + [f"{key}={as_toml(value)}" for key, value in own.items()]
+            return load_config(kind, shared.config, keys), keys
         except UserError as error:
-            table = "pretrain" if pretraining else "arms"
             raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}") from error
 
-    def _has_both(self, compared: Claim | Maps) -> bool:
-        return {compared.better, compared.than} <= self.arms.keys()
+    def require_folders(self) -> None:
+        """Raise a `UserError` if images are missing, or if a run would write among the images that it reads."""
+        for name, data in self.used_data().items():
+            if data.render is None and not is_address(data.root) and not Path(data.root).is_dir():
+                key = f"scales.{self.scale}.data.{name}"
+                raise UserError(
+                    f"{data.root}: no such folder; expected the images of {key}. Put them there, or set {key}.root"
+                )
+        for name in self.pretrain:
+            refuse_among_images(self.out, self.settings(Config, name, self.study.seeds[0])[0].data)
 
     def _datasets(self, arm: Arm) -> tuple[str, ...]:
         return arm.data or (next(iter(self.at.data)),)
 
-    def _data_keys(self, arm: Arm, files: Sequence[Path], overrides: Sequence[str]) -> list[str]:
-        """Overrides with those of the arm's datasets before them.
-
-        With several datasets, all get the keys of `data`, those of the files included: the array of datasets replaces
-        the files' table.
-        """
+    def _data_keys(self, arm: Arm, shared: Shared) -> list[str]:
+        """The keys that an arm sets, with its datasets. Several datasets are each as they would be alone."""
+        keys = [*shared.set, *arm.set, *arm.set_at.get(self.scale, ())]
         datasets = [self.at.data[name] for name in self._datasets(arm)]
-        if len(datasets) == 1:
-            return [f"data.root={as_toml(datasets[0].root)}", *datasets[0].set, *overrides]
-        tables = ", ".join(f"{{root = {as_toml(dataset.root)}}}" for dataset in datasets)
-        numbers = range(len(datasets))
-        in_files = [f"data.{key}={as_toml(value)}" for file in files for key, value in _data_table(file).items()]
-        before = [_numbered(key, number) for key in in_files for number in numbers]
-        own = [_numbered(key, number) for number in numbers for key in datasets[number].set]
-        # Later overrides win, so only the copies of one are dropped: a key that is not of `data` has no number.
-        shared = [one for key in overrides for one in dict.fromkeys(_numbered(key, number) for number in numbers)]
-        return [f"data=[{tables}]", *before, *own, *shared]
+        for_each = [[f"data.root={as_toml(dataset.root)}", *dataset.set, *keys] for dataset in datasets]
+        if len(for_each) == 1:
+            return for_each[0]
+        defaults = to_dict(DataConfig())
+        tables = [to_dict(load_config(Config, shared.config, of_one).data) for of_one in for_each]
+        return [
+            f"data=[{', '.join('{}' for _ in tables)}]",
+            *(
+                f"data.{number}.{key}={as_toml(value)}"
+                for number, table in enumerate(tables)
+                for key, value in table.items()
+                if value != defaults.get(key)
+            ),
+            *(key for key in keys if not key.startswith("data.")),
+        ]
 
 
 def load_study(file: Path, overrides: Sequence[str] = ()) -> Study:
@@ -302,44 +309,35 @@ def load_study(file: Path, overrides: Sequence[str] = ()) -> Study:
         for name in arms:
             if not re.fullmatch(r"[\w-]+", name):
                 raise UserError(f"{file}: {table}.{name!r} names a folder: expected letters, digits, - and _")
-    claims: list[tuple[str, Claim | Maps]] = [("compare", claim) for claim in study.compare]
-    if study.maps is not None:
-        claims.append(("maps", study.maps))
-    for key, claim in claims:
-        for name in (claim.better, claim.than):
+    pairs: list[tuple[str, Claim | Maps]] = [("compare", claim) for claim in study.compare]
+    pairs += [("maps", study.maps)] if study.maps is not None else []
+    for key, pair in pairs:
+        for name in (pair.better, pair.than):
             _require(f"{file}: {key} names", name, study.arms, "arms")
-        if claim.better == claim.than:
-            raise UserError(f"{file}: {key}: {claim.better!r} is compared with itself: expected two arms")
+        if pair.better == pair.than:
+            raise UserError(f"{file}: {key}: {pair.better!r} is compared with itself: expected two arms")
     for scale in study.scales:
         _check(Plan(file, study, scale))
     return study
 
 
 def _check(plan: Plan) -> None:
-    here, data = f"{plan.file}: at scale {plan.scale}:", plan.at.data
-    pretraining = _at(plan.scale, plan.study.pretrain)
-    for name, arm in plan.arms.items():
-        if arm.start is not None:
-            _require(f"{here} arms.{name}.start =", arm.start, pretraining, "pretrain")
-        if arm.network is not None:
-            _require(f"{here} arms.{name}.network =", arm.network, plan.arms, "arms")
-            if plan.arms[arm.network].network is not None:
-                raise UserError(f"{here} arms.{name}.network = {arm.network!r} has no network of its own; name another")
-            trained_with = {"set": arm.set, "set_at": arm.set_at.get(plan.scale), "start": arm.start, "data": arm.data}
-            if ignored := [key for key, value in trained_with.items() if value]:
-                raise UserError(
-                    f"{here} arms.{name} has a network, and {ignored[0]}, which only training reads: remove one of them"
-                )
-        if arm.on is not None:
-            _require(f"{here} arms.{name}.on =", arm.on, data, "data")
+    """Raise a `UserError` for the first wrong arm or claim at a scale."""
+    here, pretraining = f"{plan.file}: at scale {plan.scale}:", arms_at(plan.scale, plan.study.pretrain)
     for name, one in (*pretraining.items(), *plan.arms.items()):
         for dataset in one.data:
-            _require(f"{here} {name}.data =", dataset, data, "data")
+            _require(f"{here} {name}.data =", dataset, plan.at.data, "data")
     for name, arm in plan.arms.items():
-        if len(arm.data) > 1:
-            raise UserError(
-                f"{here} arms.{name}.data = {list(arm.data)}: expected one dataset; only pre-training mixes"
-            )
+        _require(f"{here} arms.{name}.start =", arm.start, pretraining, "pretrain")
+        _require(f"{here} arms.{name}.network =", arm.network, plan.arms, "arms")
+        _require(f"{here} arms.{name}.on =", arm.on, plan.at.data, "data")
+        if arm.network is not None:
+            trained = arm.set or arm.set_at.get(plan.scale) or arm.start or arm.data
+            if trained or plan.arms[arm.network].network is not None:
+                raise UserError(
+                    f"{here} arms.{name}.network = {arm.network!r}: expected an arm with a network of its own, and "
+                    "beside it neither set, set_at, start nor data, since nothing is trained"
+                )
     for claim in plan.compare:
         better, than = (plan.measured_on(name) for name in (claim.better, claim.than))
         if better != than:
@@ -355,26 +353,14 @@ def _check(plan: Plan) -> None:
         load_config(FinetuneConfig, (), plan.held_out(name))
 
 
-def _require(where: str, name: str, known: Mapping[str, object], table: str) -> None:
-    if name not in known:
+def _require(where: str, name: str | None, known: Mapping[str, object], table: str) -> None:
+    if name is not None and name not in known:
         raise UserError(f"{where} {name!r}: expected a name in {table}: {', '.join(known)}")
 
 
 A = TypeVar("A", bound=Arm)
 
 
-def _at(scale: ScaleName, arms: Mapping[str, A]) -> dict[str, A]:
+def arms_at(scale: ScaleName, arms: Mapping[str, A]) -> dict[str, A]:
+    """The arms that a study has at a scale."""
     return {name: arm for name, arm in arms.items() if arm.only in (None, scale)}
-
-
-def _data_table(file: Path) -> Mapping[str, object]:
-    """The keys of `data` in a configuration file, without the root, which arms name."""
-    table = read_toml(file).get("data", {})
-    if not isinstance(table, Mapping):
-        raise UserError(f"{file}: has several tables [[data]]; expected one, since the arms name their datasets")
-    return {key: value for key, value in table.items() if key != "root"}
-
-
-def _numbered(override: str, number: int) -> str:
-    """The override of a key of `data`, for the dataset with this number; other overrides as they are."""
-    return f"data.{number}.{override.removeprefix('data.')}" if override.startswith("data.") else override

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import experiments.compare
 from errors import UserError
 from experiments import measure, run
-from experiments.compare import compare
-from experiments.config import Arm, Claim, Dataset, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
-from experiments.measure import Errors
+from experiments.compare import Row, compare
+from experiments.config import Arm, Claim, Dataset, Maps, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
+from experiments.measure import Arrays
 from experiments.run import run_study
+from tests.command_line import run_cli
 from train.config.pretraining import Config
 from train.distributed.interrupt import Interrupted
 from train.runs.checkpoint import write_checkpoint
@@ -46,29 +51,22 @@ def rows_of(record: Path) -> list[dict[str, Any]]:
 
 
 class Training:
-    """Takes the place of training: pre-training takes 2 seconds of a CPU, fine-tuning 1.
+    """Takes the place of training.
 
     Attributes:
         interrupted: whether the next run ends by a signal, after it has made its folder.
-        slowness: the times are multiplied by this.
         network: the content of the networks.
     """
 
     def __init__(self) -> None:
         self.interrupted = False
-        self.slowness = 1
         self.network = "first"
-        self._now = 0.0
 
     def __call__(self, config: Any, resume: str) -> Any:
-        self._now += self.slowness * (2.0 if "pretrain" in config.run.out else 1.0)
         Path(config.run.out).mkdir(parents=True, exist_ok=True)
         if self.interrupted:
             raise Interrupted(15, 3, Path(config.run.out))
         write_network(Path(config.run.out), self.network)
-
-    def process_time(self) -> float:
-        return self._now
 
 
 def write_network(run: Path, content: str) -> None:
@@ -76,12 +74,12 @@ def write_network(run: Path, content: str) -> None:
     write_checkpoint(run / "checkpoints" / "step_000000001.pt", 1, {"content": content})
 
 
-def measured(network: Path, overrides: list[str]) -> Errors:
+def errors_of(network: Path, overrides: list[str]) -> Arrays:
     run = network.parents[1]
     seed = int(run.parent.name.removeprefix("seed_"))
     error = np.full((HANDS, 21), 1.0 + 0.01 * seed - (0.2 if "ours" in run.name else 0.0))
     tables = {"pa_epe_cm": error, "epe_cm": error, "epe_px": error, "auc": 1 - error / 5, "pa_auc": 1 - error / 5}
-    return Errors(tables, None)
+    return {**tables, "groups": np.arange(HANDS)}
 
 
 @pytest.fixture
@@ -89,12 +87,11 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     made = Training()
     monkeypatch.setattr(run, "pretrain", made)
     monkeypatch.setattr(run, "finetune", made)
-    monkeypatch.setattr(measure, "measure_arm", measured)
+    monkeypatch.setattr(measure, "measure_errors", errors_of)
+    monkeypatch.setattr(measure, "measure_maps", lambda network, overrides, maps: {"rotation_deg": np.zeros(2)})
     monkeypatch.setattr(measure, "load_pose_run", lambda path: path)
-    monkeypatch.setattr(
-        run, "measure_constants", lambda overrides: {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
-    )
-    monkeypatch.setattr(time, "process_time", made.process_time)
+    constants = {"mean_pose_pa_epe_cm": 3.0, "rigid_hand_pa_epe_cm": 1.5}
+    monkeypatch.setattr(run, "measure_constants", lambda overrides: constants)
     return made
 
 
@@ -142,21 +139,6 @@ def test_a_row_that_changed_and_changed_back_is_written_again(training: Training
     assert [row["mean_pose"] for row in rows_of(record) if row["kind"] == "constant"] == [3.0, 4.0, 3.0]
 
 
-def test_a_row_s_time_is_that_of_its_run(training: Training, tmp_path: Path) -> None:
-    record = tmp_path / "rows.jsonl"
-    run_study(plan_of(tmp_path, (0,)), record)
-    assert [row["cpu_seconds"] for row in rows_of(record) if "cpu_seconds" in row] == [2, 1, 1]
-
-
-def test_a_run_whose_folder_was_removed_is_timed_anew(training: Training, tmp_path: Path) -> None:
-    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
-    run_study(plan, record)
-    shutil.rmtree(plan.folder(0, "pretrain", "peclr"))
-    training.slowness = 10
-    run_study(plan, record)
-    assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [2, 20]
-
-
 def test_figures_of_another_encoder_are_refused(training: Training, tmp_path: Path) -> None:
     """The pre-training was made again, with another result; the read-out of the first one must not stand beside it."""
     plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
@@ -168,22 +150,73 @@ def test_figures_of_another_encoder_are_refused(training: Training, tmp_path: Pa
     run_study(plan, record)
 
 
-def test_a_run_that_another_command_made_has_no_time(training: Training, tmp_path: Path) -> None:
-    """As on a cluster, by the commands of `--list`: its time is not known."""
-    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
+def test_runs_of_other_commands_and_interrupted_ones_are_taken_up(training: Training, tmp_path: Path) -> None:
+    """As on a cluster, by the commands of `--list`. Their encoders are known from then on."""
+    plan = plan_of(tmp_path, (0,))
     write_network(plan.folder(0, "pretrain", "peclr"), "first")
-    run_study(plan, record)
-    assert [row.get("cpu_seconds") for row in rows_of(record) if row["kind"] in ("pretrain", "arm")] == [None, 1, 1]
-
-
-def test_an_interrupted_run_s_time_counts(training: Training, tmp_path: Path) -> None:
-    plan, record = plan_of(tmp_path, (0,)), tmp_path / "rows.jsonl"
     training.interrupted = True
     with pytest.raises(Interrupted):
-        run_study(plan, record)
+        run_study(plan, None)
     training.interrupted = False
-    run_study(plan, record)
-    assert [row["cpu_seconds"] for row in rows_of(record) if row["kind"] == "pretrain"] == [4]
+    write_network(plan.run_of("ours", 0), "first")
+    run_study(plan, None)
+    training.network = "second"
+    with pytest.raises(UserError, match="was trained from another encoder"):
+        run_study(plan, None)
+
+
+SIDE_FILES = ("errors_finetune_ours.npz", "map_ours.npz", "finetune_ours.encoder")
+
+
+def damage(file: Path, kind: str) -> None:
+    """Make a file empty, cut it, or put something else in its place."""
+    whole = file.read_bytes()
+    others = {"empty": b"", "cut": whole[: len(whole) // 2], "text": b"nothing", "json": b"{}", "bytes": b"\xff\xfe"}
+    if kind in others:
+        file.write_bytes(others[kind])
+    elif kind == "array":
+        np.save(file.with_suffix(".npy"), np.zeros(3))
+        file.with_suffix(".npy").rename(file)
+    elif kind in ("other arrays", "objects"):
+        arrays = np.zeros(3) if kind == "other arrays" else np.array([None, {}])
+        file.unlink()
+        with file.open("wb") as out:
+            np.savez(out, pa_epe_cm=arrays, made_from="[]", digest=0)
+    else:
+        file.unlink()
+        file.mkdir() if kind == "folder" else os.mkfifo(file)
+
+
+DAMAGES = ("empty", "cut", "text", "json", "bytes", "array", "other arrays", "objects", "folder", "pipe")
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "text", "folder", "pipe"])
+def test_a_damaged_network_is_one_line(kind: str, tmp_path: Path) -> None:
+    write_network(tmp_path, "first")
+    (file,) = (tmp_path / "checkpoints").iterdir()
+    damage(file, kind)
+    with pytest.raises(UserError, match="is damaged"):
+        measure.checksum(file)
+
+
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_damaged_side_files_are_one_line(name: str, training: Training, tmp_path: Path) -> None:
+    study = replace(plan_of(tmp_path, (0,)).study, maps=Maps("ours", "scratch"))
+    plan = Plan(tmp_path / "study.toml", study, "small")
+    run_study(plan, None)
+    file = plan.out / "seed_0" / name
+    for kind in DAMAGES:
+        if file.is_dir():
+            file.rmdir()
+        else:
+            file.unlink()
+        run_study(plan, None)  # makes it again
+        damage(file, kind)
+        with pytest.raises(UserError) as refused:
+            run_study(plan, None)
+        assert str(refused.value).startswith(f"{file} is damaged ("), kind
+        assert "remove it" in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 def test_one_seed_supports_no_claim(training: Training, tmp_path: Path) -> None:
@@ -193,46 +226,42 @@ def test_one_seed_supports_no_claim(training: Training, tmp_path: Path) -> None:
     assert "comparison" not in {row["kind"] for row in rows_of(record)}
 
 
-def write_errors_of(plan: Plan, ours: list[float], hands: npt.NDArray[np.float64] | None = None) -> None:
+def compared(ours: Sequence[float], hands: npt.NDArray[np.float64] | None = None) -> Row:
     """Errors of 1 without pre-training; with it, another one for each seed, to which that of a hand (N,) is added."""
     of_hand = np.zeros(HANDS) if hands is None else hands
-    for seed, difference in zip(plan.study.seeds, ours, strict=True):
-        folder = plan.out / f"seed_{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        ones = np.ones((len(of_hand), 21))
-        groups = np.arange(len(of_hand)) // 4
-        np.savez(folder / "errors_finetune_scratch.npz", pa_epe_cm=ones, groups=groups)
-        np.savez(folder / "errors_finetune_ours.npz", pa_epe_cm=ones + difference + of_hand[:, None], groups=groups)
+    groups = np.arange(len(of_hand)) // 4  # four images of a hand
+
+    def measured(plan: Plan, seed: int, name: str) -> Arrays:
+        table = np.ones((len(of_hand), 21))
+        return {"pa_epe_cm": table + ours[seed] + of_hand[:, None] if name == "ours" else table, "groups": groups}
+
+    plan = plan_of(Path("data"), tuple(range(len(ours))))
+    with patch.object(experiments.compare, "measured_errors", measured):
+        return compare(plan, plan.compare[0])
 
 
-def test_the_interval_holds_the_seeds_variance(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path)
-    write_errors_of(plan, [-0.1, -0.2, -0.3])
-    outcome = compare(plan, plan.compare[0])
+def test_the_interval_holds_the_seeds_variance() -> None:
+    outcome = compared([-0.1, -0.2, -0.3])
     # Student's for three numbers: mean -0.2, deviation 0.1, 4.303 for two degrees of freedom.
     assert outcome["mean"] == pytest.approx(-0.2)
     assert (outcome["low"], outcome["high"]) == pytest.approx((-0.2 - 0.2484, -0.2 + 0.2484), abs=1e-3)
     assert not outcome["holds"]
 
 
-def test_the_interval_holds_the_hands_variance(tmp_path: Path) -> None:
-    """Four images of a hand count as one hand."""
-    plan = plan_of(tmp_path)
+def test_the_interval_holds_the_hands_variance() -> None:
     of_hand = np.random.default_rng(0).normal(size=HANDS)
-    write_errors_of(plan, [-0.2, -0.2, -0.2], of_hand.repeat(4))
-    outcome = compare(plan, plan.compare[0])
+    outcome = compared([-0.2, -0.2, -0.2], of_hand.repeat(4))
     assert outcome["high"] - outcome["low"] == pytest.approx(2 * 1.96 * of_hand.std() / HANDS**0.5, rel=0.15)
 
 
 @pytest.mark.parametrize("share_of_seeds", [0.0, 0.5, 1.0])
-def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_seeds: float, tmp_path: Path) -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_seeds: float) -> None:
     """Two seeds, and errors of a hand that all seeds share. The true difference is 0."""
-    plan, rng, hits = plan_of(tmp_path, (0, 1)), np.random.default_rng(1), 0
+    rng, hits = np.random.default_rng(1), 0
     for _ in range(trials := 100):
         seeds = rng.normal(size=2) * share_of_seeds
         hands = rng.normal(size=20) * (20 * (1 - share_of_seeds**2) / 2) ** 0.5
-        write_errors_of(plan, list(seeds), hands.repeat(4))
-        outcome = compare(plan, plan.compare[0])
+        outcome = compared(seeds.tolist(), hands.repeat(4))
         hits += outcome["low"] <= 0 <= outcome["high"]
     assert 0.88 * trials <= hits <= 0.99 * trials
 
@@ -240,7 +269,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(share_of_seeds: float,
 def test_a_network_that_was_trained_again_is_measured_again(training: Training, tmp_path: Path) -> None:
     plan = plan_of(tmp_path, (0,))
     run_study(plan, None)
-    file = measure.errors_file(plan, 0, "ours")
+    file = plan.out / "seed_0" / "errors_finetune_ours.npz"
     for changed, network in ((False, "first"), (True, "second")):
         before = file.stat().st_mtime_ns
         write_network(plan.run_of("ours", 0), network)
@@ -268,6 +297,7 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
         ("pretrain.'a b'={}", "letters, digits"),
         ("scales.small.data.first.held_out=['data.prt=evaluation']", "unknown key data.prt"),
         ("title=''", "title"),
+        ("maps={better='peclr', than='simclr', rotations=1000000}", "less than or equal to 1000"),
     ],
 )
 def test_a_mistake_in_any_arm_is_reported_before_the_first(override: str, said: str) -> None:
@@ -300,3 +330,49 @@ def test_hands_of_another_recipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text('{"poses": 10, "seed": 1, "scenes": 4, "format": 1}')
     with pytest.raises(UserError, match=r"holds a dataset made with .*'poses': 10.* not with .*'poses': 20"):
         run._render(tmp_path, Render(poses=20, seed=1, scenes=4))
+
+
+ARM = "[arms.ours]\nstart = 'one'\n"
+
+
+@pytest.mark.parametrize(
+    ("arms", "out", "root", "told"),
+    [
+        (ARM, "images/runs", "images", "images/runs/small is within data.root = images"),
+        (ARM, "runs", "missing", "missing: no such folder; expected the images of scales.small.data.first"),
+        (f"{ARM}only = 'paper'\n", "runs", "images", "has no arm at scale small"),
+        ("[arms]\n", "runs", "images", "arms = {}: "),
+    ],
+)
+def test_wrong_folders_and_arms_are_one_line_before_anything_runs(
+    arms: str,
+    out: str,
+    root: str,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "run_study", lambda *_: pytest.fail("runs"))
+    monkeypatch.chdir(tmp_path)
+    Path("images").mkdir()
+    Path("study.toml").write_text(
+        f"title = 'a'\nsource = 'b'\nout = '{out}'\n[pretrain.one]\n{arms}"
+        f"[scales.small.data.first]\nroot = '{root}'\nset = ['data.source=folder']\n"
+    )
+    assert run_cli("experiment", "study.toml", "--record", "rows.jsonl") == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("root", [".", "/"])
+def test_a_folder_without_a_name_of_its_own_is_not_rendered_into(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(run, "make_dataset", lambda *_, **options: pytest.fail("renders"))
+    opens = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode: opens(tmp_path / path.name, mode))
+    run._render(Path(root), Render(poses=10))

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.config import Maps
-from experiments.maps import measure_maps, shifted
-from experiments.measure import measure_arm
+from experiments.measure import Arrays, measure_errors, measure_maps, shifted
 from models.pose import PoseOutput
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
@@ -71,15 +70,15 @@ def config_of(blobs: Path) -> FinetuneConfig:
     return load_config(FinetuneConfig, [], overrides)
 
 
-def maps_of(blobs: Path, *, finds: bool) -> dict[str, Any]:
+def maps_of(blobs: Path, *, finds: bool) -> Arrays:
     network: Any = Known(finds=finds)
     return measure_maps(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"], MAPS)
 
 
 def test_a_network_that_follows_the_picture_has_no_error(blobs: Path) -> None:
     found = maps_of(blobs, finds=True)
-    assert found["rotation_deg"] == [-80, -40, 0, 40, 80]
-    assert found["shift_px"] == [-25, 0, 25]
+    assert found["rotation_deg"].tolist() == [-80, -40, 0, 40, 80]
+    assert found["shift_px"].tolist() == [-25, 0, 25]
     np.testing.assert_allclose(found["rotation_error_px"], 0, atol=0.5)
     np.testing.assert_allclose(found["shift_error_px"], 0, atol=0.5)
 
@@ -89,8 +88,8 @@ def test_each_process_of_torchrun_measures_all_images(blobs: Path, monkeypatch: 
         monkeypatch.setenv(name, str(value))
     np.testing.assert_allclose(maps_of(blobs, finds=True)["rotation_error_px"], 0, atol=0.5)
     network: Any = Known(finds=True)
-    errors = measure_arm(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
-    assert np.isfinite(errors.tables["epe_px"]).all()
+    errors = measure_errors(PoseRun(Path("run"), 1, config_of(blobs), network, True), ["data.split=all"])
+    assert np.isfinite(errors["epe_px"]).all()
 
 
 def test_a_network_that_always_says_the_same_has_the_length_of_the_motion(blobs: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from cli import main
 from errors import UserError
+from experiments.commands import commands_of
 from experiments.config import Arm, MeasuredArm, Plan, load_study
-from experiments.jobs import commands_of
 from experiments.run import run_study
 from pipelines.config import DataConfig
 from pipelines.samples.shares import micro_batch_share
@@ -129,8 +129,11 @@ def test_maps_need_both_arms() -> None:
     ("override", "said"),
     [
         ("arms.rn152_on_second.on=first", "rn152_peclr_on_second is measured on second, rn152_on_second on first"),
-        ("arms.rn152_on_second.set=['train.epochs=1']", "arms.rn152_on_second has a network, and set, which only"),
-        ("arms.rn152_224.data=['first', 'second']", "arms.rn152_224.data = .*expected one dataset"),
+        (
+            "arms.rn152_on_second.set=['train.epochs=1']",
+            "rn152_on_second.network = 'rn152_224': expected an arm",
+        ),
+        ("arms.rn152_224.data=['first', 'second']", "arms.rn152_224.data = .*at most 1 item"),
     ],
 )
 def test_arms_that_cannot_be_compared_are_refused(override: str, said: str) -> None:
