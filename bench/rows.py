@@ -8,8 +8,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import psutil  # type: ignore[import-untyped]
@@ -74,23 +76,12 @@ def as_table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -
 def require_appendable(file: Path) -> None:
     """Raise a `UserError` if rows cannot be appended to a file: it is no file of whole rows, or not writable."""
     there = file.exists()
-    if there and not file.is_file():
-        raise UserError(f"{file}: not a regular file. Name another file.")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a+b") as opened:
-            whole = _ends_with_a_line(opened)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror}). Name another file.") from error
-    if not there:
-        file.unlink()
-        return
-    if not whole:
-        raise UserError(f"{file}: its last line has no newline, so a row may be torn: mend or remove that line")
-    try:
+    with _opened(file):
+        pass
+    if there:
         read_rows(file)
-    except UserError as error:
-        raise UserError(f"{file}: holds no rows to append to, one JSON object a line. Name another file.") from error
+    else:
+        file.unlink()
 
 
 def append(file: Path, row: Row) -> None:
@@ -101,13 +92,7 @@ def append(file: Path, row: Row) -> None:
     """
     line = json.dumps(row)
     try:
-        if file.exists() and not file.is_file():
-            raise UserError(f"{file}: not a regular file; the row is: {line}")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a+b", buffering=0) as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX)
-            if not _ends_with_a_line(opened):
-                raise UserError(f"{file}: its last line has no newline. Mend it and add this row: {line}")
+        with _opened(file) as opened:
             size = opened.seek(0, os.SEEK_END)
             try:
                 left = memoryview(f"{line}\n".encode())
@@ -117,34 +102,37 @@ def append(file: Path, row: Row) -> None:
             except OSError:
                 opened.truncate(size)
                 raise
+    except UserError as error:
+        raise UserError(f"{error}. The row is: {line}") from error
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[FileIO]:
+    """A file of whole lines, locked and open for appending. Anything else is a `UserError`."""
+    try:
+        if file.exists() and not file.is_file():
+            raise UserError(f"{file}: not a regular file: name another file")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a+b", buffering=0) as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            if opened.seek(0, os.SEEK_END):
+                opened.seek(-1, os.SEEK_END)
+                if opened.read(1) != b"\n":
+                    raise UserError(f"{file}: its last line has no newline, so a row may be torn: mend or remove it")
+            yield opened
     except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror}); the row is: {line}") from error
-
-
-def _ends_with_a_line(file: BinaryIO | Any) -> bool:
-    """Whether a file is empty or ends with a newline."""
-    if file.seek(0, os.SEEK_END) == 0:
-        return True
-    file.seek(-1, os.SEEK_END)
-    return bool(file.read(1) == b"\n")
+        raise UserError(f"{file}: cannot be written ({error.strerror}): name another file") from error
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of a file of bench/results/.
-
-    Raises:
-        UserError: it cannot be read, or is not JSON lines.
-    """
+    """Rows of a file of bench/results/. A file that cannot be read, or is not JSON lines, is a `UserError`."""
+    expected = "expected one JSON object a line, as --record writes them"
     try:
         rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(
-            f"{file}: {error.strerror}; expected a file of rows, such as bench/results/loader.jsonl"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{file}: expected one JSON object a line, as --record writes them ({error})") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}; {expected}") from error
     if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: expected one JSON object a line, as --record writes them")
+        raise UserError(f"{file}: holds other values than objects; {expected}")
     return rows
 
 

@@ -16,8 +16,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from sklearn.dummy import DummyClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import confusion_matrix
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
-from bench.classification.encoders import Floats, Frozen, features_of, load_frozen, trained_on
+from bench.classification.encoders import Floats, Frozen, features_of, images_that_trained, load_frozen
 from bench.classification.labels import Labels, Rows, Splits, read_labels, splits
 from bench.classification.neighbours import save_neighbours
 from bench.rows import describe_machine
@@ -34,7 +41,6 @@ INVERSE_PENALTY: Final = 0.1
 """C of the L2 penalty, for all encoders; features are standardised."""
 DRAWS: Final = 10
 """Draws of the few groups with labels."""
-_NOT_TESTED: Final = -1
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +76,9 @@ def classify(
     """
     everything = load_index(DataConfig("folder", str(images), box=box, box_margin=1.0))
     index, labels = read_labels(everything, table, groups)
-    _check_few(few, labels, splits(labels, folds))  # before the long work
+    first_cut = splits(labels, folds)[0]
+    for count in few:  # refuses before the long work
+        draw_groups(count, labels, first_cut)
     encoders = load_frozen(sources)
     features: dict[str, Floats] = {}
     for encoder in encoders:
@@ -80,24 +88,26 @@ def classify(
         index, labels, views = index.select(np.flatnonzero(readable)), labels.only(readable), views[readable]
         features = {name: known[readable] for name, known in features.items()}
     cuts = splits(labels, folds)
-    _check_few(few, labels, cuts)
     tested = np.concatenate([rows for _, rows in cuts])
-    draws = {count: _draws(count, labels, cuts[0]) for count in few}
-    entries, predictions = [_of_constant(labels, cuts, tested)], {}
+    draws = {str(count): draw_groups(count, labels, cuts[0]) for count in few}
+    constant = accuracies(
+        {"accuracy": predict("constant", np.zeros((len(index), 1), np.float32), labels, cuts)}, labels, tested
+    )
+    entries = [{"name": "constant", **constant, "nearest_neighbours": None, "few": {}, "trained_on_tested": 0}]
+    predictions = {}
     for encoder in encoders:
         known = features[encoder.name]
-        linear, nearest = predict_classes(known, labels, cuts)
-        predictions[encoder.name] = linear
-        curve = {
-            str(count): [_share_right(known, labels, fitted, cuts[0][1]) for fitted in of_count]
-            for count, of_count in draws.items()
-        }
+        by = {"accuracy": "linear", "nearest_neighbours": "nearest"}
+        predicted = {name: predict(model, known, labels, cuts) for name, model in by.items()}
+        predictions[encoder.name] = linear = predicted["accuracy"]
         entries.append({
             **encoder.about(),
-            **_accuracies({"accuracy": linear, "nearest_neighbours": nearest}, labels, tested),
-            "few": curve,
+            **accuracies(predicted, labels, tested),
+            "few": {count: [_share_right(known, labels, cut) for cut in of_count] for count, of_count in draws.items()},
             "trained_on_tested": _seen(encoder, index, images, tested),
-            "confusion": _confusion(linear, labels, tested),
+            "confusion": confusion_matrix(
+                labels.label[tested], linear[tested], labels=range(len(labels.classes))
+            ).tolist(),
         })  # fmt: skip
     row = {
         "bench": "classification",
@@ -125,71 +135,48 @@ def classify(
     return row
 
 
-def predict_classes(features: Floats, labels: Labels, cuts: Splits) -> tuple[Rows, Rows]:
-    """The classes that are predicted for the tested samples, fitted on the other side of each split.
+def predict(model: str, features: Floats, labels: Labels, cuts: Splits) -> Rows:
+    """The classes (N,) of the tested samples by a model that is fitted on the other side of each split; -1 elsewhere.
 
     Args:
+        model: "linear" (logistic regression), "nearest" (neighbours) or "constant" (the most frequent class).
         features: (N, D).
-
-    Returns:
-        Classes (N,) by logistic regression, and by nearest neighbours; -1 if not tested.
     """
-    from sklearn.neighbors import KNeighborsClassifier
-
-    linear, nearest = np.full((2, len(features)), _NOT_TESTED)
+    predicted = np.full(len(features), -1)
     for fitted, tested in cuts:
-        linear[tested] = _logistic_regression(features, labels, fitted, tested)
-        neighbours = KNeighborsClassifier(min(NEIGHBOURS, len(fitted)), weights="distance", metric="cosine")
-        nearest[tested] = neighbours.fit(features[fitted], labels.label[fitted]).predict(features[tested])
-    return linear, nearest
-
-
-def _logistic_regression(features: Floats, labels: Labels, fitted: Rows, tested: Rows) -> Rows:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):  # the matrices are small: threads would wait for each other
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=INVERSE_PENALTY, max_iter=2000))
-        predicted: Rows = model.fit(features[fitted], labels.label[fitted]).predict(features[tested])
+        models = {
+            "linear": make_pipeline(StandardScaler(), LogisticRegression(C=INVERSE_PENALTY, max_iter=2000)),
+            "nearest": KNeighborsClassifier(min(NEIGHBOURS, len(fitted)), weights="distance", metric="cosine"),
+            "constant": DummyClassifier(strategy="most_frequent"),
+        }
+        with threadpool_limits(1):  # the matrices are small: threads would wait for each other
+            predicted[tested] = models[model].fit(features[fitted], labels.label[fitted]).predict(features[tested])
     return predicted
 
 
-def _share_right(features: Floats, labels: Labels, fitted: Rows, tested: Rows) -> float:
-    return float((_logistic_regression(features, labels, fitted, tested) == labels.label[tested]).mean())
+def _share_right(features: Floats, labels: Labels, cut: tuple[Rows, Rows]) -> float:
+    _, tested = cut
+    return float((predict("linear", features, labels, [cut]) == labels.label)[tested].mean())
 
 
-def _check_few(few: Sequence[int], labels: Labels, cuts: Splits) -> None:
-    """Refuse numbers of groups for which there are too few groups, or draws with a single class."""
-    fitted, _ = cuts[0]
-    groups = len(np.unique(labels.group[fitted]))
-    for count in few:
-        if count > groups:
-            raise UserError(f"--few {count}: there are {groups} groups to fit on. Leave it out, or set fewer.")
-        if any(len(np.unique(labels.label[rows])) < 2 for rows in _draws(count, labels, cuts[0])):
-            raise UserError(f"--few {count}: groups were drawn that have only one class. Leave it out, or set more.")
+def draw_groups(count: int, labels: Labels, cut: tuple[Rows, Rows]) -> Splits:
+    """The split with only the samples of `count` groups to fit on, drawn several times; the same for every encoder.
 
-
-def _draws(count: int, labels: Labels, cut: tuple[Rows, Rows]) -> list[Rows]:
-    """The samples of `count` groups to fit on, drawn several times; the same for every encoder."""
-    fitted, _ = cut
-    rng = np.random.default_rng(count)
-    groups = np.unique(labels.group[fitted])
+    Raises:
+        UserError: there are fewer groups, or a draw has a single class.
+    """
+    fitted, tested = cut
+    rng, groups = np.random.default_rng(count), np.unique(labels.group[fitted])
+    if count > len(groups):
+        raise UserError(f"--few {count}: there are {len(groups)} groups to fit on. Leave it out, or set fewer.")
     chosen = (rng.choice(groups, count, replace=False) for _ in range(DRAWS))
-    return [fitted[np.isin(labels.group[fitted], some)] for some in chosen]
+    draws = [fitted[np.isin(labels.group[fitted], some)] for some in chosen]
+    if any(len(np.unique(labels.label[rows])) < 2 for rows in draws):
+        raise UserError(f"--few {count}: groups were drawn that have only one class. Leave it out, or set more.")
+    return [(rows, tested) for rows in draws]
 
 
-def _of_constant(labels: Labels, cuts: Splits, tested: Rows) -> dict[str, Any]:
-    """The entry of a classifier that always names the most frequent class of the samples that it is fitted to."""
-    constant = np.full(len(labels.label), _NOT_TESTED)
-    for fitted, rows in cuts:
-        constant[rows] = np.bincount(labels.label[fitted]).argmax()
-    accuracy = _accuracies({"accuracy": constant}, labels, tested)
-    return {"name": "constant", **accuracy, "nearest_neighbours": None, "few": {}, "trained_on_tested": 0}
-
-
-def _accuracies(predicted: Mapping[str, Rows], labels: Labels, tested: Rows) -> dict[str, Any]:
+def accuracies(predicted: Mapping[str, Rows], labels: Labels, tested: Rows) -> dict[str, Any]:
     """The accuracy of each prediction, with its bootstrap interval over groups; None if there is only one."""
     right = {name: (classes == labels.label)[tested, None].astype(np.float64) for name, classes in predicted.items()}
     found = confidence_intervals(right, groups=labels.group[tested])
@@ -199,16 +186,9 @@ def _accuracies(predicted: Mapping[str, Rows], labels: Labels, tested: Rows) -> 
     }
 
 
-def _confusion(predicted: Rows, labels: Labels, tested: Rows) -> list[list[int]]:
-    """Counts (C, C): true class, predicted class."""
-    counts = np.zeros((len(labels.classes), len(labels.classes)), np.int64)
-    np.add.at(counts, (labels.label[tested], predicted[tested]), 1)
-    return counts.tolist()
-
-
 def _seen(encoder: Frozen, index: Index, images: Path, tested: Rows) -> int | None:
     """How many of the tested images trained the encoder; None if that cannot be told."""
-    trained = trained_on(encoder, images)
+    trained = images_that_trained(encoder, images)
     if trained is None:
         log.warning(
             "%s: it is not known whether tested images trained it: its data cannot be read, or its first weights were "
@@ -223,7 +203,7 @@ def _seen(encoder: Frozen, index: Index, images: Path, tested: Rows) -> int | No
 
 
 def _save_predictions(file: Path, index: Index, labels: Labels, tested: Rows, predictions: Mapping[str, Rows]) -> None:
-    """Write the true class of each tested image, and what each encoder's logistic regression says."""
+    """Write the true class of each tested image, and the class that each encoder's logistic regression predicts."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(["file", "label", *predictions])

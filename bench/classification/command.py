@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import click
+from rich.markup import escape
 
 from bench.options import output_options
 from errors import UserError
+from errors.terminal import printable
 from train.commands.options import FILE, FOLDER, PATH, IntegerRange, PathOfUser
 
 
@@ -74,7 +78,7 @@ def classify(
     except ModuleNotFoundError as error:
         raise UserError("classify needs scikit-learn: install it with 'pip install \"scikit-learn>=1.6\"'") from error
     from bench.classification.classify import classify as judge
-    from bench.classification.table import as_table
+    from bench.rows import as_table
     from train.runs.log import configure_logging, progress_bar
 
     configure_logging()
@@ -83,4 +87,26 @@ def classify(
             runs, images, out, progress, box=box, table=table, groups=groups, folds=folds,
             few=sorted({int(count) for count in counts}),
         )  # fmt: skip
-    tell(row, as_table(row), f"{out}")
+    counts = list(row["encoders"][-1]["few"])
+    heads = ("encoder", "logistic regression (95 %)", f"{row['neighbours']} nearest (95 %)",
+             *(f"{count} groups" for count in counts), "trained on")  # fmt: skip
+    title = f"{row['tested']} images of {row['groups_tested']} groups tested, {len(row['classes'])} classes"
+    tell(row, as_table(title, heads, (_line(entry, counts) for entry in row["encoders"])), f"{out}")
+
+
+def _line(entry: Mapping[str, Any], counts: Sequence[str]) -> list[str]:
+    """The cells of an encoder: accuracies in percent, and how many of the tested images trained it."""
+    intervals = [entry["accuracy"], entry["nearest_neighbours"]]
+    seen = entry["trained_on_tested"]
+    return [
+        escape(printable(entry["name"])),
+        *("" if interval is None else percent(interval) for interval in intervals),
+        *(f"{fmean(entry['few'][count]):.1%}" if entry["few"] else "" for count in counts),
+        "unknown" if seen is None else str(seen),
+    ]
+
+
+def percent(interval: Mapping[str, Any]) -> str:
+    """A share with its interval, if there is one, in percent."""
+    value, low, high = (interval[key] for key in ("value", "low", "high"))
+    return f"{value:.1%}" + (f" ({low:.1%} to {high:.1%})" if low is not None else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -18,6 +18,7 @@ from train.pictures import save_figure
 
 FILE: Final = "photographs.jsonl"
 PICTURE: Final = "photographs.png"
+NEAREST: Final = "all, nearest neighbours"
 
 
 class Kind(NamedTuple):
@@ -38,71 +39,52 @@ KINDS: Final = (
 )
 
 
-class Found(NamedTuple):
-    """The shares of one kind of encoder, one value for each row.
+def shares_in(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
+    """Kind of encoder -> head of a column -> the shares in all rows. Only kinds that every row has.
 
-    Attributes:
-        few: by the number of people with labels.
-        everybody: logistic regression with the labels of all people that are not tested.
-        nearest: by nearest neighbours, with the same labels.
+    The heads are numbers of people with labels, "all" for all people that are not tested, and `NEAREST` for nearest
+    neighbours with the same labels.
     """
-
-    few: dict[str, list[float]]
-    everybody: list[float]
-    nearest: list[float]
-
-
-def kinds_in(rows: Sequence[Row]) -> list[Kind]:
-    """The kinds of encoders that every row has."""
-    return [kind for kind in KINDS if all(any(map(kind.is_of, row["encoders"])) for row in rows)]
-
-
-def found_in(rows: Sequence[Row], kind: Kind) -> Found:
-    """The shares of a kind of encoder in all rows."""
-    entries = [entry for row in rows for entry in row["encoders"] if kind.is_of(entry)]
-    return Found(
-        {people: [fmean(entry["few"][people]) for entry in entries] for people in entries[0]["few"]},
-        [entry["accuracy"]["value"] for entry in entries],
-        [entry["nearest_neighbours"]["value"] for entry in entries if entry["nearest_neighbours"]],
-    )
+    found = {}
+    for kind in KINDS:
+        entries = [[entry for entry in row["encoders"] if kind.is_of(entry)] for row in rows]
+        if not all(entries):
+            continue
+        columns = found[kind.name] = dict[str, list[float]]()
+        for entry in (entry for of_row in entries for entry in of_row):
+            shares = {f"{people} people": fmean(draws) for people, draws in entry["few"].items()}
+            shares["all"] = entry["accuracy"]["value"]
+            if entry["nearest_neighbours"]:
+                shares[NEAREST] = entry["nearest_neighbours"]["value"]
+            for head, share in shares.items():
+                columns.setdefault(head, []).append(share)
+    return found
 
 
-class Summary(NamedTuple):
-    """The rows as tables.
+def summary(results: Path) -> dict[str, Any] | None:
+    """The tables from the rows in a folder, for photographs.md.jinja; None if there is no row.
 
-    Attributes:
-        rows: the rows.
-        heads: heads of `lines` and of `differences`; each begins with a name.
-        lines: mean and range over seeds of each kind of encoder, in percent.
-        differences: the first kind minus each other one, in points, with Student's interval over seeds.
-        short: name, and means with the labels of 2 people, of 10 and of all, in percent.
+    "lines": mean and range over seeds of each kind of encoder, in percent. "differences": the first kind minus each
+    other one, in points, with Student's interval over seeds. "short": means for a few columns, in percent.
     """
-
-    rows: Sequence[Row]
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    differences: Sequence[Sequence[str]]
-    short: Sequence[Sequence[str]]
-
-
-def summary(results: Path) -> Summary | None:
-    """The tables from the rows in a folder; None if there is no row."""
     if not (rows := list(rows_of(results / FILE))):
         return None
-    found = {kind.name: found_in(rows, kind) for kind in kinds_in(rows)}
-    (_, first), *others = ((name, of) for name, of in found.items() if of.few)
-    return Summary(
-        rows,
-        (*(f"{count} people" for count in first.few), "all", "all, nearest neighbours"),
-        [(name, *(_range(of.few.get(count, [])) for count in first.few), _range(of.everybody), _range(of.nearest))
-         for name, of in found.items()],
-        [(f"minus {name}", *(_difference(first.few[count], of.few[count]) for count in first.few),
-          _difference(first.everybody, of.everybody), _difference(first.nearest, of.nearest))
-         for name, of in others],
-        [(name, *(f"{100 * fmean(share):.1f}" if share else "-"
-                  for share in (of.few.get("2", []), of.few.get("10", []), of.everybody)))
-         for name, of in found.items()],
-    )  # fmt: skip
+    found = shares_in(rows)
+    name, first = next(iter(found.items()))
+    others = {other: of for other, of in found.items() if other != name and of.keys() == first.keys()}
+    few = ("2 people", "10 people", "all")
+    return {
+        "rows": rows,
+        "heads": list(first),
+        "lines": [(kind, *(_range(of.get(head, [])) for head in first)) for kind, of in found.items()],
+        "differences": [
+            (f"minus {other}", *(_difference(first[head], of[head]) for head in first)) for other, of in others.items()
+        ],
+        "short": [
+            (kind, *(f"{100 * fmean(of[head]):.1f}" if head in of else "-" for head in few))
+            for kind, of in found.items()
+        ],
+    }
 
 
 def draw_photographs(results: Path, images: Path) -> list[str]:
@@ -110,15 +92,18 @@ def draw_photographs(results: Path, images: Path) -> list[str]:
     if not (rows := list(rows_of(results / FILE))):
         return []
     everybody = round(fmean(row["groups"] - row["groups_tested"] for row in rows))
-    found_by_kind = {kind: found for kind in kinds_in(rows) if (found := found_in(rows, kind)).few}
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
-    for kind, found in found_by_kind.items():
-        people = [*map(int, found.few), everybody]
-        shares = [*found.few.values(), found.everybody]
-        low, high = ([100 * pick(values) for values in shares] for pick in (min, max))
-        axes.fill_between(people, low, high, color=kind.colour, alpha=0.18, linewidth=0)
-        axes.plot(people, [100 * fmean(values) for values in shares], "o-", color=kind.colour, label=kind.name)
+    people: list[int] = []
+    for name, columns in shares_in(rows).items():
+        shares = {head: of for head, of in columns.items() if head != NEAREST}
+        if len(shares) == 1:  # a constant
+            continue
+        people = [everybody if head == "all" else int(head.split()[0]) for head in shares]
+        low, high = ([100 * pick(of) for of in shares.values()] for pick in (min, max))
+        colour = next(kind.colour for kind in KINDS if kind.name == name)
+        axes.fill_between(people, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(people, [100 * fmean(of) for of in shares.values()], "o-", color=colour, label=name)
     axes.axhline(10, color=KINDS[5].colour, linestyle="--", label=KINDS[5].name)
     axes.set_xscale("log")
     axes.set_xticks(people, [str(count) for count in people])

@@ -54,20 +54,19 @@ class Frozen:
     is_run: bool = False
     steps: int = 0
 
-    @property
-    def box_margin(self) -> float:
-        """Factor of the box's side in training."""
-        return each_source(self.config.data)[0].box_margin
-
     def about(self) -> dict[str, Any]:
         """How it was made, for a row."""
-        about = {"name": self.name, "encoder": self.config.encoder.name, "side_px": self.config.geometry.side_px}
+        config = self.config
+        about: dict[str, Any] = {
+            "name": self.name, "encoder": config.encoder.name, "side_px": config.geometry.side_px
+        }  # fmt: skip
         if not self.is_run:
             return about
-        steps = {"steps": self.steps, "batch": self.config.train.batch, "seed": self.config.run.seed}
-        if isinstance(self.config, FinetuneConfig):
-            return {**about, "trained": "fine-tuning", **steps}
-        return {**about, "trained": "pre-training", "variant": self.config.equivariance.variant, **steps}
+        if isinstance(config, Config):
+            about |= {"trained": "pre-training", "variant": config.equivariance.variant}
+        else:
+            about["trained"] = "fine-tuning"
+        return about | {"steps": self.steps, "batch": config.train.batch, "seed": config.run.seed}
 
 
 def load_frozen(sources: Sequence[str]) -> list[Frozen]:
@@ -118,7 +117,8 @@ def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.N
     Returns:
         Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
     """
-    index = replace(index, box_px=index.box_px * np.array([1, 1, frozen.box_margin], np.float32))
+    margin = each_source(frozen.config.data)[0].box_margin
+    index = replace(index, box_px=index.box_px * np.array([1, 1, margin], np.float32))
     world, count, side_px = single_process(), len(index), frozen.config.geometry.side_px
     set_threads(None, world)
     normalize = Normalize().to(world.device)
@@ -139,25 +139,23 @@ def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.N
     return readable, features, views
 
 
-def trained_on(frozen: Frozen, images: Path) -> set[Path] | None:
+def images_that_trained(frozen: Frozen, images: Path) -> set[Path] | None:
     """The resolved paths of the images in a folder that trained an encoder; None if that cannot be told.
 
     It cannot for a run that began with weights of another run, or read from an address. Sources elsewhere are not read:
     copies of the images there are not recognised.
     """
-    if frozen.is_run and frozen.config.encoder.weights not in ("random", IMAGENET):
+    if not frozen.is_run:
+        return set()
+    sources = each_source(frozen.config.data)
+    if frozen.config.encoder.weights not in ("random", IMAGENET) or any(is_address(one.root) for one in sources):
         return None
-    found: set[Path] = set()
-    folder = images.resolve()
-    for source in each_source(frozen.config.data) if frozen.is_run else ():
+    folder, found = images.resolve(), set[Path]()
+    for source in sources:
         root = Path(source.root).resolve()
-        if is_address(source.root):
-            return None
-        if not (root.is_relative_to(folder) or folder.is_relative_to(root)):
-            continue
-        try:
-            index = load_index(source)
-        except UserError:
-            return None
-        found |= {(root / path).resolve() for path in index.paths}
+        if root.is_relative_to(folder) or folder.is_relative_to(root):
+            try:
+                found |= {(root / path).resolve() for path in load_index(source).paths}
+            except UserError:
+                return None
     return found

@@ -84,7 +84,7 @@ def read_labels(index: Index, table: Path | None = None, groups: str | None = No
     return index, Labels(classes, label, group, test)
 
 
-def splits(labels: Labels, folds: int) -> list[tuple[Rows, Rows]]:
+def splits(labels: Labels, folds: int) -> Splits:
     """The samples to fit and to test on: the two parts, or else `folds` folds of whole groups with similar classes.
 
     Raises:
@@ -94,8 +94,6 @@ def splits(labels: Labels, folds: int) -> list[tuple[Rows, Rows]]:
 
     if labels.test is not None:
         found = [(np.flatnonzero(~labels.test), np.flatnonzero(labels.test))]
-        if not all(map(len, found[0])):
-            raise UserError("the column 'part' names only one part; expected 'train' and 'test'. Correct the labels.")
     else:
         counts = np.bincount(labels.label)
         rarest, groups = int(counts.argmin()), len(np.unique(labels.group))
@@ -107,15 +105,12 @@ def splits(labels: Labels, folds: int) -> list[tuple[Rows, Rows]]:
         cutter = StratifiedGroupKFold(folds, shuffle=True, random_state=0)
         found = list(cutter.split(labels.label, labels.label, labels.group))
     for fitted, tested in found:
+        if not len(tested):
+            raise UserError("a split tests no image: add groups, set fewer folds, or correct the column 'part'")
         if missing := np.setdiff1d(labels.label, labels.label[fitted]).tolist():
             raise UserError(
                 f"label {labels.classes[missing[0]]!r} is tested, but no image of it is left to fit on: add images of "
                 "other groups to it, or leave it out"
-            )
-        if not len(tested) or len(np.unique(labels.label[fitted])) < 2:
-            raise UserError(
-                "a split tests no image, or is fitted to a single class: the groups are too unequal for "
-                f"{len(found)} folds. Set fewer folds, or add groups."
             )
     return found
 
@@ -134,7 +129,7 @@ def _classes_by_folder(index: Index) -> dict[str, Mapping[str, str]]:
 def _read_table(table: Path, index: Index) -> dict[str, Mapping[str, str]]:
     """The lines of a CSV by their files."""
     lines: dict[str, Mapping[str, str]] = {}
-    known, unused = set(index.paths), 0
+    known, root = set(index.paths), index.root
     try:
         with regular(table).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
@@ -145,26 +140,25 @@ def _read_table(table: Path, index: Index) -> dict[str, Mapping[str, str]]:
                 )
             for cells in reader:
                 line = {column: (cell or "").strip() for column, cell in cells.items() if column is not None}
-                where, name = f"{table}: line {reader.line_num}", line["file"].removeprefix("./")
+                name, problem = line["file"].removeprefix("./"), None
                 if name in lines:
-                    raise UserError(f"{where}: {name} has a label already; expected one line for each image")
-                if name not in known:  # an image without a hand is not in the index
-                    if not name or PurePosixPath(name).as_posix() != name or not (index.root / name).is_file():
-                        raise UserError(
-                            f"{where}: there is no image {name!r}; names are relative to {index.root}, such as "
-                            f"{index.paths[0]!r}. Correct the name, or the folder."
-                        )
-                    unused += 1
-                if not line["label"]:
-                    raise UserError(f"{where}: the label is empty. Write one, or remove the line.")
-                if line.get("part", "train") not in PARTS:
-                    raise UserError(f"{where}: part is {line['part']!r}; expected 'train' or 'test'")
-                lines[name] = {**line, "file": name}
+                    problem = f"{name} has a label already; expected one line for each image"
+                elif name not in known and (
+                    PurePosixPath(name).as_posix() != name or not (index.root / name).is_file()
+                ):
+                    problem = f"there is no image {name!r}; names are relative to {root}, such as {index.paths[0]!r}"
+                elif not line["label"]:
+                    problem = "the label is empty. Write one, or remove the line."
+                elif line.get("part", "train") not in PARTS:
+                    problem = f"part is {line['part']!r}; expected 'train' or 'test'"
+                if problem is not None:
+                    raise UserError(f"{table}: line {reader.line_num}: {problem}")
+                lines[name] = line | {"file": name}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{table}: {why}; expected a CSV with the columns file and label") from error
-    if unused:
-        _log.warning("%s: %d of %d images have no box and are not used", table, unused, len(lines))
+    if unused := lines.keys() - known:  # an image without a hand is not in the index
+        _log.warning("%s: %d of %d images have no box and are not used", table, len(unused), len(lines))
     return lines
 
 
@@ -179,12 +173,10 @@ def _group(line: Mapping[str, str], groups: str | None, origin: str) -> str:
         pattern = re.compile(groups)
     except re.error as error:
         raise UserError(f"--groups {groups}: is no column of {origin}, and no regular expression ({error})") from error
-    if pattern.groups != 1:
-        raise UserError(
-            f"--groups {groups}: is no column of {origin}, and has {pattern.groups} parts in parentheses; expected "
-            "one, such as '(person[0-9]+)'"
-        )
     found = pattern.search(line["file"])
-    if found is None or found[1] is None:
-        raise UserError(f"--groups {groups}: does not match {line['file']}. Correct the pattern, or name a column.")
+    if pattern.groups != 1 or found is None or found[1] is None:
+        raise UserError(
+            f"--groups {groups}: is no column of {origin}, and does not match {line['file']} with one part in "
+            "parentheses, such as '(person[0-9]+)'"
+        )
     return found[1]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from errors import UserError
 from train.commands.options import FOLDER, config_options, pretraining_config
 
+if TYPE_CHECKING:
+    from bench.rows import Row
+
 _ROOT: Final = Path(__file__).parents[2]
 
 OVERLAYS: Final = {"rtx_11gb": 11e9, "rtx_24gb": 24e9, "a100": None}
 """File of configs/cards/ -> bytes of memory of such a card; None: the memory of this card."""
 
-Row = dict[str, Any]
+_OTHERS_SHARE: Final = 0.25
+"""Share of a card's memory that torch leaves to DALI, the libraries and the driver's context."""
 
 
 @click.command("bench-gpu")
@@ -44,7 +49,6 @@ def bench_gpu(files: Sequence[Path], overrides: Sequence[str], out: Path) -> Non
 
     if not torch.cuda.is_available():
         raise UserError("torch finds no GPU: check nvidia-smi. On a CPU, use bench-train and bench-loader.")
-    from bench.gpu.table import limited, row_of, table_lines
     from bench.rows import append, as_table, require_appendable, show
 
     total = torch.cuda.get_device_properties(0).total_memory
@@ -81,3 +85,38 @@ def _measure(command: str, words: Sequence[str], record: Path, environment: dict
         return None
     row: Row = json.loads(done.stdout)
     return row
+
+
+def limited(card_bytes: float | None, total_bytes: float) -> dict[str, str]:
+    """The environment of a process whose torch takes its part of a smaller card's memory; unchanged for None."""
+    if card_bytes is None:
+        return dict(os.environ)
+    share = min(1.0, card_bytes * (1 - _OTHERS_SHARE) / total_bytes)
+    return {**os.environ, "PYTORCH_ALLOC_CONF": f"per_process_memory_fraction:{share:.4f}"}
+
+
+def row_of(overlay: str, train: Row, loader: Row) -> dict[str, Any]:
+    """The row of an overlay, from those of `bench-train` and `bench-loader`."""
+    return {
+        "bench": "gpu",
+        "machine": train["machine"],
+        "overlay": overlay,
+        "encoder": train["config"]["encoder"]["name"],
+        "precisions": train["precisions"],
+        "loader_images_per_s": loader["loaders"][0]["images_per_s"],
+        "verdict": loader["verdict"],
+    }
+
+
+def table_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Lines of a table of rows: the heading, then a cell for each row."""
+    from bench.training.report import lines
+
+    steps = [row["precisions"][0] for row in rows]
+    yield ("precision", *(one["precision"] for one in steps))
+    yield from lines({"precisions": steps})
+    yield ("loader alone, images/s", *(f"{row['loader_images_per_s']:.0f}" for row in rows))
+    ratios = [
+        row["loader_images_per_s"] / one["images_per_s"]["cached"]["mean"] for row, one in zip(rows, steps, strict=True)
+    ]
+    yield ("loader alone over step", *(f"{ratio:.2f} x" for ratio in ratios))

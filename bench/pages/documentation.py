@@ -15,13 +15,12 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bench.classification.documents import draw_photographs, summary
-from bench.gpu.table import table_lines
-from bench.loaders.compare import OURS
+from bench.gpu.command import table_lines
+from bench.loaders.compare import OURS, verdict
 from bench.loaders.peers import PEERS
-from bench.loaders.verdict import verdict
 from bench.rows import Row, measured_on, rows_of
 from bench.studies.pictures import write_pictures
-from bench.studies.tables import overview, section
+from bench.studies.rows import overview, section
 from bench.training.report import lines
 from errors import UserError
 from writing import write_text

@@ -17,7 +17,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bench.classification.classify import _accuracies, _draws, _of_constant, predict_classes
+from bench.classification.classify import accuracies, draw_groups, predict
 from bench.classification.documents import draw_photographs
 from bench.classification.encoders import features_of, load_frozen
 from bench.classification.labels import Labels, read_labels, splits
@@ -25,7 +25,7 @@ from bench.classification.neighbours import COUNT, GAP_PX, SIDE_PX, save_neighbo
 from bench.pages.documentation import fill_tables
 from errors import UserError
 from models.network import Normalize
-from pipelines.config import DataConfig
+from pipelines.config import DataConfig, each_source
 from pipelines.sources import load_index
 from tests.command_line import run_cli
 from tests.conftest import Record
@@ -136,14 +136,15 @@ def test_features_are_those_of_the_encoder(run: Path, signs: Path) -> None:
     trained, random, pixels = load_frozen([str(run)])
     readable, features, views = features_of(trained, index, lambda done, total: None)
     assert readable.all()
-    assert trained.box_margin > 1
+    margin = each_source(trained.config.data)[0].box_margin
+    assert margin > 1
     picture = cv2.imread(str(index.root / index.paths[0]))
     assert picture is not None
     differences = []
-    for margin in (trained.box_margin, 1.0):
-        side_px = 32 * margin  # the boxes are 8 to 40
+    for factor in (margin, 1.0):
+        side_px = 32 * factor  # the boxes are 8 to 40
         scale = views.shape[1] / side_px
-        to_view = np.array([[scale, 0, (16 - 24 / margin)], [0, scale, (16 - 24 / margin)]])
+        to_view = np.array([[scale, 0, (16 - 24 / factor)], [0, scale, (16 - 24 / factor)]])
         crop = cv2.warpAffine(picture, to_view, views.shape[1:3], borderMode=cv2.BORDER_REPLICATE)[4:-4, 4:-4, ::-1]
         differences.append(np.abs(views[0, 4:-4, 4:-4].astype(int) - crop).mean())
     assert differences[0] < 0.5 * differences[1]
@@ -187,42 +188,42 @@ def test_a_group_is_never_on_both_sides(pairs: list[tuple[int, int]], folds: int
     assert sorted(everything.tolist()) == list(range(len(pairs)))
 
 
-def test_what_the_features_tell_is_predicted_and_nothing_else() -> None:
+@pytest.mark.parametrize("model", ["linear", "nearest"])
+def test_what_the_features_tell_is_predicted_and_nothing_else(model: str) -> None:
     rng = np.random.default_rng(0)
     labels = labels_of([0, 1, 2] * 40, [row // 3 for row in range(120)])
     cuts = splits(labels, 5)
     clear = np.eye(3, dtype=np.float32)[labels.label] + rng.normal(0, 0.05, (120, 3)).astype(np.float32)
-    for predicted in predict_classes(clear, labels, cuts):
-        np.testing.assert_array_equal(predicted, labels.label)
+    np.testing.assert_array_equal(predict(model, clear, labels, cuts), labels.label)
     noise = rng.normal(size=(120, 3)).astype(np.float32)
-    for predicted in predict_classes(noise, labels, cuts):
-        assert (predicted == labels.label).mean() < 0.55  # a third, and five deviations
+    assert (predict(model, noise, labels, cuts) == labels.label).mean() < 0.55  # a third, and five deviations
 
 
 def test_the_constant_is_the_most_frequent_class_of_the_fitted() -> None:
     labels = labels_of([0] * 30 + [1] * 10, list(range(40)))
-    cuts = splits(labels, 5)
-    found = _of_constant(labels, cuts, np.concatenate([tested for _, tested in cuts]))
-    assert found["accuracy"]["value"] == 0.75
-    fitted, tested = np.arange(25), np.arange(25, 40)  # 25 of class 0 are fitted, 5 of 15 are tested
-    assert _of_constant(labels, [(fitted, tested)], tested)["accuracy"]["value"] == pytest.approx(1 / 3)
+    fitted, tested = np.arange(25), np.arange(25, 40)  # 25 of class 0 are fitted
+    predicted = predict("constant", np.zeros((40, 1), np.float32), labels, [(fitted, tested)])
+    assert predicted.tolist() == [-1] * 25 + [0] * 15
+    assert accuracies({"constant": predicted}, labels, tested)["constant"]["value"] == pytest.approx(1 / 3)
 
 
 def test_few_groups_are_drawn_from_the_fitted_ones() -> None:
     labels = labels_of([0, 1] * 30, [row // 2 for row in range(60)])
     cut = splits(labels, 5)[0]
-    for rows in _draws(3, labels, cut):
+    draws = draw_groups(3, labels, cut)
+    for rows, tested in draws:
+        assert tested is cut[1]
         assert len(np.unique(labels.group[rows])) == 3
         assert len(rows) == 6
         assert set(rows) <= set(cut[0])
-    assert len({tuple(rows) for rows in _draws(3, labels, cut)}) > 5
+    assert len({tuple(rows) for rows, _ in draws}) > 5
 
 
 def test_the_interval_is_over_groups() -> None:
     """Ten groups that are right or wrong as a whole: an interval over single samples would be much narrower."""
     labels = labels_of([0, 1] * 100, [row // 20 for row in range(200)])
     predicted = np.where(labels.group % 2 == 0, labels.label, 1 - labels.label)
-    found = _accuracies({"accuracy": predicted}, labels, np.arange(200))["accuracy"]
+    found = accuracies({"accuracy": predicted}, labels, np.arange(200))["accuracy"]
     assert found["value"] == 0.5
     assert found["high"] - found["low"] > 0.5  # over samples: 0.14
 
@@ -267,7 +268,7 @@ HEAD = "file,label,person"
 @pytest.mark.parametrize(
     ("lines", "arguments", "told"),
     [
-        (None, ["--groups", "p[0-9]"], "has 0 parts in parentheses"),
+        (None, ["--groups", "p[0-9]"], "does not match c0/p0_0.jpg with one part in parentheses"),
         (None, ["--groups", "(x[0-9])"], "does not match c0/p0_0.jpg"),
         (None, ["--groups", "(p"], "no regular expression"),
         (None, ["--folds", "5"], "has 4 images, and there are 8 groups"),
@@ -282,7 +283,7 @@ HEAD = "file,label,person"
         ([HEAD, *LINES[:7], "c1/p3_7.jpg,1, "], ["--groups", "person"], "c1/p3_7.jpg has no person"),
         ([HEAD, "c0/p0_0.jpg,,p0"], [], "line 2: the label is empty"),
         ([f"{HEAD},part", *(f"{line},val" for line in LINES)], [], "line 2: part is 'val'"),
-        ([f"{HEAD},part", *(f"{line},test" for line in LINES)], [], "only one part"),
+        ([f"{HEAD},part", *(f"{line},test" for line in LINES)], [], "no image of it is left to fit on"),
         (
             [f"{HEAD},part", *(f"{line},{'test' if number < 3 else 'train'}" for number, line in enumerate(LINES))],
             ["--groups", "person"], "group 'p1' is in both parts",
@@ -323,20 +324,14 @@ def test_wrong_folders_are_one_line(photos: Path, tmp_path: Path, capsys: pytest
         assert part in line
 
 
-def test_spaces_around_cells_do_not_count(photos: Path, tmp_path: Path) -> None:
-    lines = [line.replace(",", " , ") if number % 2 else line for number, line in enumerate(LINES)]
-    (tmp_path / "labels.csv").write_text("\n".join([HEAD, *lines]) + "\n")
-    _, labels = read_labels(load_index(DataConfig("folder", str(photos))), tmp_path / "labels.csv", "person")
-    assert (len(labels.classes), len(np.unique(labels.group))) == (2, 4)
-
-
 def test_a_run_with_the_name_of_a_baseline_is_refused() -> None:
     with pytest.raises(UserError, match=r"write \./random"):
         load_frozen(["random"])
 
 
-def test_a_part_of_the_images_may_have_labels(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("\n".join([HEAD, *LINES[2:]]) + "\n")
+def test_a_part_of_the_images_may_have_labels_with_spaces_around_cells(photos: Path, tmp_path: Path) -> None:
+    lines = [line.replace(",", " , ") if number % 2 else line for number, line in enumerate(LINES[2:])]
+    (tmp_path / "labels.csv").write_text("\n".join([HEAD, *lines]) + "\n")
     index = load_index(DataConfig("folder", str(photos)))
     labelled, labels = read_labels(index, tmp_path / "labels.csv", "person")
     assert list(labelled.paths) == sorted(line.split(",")[0] for line in LINES[2:])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.table import limited
+from bench.gpu.command import limited
 from bench.rows import read_rows
 from tests.bench.test_documentation import step_row
 from tests.command_line import run_cli

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.loaders.verdict import verdict
+from bench.loaders.compare import verdict
 
 
 def row(ours_ms: float, *, busy: float = 2.0, **stages: tuple[float, float]) -> dict[str, Any]:
