@@ -7,7 +7,6 @@ leaf, with the matrices undone and not undone.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.loop import info_nce, small_network
+from examples.loop import info_nce, options, small_network
 from models.equivariance import undo_view
 from pipelines import ColourConfig, GeometryConfig, make_loader
 
@@ -46,12 +45,7 @@ def found(one: Tensor, other: Tensor) -> float:
 
 def main() -> None:
     """Draw, train, compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=12)
-    args = parser.parse_args()
-
+    args = options(__doc__, images=512, batch=64, epochs=12)
     network = small_network(dim=64)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     geometry = GeometryConfig(side_px=48, rotation_deg=(-180, 180), scale=(0.8, 1.2))
@@ -69,8 +63,9 @@ def main() -> None:
                     loss.backward()
                     optimizer.step()
                     figures.append((loss.item(), found(*undone), found(*points)))
-                mean, with_matrices, without = np.mean(figures, axis=0)
-                print(f"epoch {epoch}: loss {mean:.2f}, views found: {with_matrices:.0%}, not undone: {without:.0%}")
+                print(
+                    "epoch {}: loss {:.2f}, views found: {:.0%}, not undone: {:.0%}".format(epoch, *np.mean(figures, 0))
+                )
 
 
 if __name__ == "__main__":

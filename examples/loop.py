@@ -45,14 +45,17 @@ def info_nce(one: Tensor, other: Tensor, temperature: float = 0.2) -> Tensor:
     return F.cross_entropy(likeness, torch.arange(len(one), device=one.device))
 
 
+def options(description: str | None, **defaults: int | Path) -> argparse.Namespace:
+    """The options of an example: numbers and paths, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
+
+
 def main() -> None:
     """Draw, train, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=8)
-    args = parser.parse_args()
-
+    args = options(__doc__, images=512, batch=64, epochs=8)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = small_network(dim=64).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -64,8 +67,7 @@ def main() -> None:
             for epoch in range(args.epochs):
                 losses = []
                 for batch in loader:
-                    one, other = (network(view.image / 255) for view in batch.views)
-                    loss = info_nce(one, other)
+                    loss = info_nce(*(network(view.image / 255) for view in batch.views))
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()

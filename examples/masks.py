@@ -6,7 +6,6 @@ the masks with OpenCV. A second loader with the same seed makes views of the mas
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from examples.loop import options
 from pipelines import ColourConfig, GeometryConfig, make_loader
 
 Pixels = npt.NDArray[np.uint8]
@@ -23,8 +23,8 @@ Pixels = npt.NDArray[np.uint8]
 def draw_pictures(images: Path, masks: Path, count: int, side_px: int = 160) -> None:
     """Pictures of noise with a few shapes. The mask is white on the shapes."""
     rng = np.random.default_rng(0)
-    for folder in (images, masks):
-        folder.mkdir(parents=True)
+    images.mkdir()
+    masks.mkdir()
     for number in range(count):
         image = rng.integers(0, 256, (side_px, side_px, 3), dtype=np.uint8)
         mask = np.zeros_like(image)
@@ -47,13 +47,9 @@ def carry(mask: Pixels, source_to_view_px: torch.Tensor, side_px: int) -> Pixels
 
 def main() -> None:
     """Draw, compare, write a picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("runs/masks.png"))
-    args = parser.parse_args()
+    args = options(__doc__, images=256, out=Path("runs/masks.png"))
     geometry, as_they_are = GeometryConfig(side_px=128, antialias=False), ColourConfig(jitter="none")
-    agree: list[float] = []
-    outlined: list[Pixels] = []
+    agree, outlined = list[float](), list[Pixels]()
     with tempfile.TemporaryDirectory() as name:
         images, masks = Path(name, "images"), Path(name, "masks")
         draw_pictures(images, masks, args.images)

@@ -5,7 +5,6 @@ The loss is alignment and uniformity (Wang and Isola 2020, arXiv 2005.10242). It
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.loop import draw_shapes
+from examples.loop import draw_shapes, options
 from models.losses import LOSSES
 from models.losses.loss import Loss, require_pairs
 from train.config.load import load_config
@@ -55,12 +54,7 @@ LOSSES["align_uniform"] = AlignUniform
 
 def main() -> None:
     """Draw, train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, number in {"images": 256, "batch": 64, "epochs": 4}.items():
-        parser.add_argument(f"--{name}", type=int, default=number)
-    parser.add_argument("--data", type=Path, default=Path(".data/own_loss"))
-    parser.add_argument("--out", type=Path, default=Path("runs/own_loss"))
-    args = parser.parse_args()
+    args = options(__doc__, images=256, batch=64, epochs=4, data=Path(".data/own_loss"), out=Path("runs/own_loss"))
     draw_shapes(args.data, args.images)
     settings = [
         "loss.name=align_uniform", "loss.uniformity=0.5", "data.source=folder", f"data.root={args.data}",

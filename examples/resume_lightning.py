@@ -5,7 +5,6 @@ Lightning saves the loader's state in its checkpoints, since the loader has `sta
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from examples.loop import draw_shapes, info_nce, small_network
+from examples.loop import draw_shapes, info_nce, options, small_network
 from pipelines import Batch, GeometryConfig, make_loader
 from pipelines.epoch_loader import EpochLoader
 
@@ -28,14 +27,9 @@ class Contrastive(LightningModule):
 
     def train_dataloader(self) -> EpochLoader:
         """Make the loader with the trainer's ranks. Lightning does not always write them into the environment."""
-        return make_loader(
-            self.folder,
-            batch=self.batch,
-            geometry=GeometryConfig(side_px=64),
-            device=self.device,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
-        )
+        ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        geometry = GeometryConfig(side_px=64)
+        return make_loader(self.folder, batch=self.batch, geometry=geometry, device=self.device, **ranks)
 
     def training_step(self, batch: Batch, step: int) -> Tensor:
         """The loss of this rank's share."""
@@ -51,22 +45,14 @@ class Contrastive(LightningModule):
 
 def main() -> None:
     """Train up to a step within the second epoch; then train on from the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=64)
-    args = parser.parse_args()
+    args = options(__doc__, images=512, batch=64)
     epoch = args.images // args.batch
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         draw_shapes(folder / "images", args.images)
         for last_step in (epoch + epoch // 2, 3 * epoch):  # with max_epochs, Lightning 2.6 does not load every state
-            trainer = Trainer(
-                max_steps=last_step,
-                callbacks=[ModelCheckpoint(folder / "saved", save_last=True, every_n_train_steps=1)],
-                logger=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
+            saving = ModelCheckpoint(folder / "saved", save_last=True, every_n_train_steps=1)
+            trainer = Trainer(max_steps=last_step, callbacks=[saving], logger=False, enable_progress_bar=False)
             saved = folder / "saved" / "last.ckpt"
             trainer.fit(Contrastive(folder / "images", args.batch), ckpt_path=saved if saved.exists() else None)
             print(f"stopped after step {trainer.global_step}")

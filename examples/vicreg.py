@@ -7,35 +7,21 @@ which is often used. Then it trains.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from examples.loop import draw_shapes, small_network
+from examples.loop import draw_shapes, options, small_network
 from models.losses.vicreg import VICReg
 from pipelines import Batch, ColourConfig, GeometryConfig, make_loader
 from train import ExactStep
 
 
-def gradient_of(network: nn.Module) -> Tensor:
-    """The gradients of all parameters as one vector."""
-    return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Distance of two vectors, as a share of the length of `other`."""
-    return float((one - other).norm() / other.norm())
-
-
 def main() -> None:
     """Compare the gradients, then train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, number in {"images": 512, "batch": 128, "micro-batch": 16, "epochs": 8}.items():
-        parser.add_argument(f"--{name}", type=int, default=number)
-    args = parser.parse_args()
+    args = options(__doc__, images=512, batch=128, micro_batch=16, epochs=8)
     # With batch norm, which sees a micro-batch at a time, one pass would be another function.
     network, loss = small_network(dim=64, norm=lambda width: nn.GroupNorm(8, width)), VICReg()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -49,6 +35,9 @@ def main() -> None:
     def exact(micro_batch: int) -> ExactStep[Batch]:
         return ExactStep(network, embed, loss, batch=args.batch, micro_batch=micro_batch)
 
+    def gradient() -> Tensor:
+        return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
+
     geometry = GeometryConfig(side_px=48, rotation_deg=(-20, 20), scale=(0.8, 1.25))
     colour = ColourConfig(hue=(0.9, 1), saturation=(0.7, 1))
     with tempfile.TemporaryDirectory() as folder:
@@ -56,13 +45,13 @@ def main() -> None:
         with make_loader(folder, batch=args.batch, geometry=geometry, colour=colour, device="cpu") as loader:
             batch = next(iter(loader))
             exact(args.batch)(batch)
-            one_pass = gradient_of(network)
+            one_pass = gradient()
             exact(args.micro_batch)(batch)
-            print(f"gradient in micro-batches: relative error {distance(gradient_of(network), one_pass):.1e}")
+            print(f"gradient in micro-batches: relative error {(gradient() - one_pass).norm() / one_pass.norm():.1e}")
             network.zero_grad()
             for start in range(0, args.batch, args.micro_batch):
                 (loss(embed(batch, slice(start, start + args.micro_batch))) * args.micro_batch / args.batch).backward()
-            print(f"gradient of small batches: relative error {distance(gradient_of(network), one_pass):.1e}")
+            print(f"gradient of small batches: relative error {(gradient() - one_pass).norm() / one_pass.norm():.1e}")
             step = exact(args.micro_batch)
             for epoch in range(args.epochs):
                 losses = []
