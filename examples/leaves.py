@@ -63,9 +63,8 @@ def main() -> None:
                     loss.backward()
                     optimizer.step()
                     figures.append((loss.item(), found(*undone), found(*points)))
-                print(
-                    "epoch {}: loss {:.2f}, views found: {:.0%}, not undone: {:.0%}".format(epoch, *np.mean(figures, 0))
-                )
+                mean, undone_found, not_undone = np.mean(figures, axis=0)
+                print(f"epoch {epoch}: loss {mean:.2f}, views found: {undone_found:.0%}, not undone: {not_undone:.0%}")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,10 @@ class Contrastive(LightningModule):
 
     def train_dataloader(self) -> EpochLoader:
         """Make the loader with the trainer's ranks. Lightning does not always write them into the environment."""
-        ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
-        geometry = GeometryConfig(side_px=64)
-        return make_loader(self.folder, batch=self.batch, geometry=geometry, device=self.device, **ranks)
+        geometry, rank, ranks = GeometryConfig(side_px=64), self.trainer.global_rank, self.trainer.world_size
+        return make_loader(
+            self.folder, batch=self.batch, geometry=geometry, device=self.device, rank=rank, world_size=ranks
+        )
 
     def training_step(self, batch: Batch, step: int) -> Tensor:
         """The loss of this rank's share."""

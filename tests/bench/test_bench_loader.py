@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from bench.loaders.compare import compare_loaders, require_sound
+from bench.loaders.compare import compare_loaders, require_sound, verdict
 from bench.loaders.frames import make_frames
 from bench.loaders.parts import encoded_chunks, parts_of_loader
 from bench.loaders.peers import installed_peers
@@ -134,3 +134,33 @@ def test_large_frames_are_what_the_folder_source_takes(images: Path, tmp_path: P
         assert side == 250
         assert side / 2 <= x <= 1280 - side / 2
         assert side / 2 <= y <= 720 - side / 2
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "busy", "stages", "expected"),
+    [
+        (0.37, 2.0, {}, "The loader makes 5000 images/s; the processor limits it (100% of 2 cores busy)"),
+        (0.37, 2.0, {}, "decoding takes 54% of its time"),  # 0.20 of 0.03 + 0.20 + 0.14
+        (0.92, 2.0, {}, "making views takes 75% of its time: change to more cores"),
+        (0.75, 2.0, {"read": (9.0, 0.52)}, "reading takes 69% of its time: change to fewer and larger files"),
+        (0.2, 2.0, {}, "decoding takes 87% of its time"),  # parts that cost more alone leave nothing for the views
+        (0.37, 0.9, {}, "no core limits it (45% of 2 busy) but waiting; the part 'decode only' alone makes 9000"),
+        (0.37, 0.9, {}, "pipelines.threads"),
+    ],
+)
+def test_the_verdict_names_the_limit(
+    ours_ms: float, busy: float, stages: dict[str, tuple[float, float] | None], expected: str
+) -> None:
+    """A loader on 2 cores; `stages`: images/s and CPU ms of an image."""
+    parts = {"read": (40000.0, 0.03), "decode": (9000.0, 0.20), **stages}
+    row = {
+        "machine": {"cores": 2},
+        "settings": {},
+        "loaders": [{"images_per_s": 5000.0, "cpu_ms_per_image": ours_ms, "cores_busy": busy}],
+        "stages": [
+            {"name": f"{name} only", "images_per_s": part[0], "cpu_ms_per_image": part[1]}
+            for name, part in parts.items()
+            if part is not None
+        ],
+    }
+    assert expected in verdict(row)

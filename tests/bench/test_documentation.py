@@ -15,6 +15,17 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 
 
+def machine(gpu: str = "none") -> dict[str, Any]:
+    return {"cpu": "CPU", "gpu": gpu, "cores": 2, "date": "2030-01-01", "commit": "abc"}
+
+
+def loader_row(images_per_s: float, gpu: str = "none") -> dict[str, Any]:
+    part = {"interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 2, "ours_is": [1, 1, 1]}
+    loaders = [{"name": "this loader", "images_per_s": images_per_s, **part}]
+    stages = [{"name": name, **part} for name in ("read only", "decode only")]
+    return {"machine": machine(gpu), "settings": {}, "loaders": loaders, "stages": stages}
+
+
 def step_row(images_per_s: float, gpu: str = "none", **more: Any) -> dict[str, Any]:
     rate = {"mean": images_per_s, "interval": [1, 2], "repeats": [images_per_s] * 2}
     figures = {
@@ -23,9 +34,8 @@ def step_row(images_per_s: float, gpu: str = "none", **more: Any) -> dict[str, A
         "optimizer_share": 0.03, "model_flop_per_s": 1e12, "flop_per_image": 1e9, "peak_memory_mib": 7,
         "device_memory_mib": 8,
     }  # fmt: skip
-    machine = {"cpu": "CPU", "gpu": gpu, "cores": 2, "date": "2030-01-01", "commit": "abc"}
     config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 64}}
-    return {"machine": machine, "config": config, "precisions": [figures], **more}
+    return {"machine": machine(gpu), "config": config, "precisions": [figures], **more}
 
 
 def write_rows(file: Path, *rows: dict[str, Any]) -> None:
@@ -61,17 +71,7 @@ def test_figures_of_a_gpu_are_those_of_each_overlays_last_row(tmp_path: Path) ->
 
 
 def test_tables_of_a_cpu_stay_those_of_a_cpu(tmp_path: Path) -> None:
-    machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-    entry = {"name": "this loader", "interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 2, "ours_is": [1, 1, 1]}
-    rows: list[dict[str, Any]] = [
-        {
-            "machine": {**machine, "gpu": gpu}, "settings": {}, "sources": "small",
-            "loaders": [{**entry, "images_per_s": rate}],
-            "stages": [{**entry, "name": name} for name in ("read only", "decode only")],
-        }
-        for gpu, rate in (("none", 1234), ("Card", 9999))
-    ]  # fmt: skip
-    (tmp_path / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "loader.jsonl", loader_row(1234), loader_row(9999, "Card"))
     made = fill_tables("<!-- rows: loaders -->\n<!-- end rows -->\n", tmp_path)
     assert "| this loader | 1234 | 1 to 2 | 1.000 | 1.00 x (1.00 to 1.00) |" in made
     assert "The loader makes 1234 images/s; the processor limits it (100% of 2 cores busy), and reading takes" in made
@@ -106,14 +106,7 @@ def test_the_readme_and_the_page_are_made_from_the_same_row(tmp_path: Path) -> N
     results, docs = tmp_path / "results", tmp_path / "docs"
     for folder in (results, docs):
         folder.mkdir()
-    machine = {"cpu": "CPU", "gpu": "none", "cores": 2, "date": "2030-01-01", "commit": "abc"}
-    entry = {"name": "this loader", "interval": [1, 2], "cpu_ms_per_image": 1, "cores_busy": 2, "ours_is": [1, 1, 1]}
-    rows = [
-        {"machine": machine, "settings": {},
-         "stages": [{**entry, "name": name} for name in ("read only", "decode only")],
-         "loaders": [{**entry, "images_per_s": rate}]} for rate in (111, 222)
-    ]  # fmt: skip
-    (results / "loader.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(results / "loader.jsonl", loader_row(111), loader_row(222))
     (docs / "performance.md").write_text("<!-- rows: loaders -->\n<!-- end rows -->\n")
     (docs / "other.md").write_text("no table")
     (tmp_path / "README.md").write_text("<!-- rows: loaders-in-short -->\n<!-- end rows -->\n")
@@ -125,12 +118,11 @@ def test_the_readme_and_the_page_are_made_from_the_same_row(tmp_path: Path) -> N
     assert (docs / "other.md").read_text() == "no table"
 
 
-def test_a_proof_is_said_in_a_sentence_and_the_newest_row_counts(tmp_path: Path) -> None:
-    machine = {"date": "2030-01-01"}
-    rows = [{"bench": "world_sizes", "machine": machine, "steps": steps, "precision": "fp64",
+def test_a_proof_is_a_sentence_and_the_newest_row_counts(tmp_path: Path) -> None:
+    rows = [{"bench": "world_sizes", "machine": machine(), "steps": steps, "precision": "fp64",
              "largest_relative_difference": {"2": 1e-9, "4": 2e-9}} for steps in (10, 20)]  # fmt: skip
-    (tmp_path / "world_sizes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "other.jsonl").write_text(json.dumps({"bench": "other", "machine": machine, "a_b": 1 / 3}) + "\n")
+    write_rows(tmp_path / "world_sizes.jsonl", *rows)
+    write_rows(tmp_path / "other.jsonl", {"bench": "other", "machine": machine(), "a_b": 1 / 3})
     made = fill_tables("<!-- rows: proofs -->\n<!-- end rows -->\n", tmp_path)
     assert "row 2, 2030-01-01 | 20 steps on 1 to 4 ranks see the same samples; the weights differ by at most" in made
     assert "a relative 2e-09 (fp64) |" in made

@@ -64,16 +64,11 @@ def test_every_sample_once_an_epoch() -> None:
 
 def test_draws_fill_their_ranges() -> None:
     draws = draw(4000, np.random.default_rng(0))
-    for name, low, high in [
-        ("rotation_deg", -45, 45),
-        ("x_frac", -15 / 128, 15 / 128),
-        ("y_frac", -15 / 128, 15 / 128),
-        ("scale", 0.6, 2),
-        ("hue", 0.01, 1),
-        ("saturation", 0.01, 1),
-        ("value", 0.5, 1),
-        ("value_shift", 5 / 255, 20 / 255),
-    ]:
+    ranges = {
+        "rotation_deg": (-45, 45), "x_frac": (-15 / 128, 15 / 128), "y_frac": (-15 / 128, 15 / 128), "scale": (0.6, 2),
+        "hue": (0.01, 1), "saturation": (0.01, 1), "value": (0.5, 1), "value_shift": (5 / 255, 20 / 255),
+    }  # fmt: skip
+    for name, (low, high) in ranges.items():
         values = np.array([getattr(one, name) for one in draws])
         assert low <= values.min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < values.max() <= high
@@ -133,6 +128,9 @@ def test_opencv_in_workers(paths: list[Path], boxes_px: BoxArray) -> None:
     assert first.shape == second.shape == (4, 3, VIEW_PX, VIEW_PX)
     other = next(batches)  # the other worker's, which draws otherwise
     assert not torch.equal(matrix_px, other[1])
+    views = next(iter(OpencvViews.batches(paths, boxes_px, 1, 4)))
+    assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
+    assert shared(views)  # as the worker filled it
 
 
 def test_opencv_ways_of_the_jitter_agree() -> None:
@@ -141,13 +139,6 @@ def test_opencv_ways_of_the_jitter_agree() -> None:
     hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
     by_table = cv2.cvtColor(cv2.LUT(hsv, hsv_table(one)), cv2.COLOR_HSV2RGB)
     assert np.abs(jitter_hsv(view, one).astype(int) - by_table).mean() < 3  # one rounds, the other cuts off
-
-
-@pytest.mark.slow  # starts worker processes
-def test_workers_hand_over_what_they_filled(paths: list[Path], boxes_px: BoxArray) -> None:
-    views = next(iter(OpencvViews.batches(paths, boxes_px, 1, 4)))
-    assert views.shape == (2, 4, 3, VIEW_PX, VIEW_PX)
-    assert shared(views)
 
 
 def test_opencv_matrix_carries_the_box() -> None:

@@ -98,18 +98,9 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
 @pytest.mark.parametrize("data", [("first",), ("first", "second")])
 def test_a_later_override_wins_with_any_number_of_datasets(tmp_path: Path, data: tuple[str, ...]) -> None:
     arm = Arm(set=("train.epochs=20",), set_at={"small": ("train.epochs=10",)}, data=data)
-    study = Study(
-        title="Title",
-        source="Table 9",
-        pretrain={"peclr": arm},
-        arms={"ours": MeasuredArm(start="peclr")},
-        scales={
-            "small": Scale(
-                {name: Dataset(str(tmp_path)) for name in ("first", "second")},
-                pretrain=Shared(set=("encoder.name=resnet18", "train.epochs=10")),
-            )
-        },
-    )
+    shared = Shared(set=("encoder.name=resnet18", "train.epochs=10"))
+    scale = Scale({name: Dataset(str(tmp_path)) for name in ("first", "second")}, pretrain=shared)
+    study = replace(plan_of(tmp_path).study, pretrain={"peclr": arm}, scales={"small": scale})
     config, overrides = Plan(tmp_path / "study.toml", study, "small").settings(Config, "peclr", 0)
     assert config.train.epochs == 10
     assert overrides.count("encoder.name=resnet18") == 1
@@ -119,11 +110,8 @@ def test_rows_are_written_once(training: Training, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     outcomes = run_study(plan_of(tmp_path), record)
     rows = rows_of(record)
-    assert [row["kind"] for row in rows] == ["pretrain", "arm", "arm"] * 3 + [
-        "constant",
-        "comparison",
-        "comparison",
-    ]
+    kinds = ["pretrain", "arm", "arm"] * 3 + ["constant", "comparison", "comparison"]
+    assert [row["kind"] for row in rows] == kinds
     assert {(row["study"], row["scale"]) for row in rows} == {("two_arms", "small")}
     assert all(outcome["holds"] for outcome in outcomes)
     assert run_study(plan_of(tmp_path), record) == outcomes
