@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -39,7 +40,7 @@ def record_option(command: F) -> F:
 
 
 def output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--json` and `--record`. The command gets `tell`, a function that prints and records its row accordingly."""
+    """Add `--json` and `--record`. The command gets `tell`: it prints its row, or tables instead, and records it."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
     @record_option
@@ -48,7 +49,12 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
         def tell(row: dict[str, Any], *shown: Any) -> None:
             from bench import rows  # imported late, so that --help is fast
 
-            rows.tell(row, *shown, as_json=as_json, record=record)
+            if as_json:
+                click.echo(json.dumps(row))
+            else:
+                rows.show(*shown)
+            if record is not None:
+                rows.append(record, row)
 
         command(**options, tell=tell)
 

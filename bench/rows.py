@@ -44,16 +44,6 @@ def describe_machine() -> dict[str, str | int]:
     return found | versions()
 
 
-def tell(row: dict[str, Any], *shown: RenderableType, as_json: bool, record: Path | None) -> None:
-    """Print a row as JSON, or `shown` if it is given. Append the row to the file `record` if it is given."""
-    if as_json:
-        click.echo(json.dumps(row))
-    else:
-        show(*shown)
-    if record is not None:
-        append(record, row)
-
-
 def show(*parts: RenderableType) -> None:
     """Print tables and lines to the terminal."""
     for part in parts:

@@ -77,11 +77,11 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
     from train.config.finetuning import FinetuneConfig
     from train.config.pretraining import Config
 
-    def line(*words: object, files: Sequence[object] = (), keys: Sequence[str] = ()) -> str:
+    def line(*words: object, files: Sequence[object] = (), keys: Sequence[str] = (), end: Sequence[object] = ()) -> str:
         options = [("-c", file) for file in files] + [("--set", key) for key in keys]
-        return shlex.join(map(str, [*words, *(word for option in options for word in option)]))
+        return shlex.join(map(str, [*words, *(word for option in options for word in option), *end]))
 
-    python = ("python", "cli.py")
+    python, resume = ("python", "cli.py"), ("--resume", "auto")
     for root, one in {data.root: data.render for data in plan.used_data().values() if data.render is not None}.items():
         yield line(*python, "make-data", root, "--poses", one.poses, "--seed", one.seed, "--scenes", one.scenes)
     seeds, by = plan.study.seeds, plan.at.by
@@ -91,16 +91,15 @@ def commands_of(plan: Plan, overrides: Sequence[str] = (), only: Sequence[str] =
         config, keys = plan.settings(Config, name, seed)
         processes = min(plan.at.processes, config.train.batch // config.train.micro_batch)
         launcher = ("torchrun", f"--nproc-per-node={processes}", "cli.py") if processes > 1 else python
-        yield line(*launcher, "pretrain", "--resume", "auto", files=plan.at.pretrain.config, keys=keys)
+        yield line(*launcher, "pretrain", files=plan.at.pretrain.config, keys=keys, end=resume)
     yield f"# {by}: each network, when the pre-training that it starts from is done"
     for seed, name in ((seed, name) for seed in seeds for name, arm in plan.arms.items() if arm.network is None):
         _, keys = plan.settings(FinetuneConfig, name, seed)
-        yield line(*python, by, "--resume", "auto", files=plan.at.measured.config, keys=keys)
+        yield line(*python, by, files=plan.at.measured.config, keys=keys, end=resume)
     yield "# evaluation of each network; after fine-tuning with validation, of its best checkpoint"
     for seed, name in ((seed, name) for seed in seeds for name in plan.arms):
-        out = plan.folder(seed, "evaluation", name)
-        yield line(*python, "evaluate", plan.run_of(name, seed), "--out", out, keys=plan.held_out(name))
+        out = ("--out", plan.folder(seed, "evaluation", name))
+        yield line(*python, "evaluate", plan.run_of(name, seed), keys=plan.held_out(name), end=out)
     yield "# when all runs are done: measure what the study compares, and record it"
-    arms = [word for name in only for word in ("--arm", name)]
-    record = ("--record", "bench/results/experiments.jsonl")
-    yield line(*python, "experiment", plan.file, "--scale", plan.scale, *arms, *record, keys=overrides)
+    chosen = [*(word for name in only for word in ("--arm", name)), "--record", "bench/results/experiments.jsonl"]
+    yield line(*python, "experiment", plan.file, "--scale", plan.scale, keys=overrides, end=chosen)

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import click
-from rich.markup import escape
 
 from bench.options import output_options
 from errors import UserError
@@ -96,6 +95,8 @@ def classify(
 
 def _line(entry: Mapping[str, Any], counts: Sequence[str]) -> list[str]:
     """The cells of an encoder: accuracies in percent, and how many of the tested images trained it."""
+    from rich.markup import escape  # imported late, so that --help is fast
+
     intervals = [entry["accuracy"], entry["nearest_neighbours"]]
     seen = entry["trained_on_tested"]
     return [

@@ -206,16 +206,6 @@ def _packed(paths: tuple[Path, ...], field: type[JpegField]) -> Path:
     return file
 
 
-class _Files:
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, sample: int) -> tuple[npt.NDArray[np.uint8]]:
-        return (np.fromfile(self._paths[sample], np.uint8),)
-
-
 def _write(paths: Sequence[Path], file: Path, field: type[JpegField]) -> None:
-    DatasetWriter(str(file), {"image": field()}, num_workers=1).from_indexed_dataset(_Files(paths))
+    files = [(np.fromfile(path, np.uint8),) for path in paths]
+    DatasetWriter(str(file), {"image": field()}, num_workers=1).from_indexed_dataset(files)
