@@ -68,8 +68,8 @@ def _kept(
     if file.exists():
         with damage_in_one_line(file), regular(file).open("rb") as opened, np.load(opened) as saved:
             arrays: Arrays = dict(saved.items())
-            before, digest = str(arrays.pop("made_from")), int(arrays.pop("digest"))
-            if digest != _digest(arrays):
+            before, digest = str(arrays.pop("made_from", "")), arrays.pop("digest", None)
+            if before == made_from and digest != _digest(arrays):
                 raise ValueError("its arrays were changed")
         if before == made_from:
             return arrays
@@ -99,7 +99,7 @@ def damage_in_one_line(file: Path) -> Iterator[None]:
         yield
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UserError(f"{file} is damaged ({why}): remove it, and this command makes it again") from error
+        raise UserError(f"{file} cannot be used ({why}): remove it, and this command makes it again") from error
 
 
 def network_file(plan: Plan, seed: int, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -166,10 +167,10 @@ def damage(file: Path, kind: str) -> None:
         np.save(file.with_suffix(".npy"), np.zeros(3))
         file.with_suffix(".npy").rename(file)
     elif kind in ("other arrays", "objects"):
+        made_from = np.load(io.BytesIO(whole))["made_from"] if file.suffix == ".npz" else ""
         arrays = np.zeros(3) if kind == "other arrays" else np.array([None, {}])
-        file.unlink()
         with file.open("wb") as out:
-            np.savez(out, pa_epe_cm=arrays, made_from="[]", digest=0)
+            np.savez(out, pa_epe_cm=arrays, made_from=made_from, digest=0)
     else:
         file.unlink()
         file.mkdir() if kind == "folder" else os.mkfifo(file)
@@ -183,7 +184,7 @@ def test_a_damaged_network_is_one_line(kind: str, tmp_path: Path) -> None:
     write_network(tmp_path, "first")
     (file,) = (tmp_path / "checkpoints").iterdir()
     damage(file, kind)
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="cannot be used"):
         measure.checksum(file)
 
 
@@ -202,7 +203,7 @@ def test_damaged_side_files_are_one_line(name: str, training: Training, tmp_path
         damage(file, kind)
         with pytest.raises(UserError) as refused:
             run_study(plan, None)
-        assert str(refused.value).startswith(f"{file} is damaged ("), kind
+        assert str(refused.value).startswith(f"{file} cannot be used ("), kind
         assert "remove it" in str(refused.value)
         assert "\n" not in str(refused.value)
 
