@@ -46,16 +46,16 @@ def test_an_example_is_short_and_says_its_command(file: Path) -> None:
 
 
 def test_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told = run("examples.loop", "--images 64 --batch 16 --epochs 4", monkeypatch, capsys)
-    losses = numbers(r"4 steps, loss ([\d.]+)", told)
+    printed = run("examples.loop", "--images 64 --batch 16 --epochs 4", monkeypatch, capsys)
+    losses = numbers(r"4 steps, loss ([\d.]+)", printed)
     assert len(losses) == 4
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of torch that is deprecated
 def test_resume_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told = run("examples.resume_lightning", "--images 32 --batch 8", monkeypatch, capsys)
-    seen = re.findall(r"epoch (\d), step (\d): images (\S+ \S+ \S+ \S+)\.\.\.|stopped after step (\d+)", told)
+    printed = run("examples.resume_lightning", "--images 32 --batch 8", monkeypatch, capsys)
+    seen = re.findall(r"epoch (\d), step (\d): images (\S+ \S+ \S+ \S+)\.\.\.|stopped after step (\d+)", printed)
     steps = [(int(epoch), int(step)) for epoch, step, _, stopped in seen if not stopped]
     assert steps == [(epoch, step) for epoch in range(3) for step in range(4)]
     assert [int(stopped) for *_, stopped in seen if stopped] == [6, 12]
@@ -64,28 +64,28 @@ def test_resume_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_vicreg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told = run("examples.vicreg", "--images 64 --batch 32 --micro-batch 8 --epochs 3", monkeypatch, capsys)
+    printed = run("examples.vicreg", "--images 64 --batch 32 --micro-batch 8 --epochs 3", monkeypatch, capsys)
     (exact,), (mean,) = (
-        numbers(r"micro-batches: relative error (\S+)", told),
-        numbers(r"small batches: relative error (\S+)", told),
+        numbers(r"micro-batches: relative error (\S+)", printed),
+        numbers(r"small batches: relative error (\S+)", printed),
     )
     assert exact < 1e-4 < mean
-    losses = numbers(r"loss ([\d.]+)", told)
+    losses = numbers(r"loss ([\d.]+)", printed)
     assert losses[-1] < losses[0]
 
 
 def test_own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = f"--images 24 --batch 12 --epochs 2 --data {tmp_path / 'images'} --out {tmp_path / 'run'}"
     with narrow_resnet18(), patch.dict(LOSSES):
-        told = run("examples.own_loss", arguments, monkeypatch, capsys)
+        printed = run("examples.own_loss", arguments, monkeypatch, capsys)
         again = run("examples.own_loss", arguments, monkeypatch, capsys)  # has finished
     rows = r"step (\d): loss (\S+) = (\S+) \+ 0.5 \* (\S+)"
-    found = [[float(number) for number in row] for row in re.findall(rows, told)]
+    found = [[float(number) for number in row] for row in re.findall(rows, printed)]
     assert [step for step, *_ in found] == [1, 2, 3, 4]
     for _, loss, aligned, uniform in found:
         assert loss == pytest.approx(aligned + 0.5 * uniform, abs=2e-3)
         assert uniform < 0 < aligned
-    assert re.findall(rows, again) == re.findall(rows, told)
+    assert re.findall(rows, again) == re.findall(rows, printed)
 
 
 def test_other_commands_need_no_loss_of_ones_own(
@@ -113,17 +113,17 @@ def test_other_commands_need_no_loss_of_ones_own(
 
 
 def test_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told = run("examples.leaves", "--images 96 --batch 32 --epochs 6", monkeypatch, capsys)
-    losses = numbers(r"loss ([\d.]+)", told)
+    printed = run("examples.leaves", "--images 96 --batch 32 --epochs 6", monkeypatch, capsys)
+    losses = numbers(r"loss ([\d.]+)", printed)
     assert losses[-1] < losses[0]
-    (undone,), (not_undone,) = (numbers(rf"epoch 5.* {word}: (\d+)%", told) for word in ("found", "not undone"))
+    (undone,), (not_undone,) = (numbers(rf"epoch 5.* {word}: (\d+)%", printed) for word in ("found", "not undone"))
     assert undone > not_undone
 
 
 def test_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "masks.png"
-    told = run("examples.masks", f"--images 32 --out {out}", monkeypatch, capsys)
-    mean, worst = numbers(r"([\d.]+)%", told)
+    printed = run("examples.masks", f"--images 32 --out {out}", monkeypatch, capsys)
+    mean, worst = numbers(r"([\d.]+)%", printed)
     assert mean > 99.9
     assert worst > 99.5
     assert np.asarray(cv2.imread(str(out))).shape == (256, 1024, 3)

@@ -29,7 +29,7 @@ _FILES_KEPT: Final = 512
 def parts_of_loader(index: Index, config: Config, batch: int, device: torch.device) -> dict[str, tuple[str, Start]]:
     """Name of each part -> what it does, and a function that makes an endless iterator over numbers of images done."""
 
-    def alone(run: Callable[[Loader], Generator[int]]) -> Start:
+    def endless(run: Callable[[Loader], Generator[int]]) -> Start:
         def start() -> Generator[int]:
             with make_endless_loader(index, config, batch, device) as loader:
                 yield from run(loader)
@@ -41,8 +41,8 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
     regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
     return {
-        "read only": ("files read from the page cache, checked and queued; views planned", alone(_read)),
-        "decode only": (what, alone(_decode)),
+        "read only": ("files read from the page cache, checked and queued; views planned", endless(_read)),
+        "decode only": (what, endless(_decode)),
     }
 
 

@@ -113,8 +113,8 @@ def test_the_whole_way_to_the_page(run: Path, signs: Path, tmp_path: Path) -> No
     assert sorted(line["file"] for line in lines) == sorted(held_out)
     right = np.mean([line["label"] == line[str(run)] for line in lines])
     assert trained["accuracy"]["value"] == right
-    said = [[sum(line["label"] == true and line[str(run)] == said for line in lines) for said in "09"] for true in "09"]
-    assert trained["confusion"] == said
+    pairs = [(line["label"], line[str(run)]) for line in lines]
+    assert trained["confusion"] == [[pairs.count((true, predicted)) for predicted in "09"] for true in "09"]
     assert trained["steps"] == 4  # two epochs of 8 images in batches of 4
 
     page = tmp_path / "page.html"
@@ -266,7 +266,7 @@ HEAD = "file,label,person"
 
 
 @pytest.mark.parametrize(
-    ("lines", "arguments", "told"),
+    ("lines", "arguments", "message"),
     [
         (None, ["--groups", "p[0-9]"], "does not match c0/p0_0.jpg with one part in parentheses"),
         (None, ["--groups", "(x[0-9])"], "does not match c0/p0_0.jpg"),
@@ -295,7 +295,7 @@ HEAD = "file,label,person"
     ],
 )  # fmt: skip
 def test_wrong_labels_are_one_line(
-    lines: list[str] | None, arguments: list[str], told: str, photos: Path, tmp_path: Path,
+    lines: list[str] | None, arguments: list[str], message: str, photos: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     table = []
@@ -306,7 +306,7 @@ def test_wrong_labels_are_one_line(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert told in error
+    assert message in error
 
 
 def test_wrong_folders_are_one_line(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,10 +315,10 @@ def test_wrong_folders_are_one_line(photos: Path, tmp_path: Path, capsys: pytest
     assert run_cli("classify", "run", "--images", str(tmp_path / "nothing")) == 2
     assert run_cli("classify", "run", "--images", str(photos / "c0")) == 2
     (tmp_path / "classification.json").write_text("{}")
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 4
+    message = capsys.readouterr().err.splitlines()
+    assert len(message) == 4
     for line, part in zip(
-        told, ["run does not exist", "expected a run too", "nothing: does not exist", "is in no folder of a class"],
+        message, ["run does not exist", "expected a run too", "nothing: does not exist", "is in no folder of a class"],
         strict=True,
     ):  # fmt: skip
         assert part in line

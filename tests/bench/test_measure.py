@@ -45,14 +45,14 @@ def test_rounds_take_turns() -> None:
         while True:
             yield 1
 
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     measure_in_rounds(
         [lambda: named("a"), lambda: named("b")],
         Rounds(warmup_s=0, repeat_s=0, repeats=3),
-        lambda done, total: told.append((done, total)),
+        lambda done, total: calls.append((done, total)),
     )
     assert turns == ["a", "b"] * 3
-    assert told == [(done, 6) for done in range(7)]
+    assert calls == [(done, 6) for done in range(7)]
 
 
 def test_statistics_in_closed_form() -> None:

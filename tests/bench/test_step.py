@@ -68,9 +68,9 @@ def test_the_command_prints_and_records(config: Config, tmp_path: Path, capsys: 
     record = tmp_path / "train.jsonl"
     assert run_cli("bench-train", *words, "--repeats", "2", "--seconds", "0.1", "--record", str(record)) == 0
     assert json.loads(record.read_text())["precisions"][0]["images_per_s"].keys() == ALL
-    told = capsys.readouterr().out
-    assert "optimiser's share" in told
-    assert "batches of 12 in micro-batches of 4" in told
+    printed = capsys.readouterr().out
+    assert "optimiser's share" in printed
+    assert "batches of 12 in micro-batches of 4" in printed
 
 
 def test_operations_are_counted_forward_and_backward(config: Config) -> None:

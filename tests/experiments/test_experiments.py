@@ -267,7 +267,7 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("pretrain.simclr.set=['equivariance.varient=none']", "pretrain.simclr at scale small: .*equivariance.variant"),
         ("arms.simclr.set=['train.epochs=many']", "arms.simclr at scale small: .*train.epochs = 'many'"),
@@ -289,9 +289,9 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
         ("maps={better='peclr', than='simclr', rotations=1000000}", "less than or equal to 1000"),
     ],
 )
-def test_a_mistake_in_any_arm_is_reported_before_the_first(override: str, said: str) -> None:
+def test_a_mistake_in_any_arm_is_reported_before_the_first(override: str, message: str) -> None:
     file = Path(__file__).parents[2] / "configs" / "studies" / "compositions.toml"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_study(file, [override])
 
 
@@ -325,7 +325,7 @@ ARM = "[arms.ours]\nstart = 'one'\n"
 
 
 @pytest.mark.parametrize(
-    ("arms", "out", "root", "told"),
+    ("arms", "out", "root", "message"),
     [
         (ARM, "images/runs", "images", "images/runs/small is within data.root = images"),
         (ARM, "runs", "missing", "missing: no such folder; expected the images of scales.small.data.first"),
@@ -337,7 +337,7 @@ def test_wrong_folders_and_arms_are_one_line_before_anything_runs(
     arms: str,
     out: str,
     root: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -351,7 +351,7 @@ def test_wrong_folders_and_arms_are_one_line_before_anything_runs(
     )
     assert run_cli("experiment", "study.toml", "--record", "rows.jsonl") == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 

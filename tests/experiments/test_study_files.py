@@ -124,7 +124,7 @@ def test_maps_need_both_arms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("arms.rn152_on_second.on=first", "rn152_peclr_on_second is measured on second, rn152_on_second on first"),
         (
@@ -134,8 +134,8 @@ def test_maps_need_both_arms() -> None:
         ("arms.rn152_224.data=['first', 'second']", "arms.rn152_224.data = .*at most 1 item"),
     ],
 )
-def test_arms_that_cannot_be_compared_are_refused(override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_arms_that_cannot_be_compared_are_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load_study(ROOT / "configs" / "studies" / "cross_domain.toml", [override])
 
 
