@@ -174,10 +174,13 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "unknown word": (pretrain("encoder.name=resnet19"), ["encoder.name = 'resnet19'", "'resnet18'"]),
     # Data.
     "missing folder": (pretrain("data.root={root}/nowhere"), ["{root}/nowhere: does not exist", "Check the path"]),
-    "empty folder": (pretrain("data.root={root}/empty"), ["{root}/empty: no .jpg", "add images"]),
+    "empty folder": (pretrain("data.root={root}/empty"), ["{root}/empty: no .jpg", "Check the path"]),
     "folder is a file": (pretrain("data.root={root}/a_file"), ["{root}/a_file: is a file", "expected a folder"]),
     "FreiHAND is a file": (freihand("data.root={root}/a_file"), ["{root}/a_file: is a file; expected a folder"]),
-    "no FreiHAND": (freihand("data.root={root}/empty"), ["{root}/empty/training/rgb: no such folder", "make-data"]),
+    "no FreiHAND": (
+        freihand("data.root={root}/empty"),
+        ["{root}/empty/training/rgb: No such file", "make-data"],
+    ),
     "JSON of another length": (
         freihand(),
         ["training_scale.json: labels for 2 poses", "has 12 images", "expected 4 for each", "of one set"],
@@ -186,7 +189,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         pretrain("data.box={root}/unknown.csv"),
         ["{root}/unknown.csv, line 2: there is no image 'nobody.jpg'", "such as '00.jpg'", "Mend the name"],
     ),
-    "missing boxes": (pretrain("data.box={root}/no.csv"), ["{root}/no.csv: no such file of boxes", "Give the path"]),
+    "missing boxes": (
+        pretrain("data.box={root}/no.csv"),
+        ["{root}/no.csv: No such file", "give the path"],
+    ),
     "boxes of another kind": (
         pretrain("data.box=joints"),
         ["data.box = 'joints': expected a .csv or .json file"],
@@ -403,7 +409,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "views of another kind": (["views", "{root}/views.txt"], ["{root}/views.txt", "ends in .png or .jpg"]),
     "views of nothing": (
         ["views", "--set", "data.root={root}/empty", "{root}/v.png"],
-        ["{root}/empty/training/rgb: no such folder"],
+        ["{root}/empty/training/rgb: No such file"],
     ),
     "make-data into a used folder": (
         ["make-data", "{root}/notes"],

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from errors import UserError
-from parsing import as_numbers, file_name, parse_json, regular
+from parsing import as_numbers, file_name, parse_json
 from pipelines.config import DataConfig
 from pipelines.samples.index import Index
+from pipelines.sources.annotations.dataset_file import dataset_file
 from pipelines.sources.boxes import refuse_boxes, squares_around
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS, Skeleton
@@ -43,28 +44,21 @@ def load_coco(config: DataConfig) -> Index:
         )
     root = Path(config.root)
     file = root / (config.annotations or ANNOTATIONS)
-    try:
-        content = parse_json(regular(file).read_bytes())
+    expected = "keypoints in COCO's JSON format"
+    with dataset_file(file, expected, "Check data.root and data.annotations, or mend the file.") as path:
+        content = parse_json(path.read_bytes())
         skeleton = _skeleton(file, content["categories"])
         row_of = {image["id"]: row for row, image in enumerate(content["images"])}
         people = [one for one in content["annotations"] if any(one["keypoints"][2::3]) and not one.get("iscrowd")]
         image = np.array([row_of[one["image_id"]] for one in people], np.int64)
         paths = [file_name(str(content["images"][row]["file_name"])) for row in image]
         labels, boxes = [one["keypoints"] for one in people], [one.get("bbox", [0, 0, 0, 0]) for one in people]
-    except OSError as error:
-        raise UserError(
-            f"{file}: {error.strerror}; expected keypoints in COCO's JSON format. Check data.root and data.annotations."
-        ) from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: not keypoints in COCO's JSON format ({error!r:.200}). Mend the file.") from error
     if not people:
         raise UserError(f"{file}: no annotation has a labelled keypoint. Set data.annotations to another file.")
     values, box = as_numbers(labels), as_numbers(boxes)
     if values is None or values.shape[1:] != (3 * len(skeleton),) or box is None or box.shape[1:] != (4,):
-        raise UserError(
-            f"{file}: expected {3 * len(skeleton)} numbers in keypoints and 4 in bbox of each "
-            "annotation. Correct the file."
-        )
+        numbers = f"{3 * len(skeleton)} numbers in keypoints and 4 in bbox"
+        raise UserError(f"{file}: expected {numbers} of each annotation. Mend the file.")
     points = values.reshape(len(people), len(skeleton), 3)
     keypoints_px = np.where(points[..., 2:] > 0, points[..., :2] + 0.5, np.nan)
     boxed = (box[:, 2:] > 0).all(axis=1, keepdims=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from parsing import regular
+from parsing import as_numbers
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
+from pipelines.sources.annotations.dataset_file import dataset_file
 from pipelines.sources.boxes import boxes_of_images, squares_around
+from pipelines.sources.subsets import refuse_split
 from skeleton import FINGERS, HAND
 
 SEQUENCES: Final = ("Grasp1", "Grasp2", "Occlusion", "Pinch", "Rigid", "Rotate")
@@ -69,15 +70,12 @@ def load_dexter_object(config: DataConfig) -> Index:
     Raises:
         UserError: a folder or file is missing or does not fit the layout.
     """
-    if config.split != "all":
-        raise UserError(f'data.split = {config.split!r}: Dexter+Object is not split. Use "all".')
+    refuse_split(config, "the frames of Dexter+Object")
     root, boxes = Path(config.root), box_file(config)
     data = root / "data"
-    if not data.is_dir():
-        raise UserError(f"{data}: no such folder; expected {', '.join(SEQUENCES)} in it. Check data.root.")
     present = [sequence for sequence in SEQUENCES if (data / sequence).is_dir()]
     if not present:
-        raise UserError(f"{data}: no folder {' or '.join(SEQUENCES)}; expected at least one. Unpack the dataset again.")
+        raise UserError(f"{data}: none of the folders {', '.join(SEQUENCES)} is there; expected one. Check data.root.")
     paths: list[str] = []
     tips = []
     for sequence in present:
@@ -115,46 +113,31 @@ def load_dexter_object(config: DataConfig) -> Index:
 
 
 def _frames(folder: Path) -> list[str]:
-    try:
+    with dataset_file(folder, "the colour frames there"):
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be listed ({error.strerror}); expected the colour frames there.") from error
     frames = [name for name in names if name.lower().endswith(_ENDINGS)]
     if not frames:
-        found = f"such as {names[0]!r}" if names else "no file at all"
         raise UserError(
-            f"{folder}: no {', '.join(_ENDINGS)} files, {found}; expected the colour frames. Other kinds are not "
-            "read: convert them to PNG under the same names."
+            f"{folder}: no {', '.join(_ENDINGS)} among its files {names[:2]}; expected the colour frames. Other kinds "
+            "are not read: convert them to PNG under the same names."
         )
     return frames
 
 
 def _tips_mm(file: Path) -> npt.NDArray[np.float64]:
     """The annotated fingertips (N, 5, 3); NaN where there is none."""
-    try:
-        lines = regular(file).read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise UserError(
-            f"{file}: no such file; expected the fingertips of each frame. Unpack the dataset again."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read as text ({error}). Unpack the dataset again.") from error
-    rows = [_line_mm(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    tips_mm = np.array(rows, dtype=np.float64).reshape(-1, len(TIPS), 3)
+    with dataset_file(file, f"a line 'x, y, z; ...' of {len(TIPS)} fingertips or more for each frame") as path:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        tips_mm = np.array([_line_mm(number, line) for number, line in enumerate(lines, start=1) if line.strip()])
+    tips_mm = tips_mm.reshape(-1, len(TIPS), 3)
     tips_mm[(tips_mm[..., 2] == NOT_ANNOTATED_MM) | (tips_mm[..., 2] <= 0)] = np.nan
     return tips_mm
 
 
-def _line_mm(file: Path, number: int, line: str) -> Sequence[Sequence[float]]:
-    try:
-        points = [[float(value) for value in point.split(",")] for point in line.split(";") if point.strip()]
-        if len(points) < len(TIPS) or any(len(point) != 3 for point in points):
-            raise ValueError
-    except ValueError:
-        raise UserError(
-            f"{file}, line {number}: {line.strip()[:60]!r}; expected 'x, y, z;' of {len(TIPS)} fingertips or more. "
-            "Unpack the dataset again."
-        ) from None
+def _line_mm(number: int, line: str) -> npt.NDArray[np.float64]:
+    points = as_numbers([point.split(",") for point in line.split(";") if point.strip()])
+    if points is None or points.shape[1:] != (3,) or len(points) < len(TIPS):
+        raise ValueError(f"line {number}: {line.strip()[:60]!r}")
     return points[: len(TIPS)]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -14,15 +15,13 @@ from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.sources.boxes import with_boxes
+from pipelines.sources.subsets import refuse_split
 
 IMAGE_ENDINGS: Final = (".jpg", ".jpeg", ".png", ".webp")
-_NOT_READ: Final = {
-    ".heic": "HEIC", ".heif": "HEIC", ".avif": "AVIF", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP", ".gif": "GIF",
-    ".jp2": "JPEG 2000", ".jxl": "JPEG XL",
-}  # fmt: skip
-"""Endings of image formats that the data path cannot decode."""
-
-_ENDINGS_TOLD: Final = 5
+_BROKEN_LINK: Final = "broken links"
+_KINDS_NAMED: Final = 5
+_NOT_READ: Final = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
+"""Endings of images that the data path cannot decode."""
 
 log = logging.getLogger(__name__)
 
@@ -40,62 +39,33 @@ def load_folder(config: DataConfig) -> Index:
     Raises:
         UserError: the folder is missing, unreadable or has no images, the boxes do not fit it, or a split is set.
     """
-    if config.split != "all":
-        raise UserError(
-            f'data.split = {config.split!r}: a folder of images is not split. Use "all", and a folder for each split.'
-        )
+    refuse_split(config, "images in a folder")
     root = Path(config.root)
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
-    found = _files_under(root)
-    if not found.images:
-        raise UserError(
-            f"{root}: no {', '.join(IMAGE_ENDINGS)} files in it or below it; found {found.told()}. "
-            f"{found.remedy() or 'Check the path, or add images.'}"
-        )
-    if found.remedy():
-        left_out = found.told(images_alone=True)
-        log.warning("%s: %d images are used, left out are %s. %s", root, len(found.images), left_out, found.remedy())
-    paths = sorted(found.images)
+    images, others = _files_under(root)
+    unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
+    remedy = f"convert other images to JPEG or PNG, mend or remove broken links ('find {root} -xtype l' lists them)"
+    if not images:
+        missing = f"no {', '.join(IMAGE_ENDINGS)} files in it or below it"
+        raise UserError(f"{root}: {missing}; found {_counts(others) or 'nothing'}. Check the path, {remedy}.")
+    if unusable:
+        log.warning("%s: %d images are used; left out: %s; %s", root, len(images), _counts(unusable), remedy)
+    paths = sorted(images)
     whole = np.tile(np.array(WHOLE_IMAGE, np.float32), (len(paths), 1))
     index = Index(name=root.name or str(root), root=root, paths=paths, box_px=whole)
     return index if config.box == "center" else with_boxes(index, Path(config.box))
 
 
-class _Found(NamedTuple):
-    """Content of a folder and its subfolders: names of images, endings of other files, broken links."""
-
-    images: list[str]
-    others: Counter[str]
-    lost_links: list[str]
-
-    def told(self, *, images_alone: bool = False) -> str:
-        """Counts of unused files by ending; with `images_alone`, only of image formats and broken links."""
-        others = [(-count, ending) for ending, count in self.others.items() if ending in _NOT_READ or not images_alone]
-        parts = [f"{-count} {ending or 'without an ending'}" for count, ending in sorted(others)[:_ENDINGS_TOLD]]
-        if len(others) > _ENDINGS_TOLD:
-            parts.append(f"{-sum(count for count, _ in sorted(others)[_ENDINGS_TOLD:])} others")
-        if self.lost_links:
-            count = len(self.lost_links)
-            links = "1 link that leads" if count == 1 else f"{count} links that lead"
-            parts.append(f"{links} nowhere ({self.lost_links[0]}{' the first' if count > 1 else ''})")
-        return ", ".join(parts) or "nothing"
-
-    def remedy(self) -> str:
-        """Advice about images that cannot be used."""
-        kinds = sorted({_NOT_READ[ending] for ending in self.others if ending in _NOT_READ})
-        parts = []
-        if kinds:
-            what = "is" if len(kinds) == 1 else "are"
-            parts.append(f"{' and '.join(kinds)} {what} not read: convert them to JPEG or PNG.")
-        if self.lost_links:
-            parts.append(f"Mend or remove the link{'s' if len(self.lost_links) > 1 else ''}.")
-        return " ".join(parts)
+def _counts(files: Mapping[str, int]) -> str:
+    """Numbers of files by kind, the most frequent kinds first."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(files).most_common(_KINDS_NAMED))
 
 
-def _files_under(root: Path) -> _Found:
-    found = _Found([], Counter(), [])
+def _files_under(root: Path) -> tuple[list[str], Counter[str]]:
+    """The names of the images in a folder and below it, and the numbers of other files by ending or kind."""
+    images, others = list[str](), Counter[str]()
     folders, links = [""], list[str]()  # linked folders come last, so that files get their shortest paths
     seen: set[tuple[int, int]] = set()
     while folders or links:
@@ -108,20 +78,19 @@ def _files_under(root: Path) -> _Found:
             with os.scandir(root / inside) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
-                        found.others["hidden"] += 1
-                        continue
-                    if entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110  never raises
-                        found.lost_links.append(inside + entry.name)
+                        others["hidden"] += 1
+                    elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110  never raises
+                        others[_BROKEN_LINK] += 1
                     elif entry.is_dir():
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
                     elif not entry.is_file():
-                        found.others["no regular file, such as a pipe"] += 1
+                        others["no regular file, such as a pipe"] += 1
                     elif entry.name.lower().endswith(IMAGE_ENDINGS):
-                        found.images.append(inside + entry.name)
+                        images.append(inside + entry.name)
                     else:
-                        found.others[os.path.splitext(entry.name)[1].lower()] += 1  # noqa: PTH122  a suffix of any name
+                        others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122
         except OSError as error:
             raise UserError(
                 f"{root / inside}: cannot be listed ({error.strerror}). Make it readable, or move it elsewhere."
             ) from error
-    return found
+    return images, others

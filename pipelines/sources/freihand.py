@@ -14,13 +14,14 @@ import numpy.typing as npt
 from pydantic_core import from_json
 
 from errors import UserError
-from parsing import as_numbers, regular
+from parsing import as_numbers
 from pipelines.config import DataConfig
 from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index, read_file
 from pipelines.sources.annotations.camera import project_px
+from pipelines.sources.annotations.dataset_file import dataset_file
 from pipelines.sources.boxes import boxes_of_images, squares_around
-from pipelines.sources.subsets import rows_of_split
+from pipelines.sources.subsets import refuse_split, rows_of_split
 from skeleton import HAND
 
 VERSIONS: Final = ("gs", "hom", "sample", "auto")
@@ -52,20 +53,16 @@ def load_freihand(config: DataConfig) -> Index:
         UserError: a folder, image or needed label file is missing, or labels do not fit the images.
     """
     root, part, split, versions, box = Path(config.root), config.part, config.split, config.versions, config.box
-    if part == "evaluation" and split != "all":
-        raise UserError(
-            f"split {split!r} of FreiHAND's evaluation part: only its training part can be split. Use split 'all'."
-        )
+    if part == "evaluation":
+        refuse_split(config, "FreiHAND's evaluation images")
     if not versions or len(set(versions)) < len(versions):
         raise UserError(f"data.versions = {list(versions)!r}: expected some of {list(VERSIONS)!r}, each once.")
     count = _count_images(root, part)
     backgrounds = len(VERSIONS) if part == "training" else 1
     labels = _read_labels(root, part, count, backgrounds)
     if count % backgrounds:
-        raise UserError(
-            f"{root / part / 'rgb'}: {count} images; expected a multiple of {backgrounds}, one for each version of a "
-            "pose. Unpack the dataset again."
-        )
+        expected = f"a multiple of {backgrounds}, one for each version of a pose"
+        raise UserError(f"{root / part / 'rgb'}: {count} images; expected {expected}. Unpack the dataset again.")
     poses = count // backgrounds
     chosen = rows_of_split(np.arange(poses), split)
     offsets = [VERSIONS.index(version) * poses for version in versions] if part == "training" else [0]
@@ -87,10 +84,6 @@ def load_freihand(config: DataConfig) -> Index:
             )
         box_px = squares_around(keypoints_px.min(axis=1), keypoints_px.max(axis=1))
     else:
-        if not box.lower().endswith((".csv", ".json")):
-            raise UserError(
-                f"data.box = {box!r}: expected 'center', 'joints' or the path of a .csv or .json file of boxes."
-            )
         box_px = boxes_of_images(Path(box), [_name(part, image) for image in range(count)])[images]
     return Index(
         name=f"freihand {part}",
@@ -109,19 +102,10 @@ def _name(part: str, image: int) -> str:
 
 def _count_images(root: Path, part: str) -> int:
     folder = root / part / "rgb"
-    try:
-        with os.scandir(folder) as entries:
-            names = {entry.name for entry in entries if entry.name.endswith(".jpg") and entry.name[0] != "."}
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder}: no such folder; expected FreiHAND's images there. Give the folder that holds '{part}', or make "
-            "a stand-in with 'python cli.py make-data'."
-        ) from None
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be listed ({error.strerror}). Expected a readable folder.") from error
-    if not names:
-        raise UserError(f"{folder}: no .jpg files; expected 00000000.jpg and so on. Unpack the dataset again.")
-    for image in range(len(names)):
+    remedy = f"Give the folder that holds '{part}', or make a stand-in with 'python cli.py make-data'."
+    with dataset_file(folder, "FreiHAND's images there", remedy):
+        names = {name for name in os.listdir(folder) if name.endswith(".jpg") and name[0] != "."}  # noqa: PTH208
+    for image in range(max(len(names), 1)):
         if f"{image:08d}.jpg" not in names:
             raise UserError(
                 f"{folder}: {len(names)} .jpg files, but {image:08d}.jpg is missing; expected them to be numbered "
@@ -137,12 +121,10 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
         file = root / f"{part}_{name}.json"
         if not file.exists():
             continue
-        try:
-            content = from_json(regular(file).read_bytes())  # faster than the json module
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
-        if not isinstance(content, list):
-            raise UserError(f"{file}: holds no list; expected a list with an entry per pose. Unpack the dataset again.")
+        with dataset_file(file, "a JSON list with an entry per pose") as path:
+            content = from_json(path.read_bytes())  # faster than the json module
+            if not isinstance(content, list):
+                raise ValueError(f"found a {type(content).__name__}")
         entries = len(content)
         if entries * backgrounds != images:
             raise UserError(
@@ -150,8 +132,8 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
                 f"{backgrounds} for each pose, {entries * backgrounds} in all. Use labels and images of one set."
             )
         rows = as_numbers(content)
-        if rows is not None and rows.shape == (entries, 1) and not shape:
-            rows = rows[:, 0]
+        if rows is not None and rows.shape == (entries, 1):
+            rows = rows[:, 0]  # each scale may be a list of one
         if rows is None or rows.shape != (entries, *shape) or not np.isfinite(rows).all():
             expected = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
             raise UserError(f"{file}: expected {expected} for each pose. Unpack the dataset again.")
@@ -167,18 +149,16 @@ def _check_camera_frame(file: Path, name: str, rows: npt.NDArray[np.float64]) ->
             f"{file}: the last row of the camera matrix of pose {pose} is {rows[pose, 2].tolist()}; expected 0, 0, 1. "
             "Is the matrix transposed?"
         )
-    if name == "xyz":
-        if (behind := (rows[..., 2] <= 0).any(axis=1)).any():
-            pose = int(behind.argmax())
-            raise UserError(
-                f"{file}: pose {pose} has a depth of {rows[pose, :, 2].min():g}; expected depths above 0, in metres in "
-                "the camera's frame. Mend the labels."
-            )
-        if (depth := float(np.median(rows[..., 2]))) > _FARTHEST_M:
-            raise UserError(
-                f"{file}: half of the keypoints are farther than {depth:g} m; expected metres. Are they millimetres? "
-                "Then divide by 1000."
-            )
+    if name == "xyz" and (rows[..., 2] <= 0).any():
+        raise UserError(
+            f"{file}: a depth of {rows[..., 2].min():g}; expected depths above 0, in metres in the camera's frame. "
+            "Mend the labels."
+        )
+    if name == "xyz" and (depth := float(np.median(rows[..., 2]))) > _FARTHEST_M:
+        raise UserError(
+            f"{file}: half of the keypoints are farther than {depth:g} m; expected metres. Are they millimetres? "
+            "Then divide by 1000."
+        )
 
 
 def _center_box_px(first_image: Path, center_frac: float) -> npt.NDArray[np.float32]:

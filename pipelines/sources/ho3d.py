@@ -19,15 +19,17 @@ from rich.console import Console
 from rich.progress import track
 
 from errors import UserError
-from parsing import as_numbers, parse_json, regular
+from parsing import as_numbers, parse_json
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.cache import Tables, remembered
 from pipelines.sources.annotations.camera import project_px
+from pipelines.sources.annotations.dataset_file import dataset_file
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
 from pipelines.sources.annotations.stored_images import first_stored
 from pipelines.sources.boxes import boxes_of_images, squares_around
+from pipelines.sources.subsets import refuse_split
 from skeleton import HAND
 
 VALIDATION_FRAC: Final = 0.1
@@ -69,10 +71,8 @@ def load_ho3d(config: DataConfig) -> Index:
             frame.
     """
     root, part, split, boxes = Path(config.root), config.part, config.split, box_file(config)
-    if part == "evaluation" and split != "all":
-        raise UserError(
-            f"split {split!r} of HO-3D's evaluation part: only its training part can be split. Use split 'all'."
-        )
+    if part == "evaluation":
+        refuse_split(config, "HO-3D's evaluation frames")
     folder = "train" if part == "training" else "evaluation"
     frames = _listed_frames(root, folder)
     # Before the split: evaluation_xyz.json has no names, so its entries are matched by position.
@@ -84,17 +84,17 @@ def load_ho3d(config: DataConfig) -> Index:
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
         xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", len(frames))[places]
     keypoints_px = project_px(tables["K"], xyz_m)
-    low_px, high_px = _extents_px(keypoints_px, tables["box_px"])
+    whole = (
+        np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)
+    )  # else the annotated box counts
+    low_px = np.where(whole, keypoints_px.min(axis=1), tables["box_px"][:, :2])
+    high_px = np.where(whole, keypoints_px.max(axis=1), tables["box_px"][:, 2:])
     usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))
     if len(usable) < len(chosen):
-        log.warning(
-            "%s: %d of %d listed frames are used; the images of %d are missing, and the annotations of %d have no hand",
-            root / f"{folder}.txt",
-            len(usable),
-            len(chosen),
-            len(chosen) - len(places),
-            len(places) - len(usable),
-        )
+        left_out = f"the images of {len(chosen) - len(places)} are missing, and the annotations of"
+        without_hand = len(places) - len(usable)
+        counts = f"{len(usable)} of {len(chosen)} listed frames are used; {left_out} {without_hand} have no hand"
+        log.warning("%s: %s", root / f"{folder}.txt", counts)
     if not len(usable):
         raise UserError(f"{root}: no annotation in {folder}/*/meta has a hand. Unpack the dataset again.")
     places, xyz_m = places[usable], xyz_m[usable]
@@ -134,34 +134,15 @@ def _image_names(
     return names, there
 
 
-def _extents_px(
-    keypoints_px: npt.NDArray[np.float64], box_px: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The corners (N, 2) of the rectangle around the keypoints, or of the annotated box if one of them is not known."""
-    whole = np.isfinite(keypoints_px).reshape(len(keypoints_px), -1).all(axis=1, keepdims=True)  # (N, 1)
-    low_px = np.where(whole, keypoints_px.min(axis=1), box_px[:, :2])
-    high_px = np.where(whole, keypoints_px.max(axis=1), box_px[:, 2:])
-    return low_px, high_px
-
-
 def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
-    file = root / f"{folder}.txt"
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder; expected HO-3D there, with {folder}.txt. Check data.root.")
-    try:
-        lines = regular(file).read_text(encoding="utf-8-sig").split()
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file; expected the list of HO-3D's frames. Check data.root.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read as text ({error}). Unpack the dataset again.") from error
-    if not lines:
-        raise UserError(f"{file}: empty; expected lines like ABF10/0000. Unpack the dataset again.")
-    for number, line in enumerate(lines, start=1):
-        if not _LINE.fullmatch(line):
-            raise UserError(
-                f"{file}, line {number}: {line[:80]!r}; expected SEQUENCE/FRAME, such as ABF10/0000. "
-                "Unpack the dataset again."
-            )
+    expected = "HO-3D's frames, a line SEQUENCE/FRAME for each, such as ABF10/0000"
+    with dataset_file(root / f"{folder}.txt", expected, "Check data.root, or unpack the dataset again.") as path:
+        lines = path.read_text(encoding="utf-8-sig").split()
+        if not lines:
+            raise ValueError("empty")
+        for number, line in enumerate(lines, start=1):
+            if not _LINE.fullmatch(line):
+                raise ValueError(f"line {number}: {line[:80]!r}")
     return [(sequence, frame) for sequence, _, frame in (line.partition("/") for line in lines)]
 
 
@@ -188,12 +169,7 @@ def _in_split(root: Path, frames: Sequence[tuple[str, str]], split: str) -> npt.
 def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> Tables:
     """Annotations of the frames: K (N, 3, 3), xyz_m (N, 21, 3), box_px (N, 4) x0, y0, x1, y1; NaN if missing."""
     metas = [root / folder / sequence / "meta" for sequence in sorted({sequence for sequence, _ in frames})]
-    for meta in metas:
-        if not meta.is_dir():
-            raise UserError(
-                f"{meta}: no such folder; expected the annotations of {folder}.txt. Unpack the dataset again."
-            )
-    listed = hashlib.blake2b(repr(frames).encode(), digest_size=8).hexdigest()
+    selection = hashlib.blake2b(repr(frames).encode(), digest_size=8).hexdigest()
 
     def read() -> Tables:
         tables = {
@@ -201,30 +177,21 @@ def _annotations(root: Path, folder: str, frames: Sequence[tuple[str, str]]) -> 
             "xyz_m": np.full((len(frames), len(HAND), 3), np.nan),
             "box_px": np.full((len(frames), 4), np.nan),
         }
-        shown = track(
-            frames,
-            f"reading {folder}/*/meta, once",
-            console=Console(stderr=True),
-            transient=True,
-            disable=len(frames) < _MANY_FRAMES,
-        )
-        for row, (sequence, frame) in enumerate(shown):
+        few, console = len(frames) < _MANY_FRAMES, Console(stderr=True)
+        listed = track(frames, f"reading {folder}/*/meta, once", console=console, transient=True, disable=few)
+        for row, (sequence, frame) in enumerate(listed):
             file = root / folder / sequence / "meta" / f"{frame}.pkl"
             content = read_numpy_pickle(file)
             joints = _numbers(file, content, "handJoints3D", [(len(HAND), 3), (3,)])
-            intrinsics = _numbers(file, content, "camMat", [(3, 3)])
-            box = _numbers(file, content, "handBoundingBox", [(4,)])
-            if joints is not None and intrinsics is not None:
-                tables["K"][row] = intrinsics
-                if joints.ndim == 2:
-                    tables["xyz_m"][row] = _in_our_frame(joints)
-                else:
-                    tables["xyz_m"][row, 0] = joints * OPENGL_TO_CAMERA
-            if box is not None:
-                tables["box_px"][row] = box
+            tables["K"][row] = _numbers(file, content, "camMat", [(3, 3)])
+            tables["box_px"][row] = _numbers(file, content, "handBoundingBox", [(4,)])
+            if joints.ndim == 2:
+                tables["xyz_m"][row] = _in_our_frame(joints)
+            else:
+                tables["xyz_m"][row, 0] = joints * OPENGL_TO_CAMERA
         return tables
 
-    return remembered(f"ho3d-1-{listed}", metas, read)
+    return remembered(f"ho3d-1-{selection}", metas, read)
 
 
 def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -234,34 +201,26 @@ def _in_our_frame(joints: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _numbers(
     file: Path, content: dict[str, Any], key: str, shapes: Sequence[tuple[int, ...]]
-) -> npt.NDArray[np.float64] | None:
-    """Read an array of an annotation; None if it is missing."""
+) -> npt.NDArray[np.float64]:
+    """Read an array of an annotation; NaN of the last shape if it is missing."""
     value = content.get(key)
     if value is None:
-        return None
+        return np.full(shapes[-1], np.nan)
     array = as_numbers(value)
-    if array is None:
-        array = np.full(1, np.nan)
-    if array.shape not in shapes or not np.isfinite(array).all():
-        wanted = " or ".join(" x ".join(map(str, shape)) for shape in shapes)
-        raise UserError(
-            f"{file}: {key} is {' x '.join(map(str, array.shape)) or 'a single'} number(s); expected {wanted} finite "
-            "ones. Unpack the dataset again."
-        )
+    if array is None or array.shape not in shapes or not np.isfinite(array).all():
+        found = "no numbers" if array is None else " x ".join(map(str, array.shape)) or "a single number"
+        expected = " or ".join(" x ".join(map(str, shape)) for shape in shapes)
+        raise UserError(f"{file}: {key} is {found}; expected {expected} finite numbers. Unpack the dataset again.")
     return array
 
 
-def _evaluation_xyz(file: Path, listed: int) -> npt.NDArray[np.float64]:
-    try:
-        content = parse_json(regular(file).read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: not a readable JSON file ({error}). Download it again.") from error
-    entries = len(content) if isinstance(content, list) else 0
-    if entries != listed:
+def _evaluation_xyz(file: Path, frames: int) -> npt.NDArray[np.float64]:
+    with dataset_file(file, f"{len(HAND)} x 3 finite numbers for each frame", "Download it again.") as path:
+        joints = as_numbers(parse_json(path.read_bytes()))
+        if joints is None or joints.shape[1:] != (len(HAND), 3) or not np.isfinite(joints).all():
+            raise ValueError("other values")
+    if len(joints) != frames:
         raise UserError(
-            f"{file}: keypoints of {entries} frames, but evaluation.txt lists {listed}. Use both of one version."
+            f"{file}: keypoints of {len(joints)} frames, but evaluation.txt lists {frames}. Use both of one version."
         )
-    joints = as_numbers(content)
-    if joints is None or joints.shape != (listed, len(HAND), 3) or not np.isfinite(joints).all():
-        raise UserError(f"{file}: expected {len(HAND)} x 3 finite numbers for each frame. Download it again.")
     return _in_our_frame(joints)

@@ -7,6 +7,17 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from errors import UserError
+from pipelines.config import DataConfig
+
+HELD_OUT_FRAC: Final = 0.1
+
+
+def refuse_split(config: DataConfig, images: str) -> None:
+    """Raise a `UserError` if `data.split` is set for images that are not split."""
+    if config.split != "all":
+        raise UserError(f'data.split = {config.split!r}: {images} are not split. Set data.split = "all".')
+
 
 def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64's output for each state: a bijective hash of 64 bits."""
@@ -14,9 +25,6 @@ def mixed_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
-
-
-HELD_OUT_FRAC: Final = 0.1
 
 
 def rows_of_split(group: npt.NDArray[np.int64], split: Literal["all", "train", "val"]) -> npt.NDArray[np.int64]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from errors import UserError
 from parsing import as_numbers, file_name
@@ -26,9 +27,9 @@ from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
 from pipelines.sources.annotations.stored_images import first_stored
 from pipelines.sources.boxes import refuse_boxes, squares_around
+from pipelines.sources.subsets import refuse_split
 
 _ENDINGS: Final = (".png", ".jpg", ".jpeg")
-_MOST_PX: Final = 2**31
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
 
@@ -58,27 +59,20 @@ def load_youtube3d(config: DataConfig) -> Index:
         UserError: a file is missing or does not fit the layout, or no frame exists.
     """
     refuse_boxes(config, "YouTube3DHands has its own boxes, one for each hand of a frame")
-    root, part = Path(config.root), _part(config)
-    regressor = None if config.regressor is None else Path(config.regressor)
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder; expected youtube_{part}.json and youtube/ in it. Check data.root.")
-    annotations = root / f"youtube_{part}.json"
-    if not annotations.is_file():
-        raise UserError(
-            f"{annotations}: no such file; expected YouTube3DHands' annotations there. Check data.root, or ask its "
-            "authors for the dataset."
-        )
-    files = [annotations] if regressor is None else [annotations, regressor]
-    matrix = None if regressor is None else keypoint_regressor(read_regressor(regressor))
-    hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, matrix))
-    return _index(root, part, hands)
+    part = _part(config)
+    annotations = Path(config.root) / f"youtube_{part}.json"
+    files, regressor = [annotations], None
+    if config.regressor is not None:
+        files.append(Path(config.regressor))
+        regressor = keypoint_regressor(read_regressor(files[1]))
+    hands = remembered("youtube3d-1", files, lambda: _read_hands(annotations, regressor))
+    return _index(Path(config.root), part, hands)
 
 
 def _part(config: DataConfig) -> str:
     if config.part == "training":
         return "val" if config.split == "val" else "train"
-    if config.split != "all":
-        raise UserError(f'data.split = {config.split!r}: YouTube3DHands\' test part is not split. Use "all".')
+    refuse_split(config, "YouTube3DHands' test images")
     return "test"
 
 
@@ -98,17 +92,14 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     if not len(kept):
         raise UserError(f"{root}: every frame has another aspect ratio than its annotation; fetch the original videos.")
     scale = scale[kept]
-    if len(kept) < count or (scale != 1).any():
+    scaled = (scale != 1).any(axis=1).sum()
+    if len(kept) < count or scaled:
+        left_out = f"{(~there).sum()} without a frame, and {(there & ~fits).sum()} whose frame has another aspect ratio"
         log.warning(
-            "%s: %d of %d hands are used. Left out are %d without a frame, and %d whose frame has another aspect ratio "
-            "than its annotation. For %d, whose frame has another size, boxes and keypoints were scaled",
-            root / f"youtube_{part}.json",
-            len(kept),
-            count,
-            (~there).sum(),
-            (there & ~fits).sum(),
-            (scale != 1).any(axis=1).sum(),
-        )
+            "%s: %d of %d hands are used. Left out are %s than its annotation. For %d, whose frame has another size, "
+            "boxes and keypoints were scaled",
+            root / f"youtube_{part}.json", len(kept), count, left_out, scaled,
+        )  # fmt: skip
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
     if "xyz_px" in hands:
@@ -127,6 +118,48 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     )
 
 
+def _frame_name(name: str) -> str:
+    path = PurePosixPath(file_name(name))
+    if path.is_absolute() or ".." in path.parts or path.suffix.lower() not in _ENDINGS:
+        raise ValueError(f"{name[:80]!r} is no name like youtube/VIDEO/video/frames/FRAME.png")
+    return name
+
+
+def _mesh(vertices: object) -> npt.NDArray[np.float64]:
+    mesh = as_numbers(vertices)
+    if mesh is None or mesh.shape != (VERTICES, 3) or not np.isfinite(mesh).all():
+        found = "none" if mesh is None else " x ".join(map(str, mesh.shape))
+        raise ValueError(f"found {found}, expected {VERTICES} x 3 finite numbers")
+    return mesh
+
+
+_Side = Annotated[int, Field(gt=0, le=2**31)]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """An entry of the file's list "images"; sides in pixels."""
+
+    id: int
+    name: Annotated[str, AfterValidator(_frame_name)]
+    width: _Side
+    height: _Side
+
+
+@dataclass(frozen=True)
+class _Hand:
+    """An entry of the file's list "annotations"; vertices (778, 3) in pixels."""
+
+    image_id: int
+    is_left: bool
+    vertices: Annotated[Any, PlainValidator(_mesh)]
+
+
+_FRAME: Final = TypeAdapter(_Frame)
+_HAND: Final = TypeAdapter(_Hand)
+T = TypeVar("T")
+
+
 def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables:
     """Read the annotations of a file, without the meshes.
 
@@ -134,90 +167,48 @@ def _read_hands(file: Path, regressor: npt.NDArray[np.float64] | None) -> Tables
         Per image: names (M,), size_px (M, 2) width and height. Per hand: image (N,) its row among the images, is_left
         (N,), low_px and high_px (N, 2) of the vertices, and with a regressor xyz_px (N, 21, 3).
     """
-    names: list[str] = []
-    sizes_px: list[tuple[int, int]] = []
-    row_of: dict[Any, int] = {}
-    image_ids: list[int] = []
-    is_left: list[bool] = []
+    images, image_ids, is_left = list[_Frame](), list[int](), list[bool]()
     low_px, high_px, xyz_px = [], [], []
-    seen = set()
     for key, entry in elements(file):
-        seen.add(key)
         if key == "images":
-            where = f"image {len(names)}"
-            row_of[_field(file, where, entry, "id", int)] = len(names)
-            names.append(_safe_name(file, where, _field(file, where, entry, "name", str)))
-            width, height = (_field(file, where, entry, side, int) for side in ("width", "height"))
-            size = f"{width} x {height}"
-            if not 0 < min(width, height) <= max(width, height) <= _MOST_PX:
-                raise UserError(f"{file}, {where}: its size is {size[:40]}; expected pixels. Unpack the dataset again.")
-            sizes_px.append((width, height))
+            images.append(_checked(_FRAME, entry, f"{file}, image {len(images)}"))
         elif key == "annotations":
-            where = f"annotation {len(image_ids)}"
-            vertices = _vertices(file, where, entry)
-            image_ids.append(_field(file, where, entry, "image_id", int))
-            is_left.append(bool(_field(file, where, entry, "is_left", int)))
-            low_px.append(vertices[:, :2].min(axis=0))
-            high_px.append(vertices[:, :2].max(axis=0))
+            hand = _checked(_HAND, entry, f"{file}, annotation {len(image_ids)}")
+            image_ids.append(hand.image_id)
+            is_left.append(hand.is_left)
+            low_px.append(hand.vertices[:, :2].min(axis=0))
+            high_px.append(hand.vertices[:, :2].max(axis=0))
             if regressor is not None:
-                xyz_px.append(regressor @ vertices)
-    if not names or not image_ids:
+                xyz_px.append(regressor @ hand.vertices)
+    if not images or not image_ids:
         raise UserError(
-            f"{file}: {len(names)} images and {len(image_ids)} annotations; expected the lists 'images' and "
-            f"'annotations' with something in them{'' if seen else ', found neither'}. Unpack the dataset again."
+            f"{file}: {len(images)} images and {len(image_ids)} annotations; expected some in the lists 'images' and "
+            "'annotations'. Unpack the dataset again."
         )
-    for number, image_id in enumerate(image_ids):
-        if image_id not in row_of:
-            raise UserError(
-                f"{file}, annotation {number}: none of the {len(names)} images has the id {image_id}. "
-                "Use images and annotations of one file, as published."
-            )
+    row_of = {image.id: row for row, image in enumerate(images)}
+    for unknown in set(image_ids) - row_of.keys():
+        raise UserError(
+            f"{file}, annotation {image_ids.index(unknown)}: none of the {len(images)} images has the id {unknown}. "
+            "Use images and annotations of one file, as published."
+        )
     tables: Tables = {
-        "names": np.array(names),
-        "size_px": np.array(sizes_px),
+        "names": np.array([image.name for image in images]),
+        "size_px": np.array([(image.width, image.height) for image in images]),
         "image": np.array([row_of[image_id] for image_id in image_ids]),
         "is_left": np.array(is_left),
         "low_px": np.array(low_px),
         "high_px": np.array(high_px),
     }
-    if regressor is not None:
-        tables["xyz_px"] = np.array(xyz_px)
-    return tables
+    return tables if regressor is None else {**tables, "xyz_px": np.array(xyz_px)}
 
 
-def _field(file: Path, where: str, entry: Any, key: str, kind: type) -> Any:
-    value = entry.get(key) if isinstance(entry, dict) else None
-    if not isinstance(value, kind):
-        found = f"{key!r} is {value!r}" if isinstance(entry, dict) and key in entry else f"no {key!r}"
-        raise UserError(
-            f"{file}, {where}: {found[:80]}; expected {'text' if kind is str else 'a whole number'}. "
-            "Unpack the dataset again."
-        )
-    return value
-
-
-def _safe_name(file: Path, where: str, name: str) -> str:
-    path = PurePosixPath(name)
-    with suppress(ValueError):
-        if not path.is_absolute() and ".." not in path.parts and path.suffix.lower() in _ENDINGS:
-            return file_name(name)
-    raise UserError(
-        f"{file}, {where}: the name {name[:80]!r}; expected one like youtube/VIDEO/video/frames/FRAME.png. "
-        "Unpack the dataset again."
-    )
-
-
-def _vertices(file: Path, where: str, entry: Any) -> npt.NDArray[np.float64]:
-    """Vertices (778, 3) of an annotation, checked."""
-    content = entry.get("vertices") if isinstance(entry, dict) else None
-    vertices = as_numbers(content)
-    if vertices is None or vertices.shape != (VERTICES, 3) or not np.isfinite(vertices).all():
-        found = " x ".join(map(str, vertices.shape)) if vertices is not None and vertices.size > 1 else "none"
-        raise UserError(
-            f"{file}, {where}: its vertices are {found}; expected {VERTICES} x 3 finite numbers. "
-            "Unpack the dataset again."
-        )
-    return vertices
+def _checked(kind: TypeAdapter[T], entry: object, where: str) -> T:
+    try:
+        return kind.validate_python(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f" {name}:" for name in first["loc"])
+        raise UserError(f"{where}:{place} {first['msg'][:160]}. Unpack the dataset again.") from error
 
 
 def _possible_names(name: str) -> list[str]:

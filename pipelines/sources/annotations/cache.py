@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from machine.user_cache import user_cache
+from pipelines.sources.annotations.dataset_file import dataset_file
 from writing import whole_file
 
 Tables = dict[str, npt.NDArray[Any]]
@@ -30,8 +31,11 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     Args:
         name: name of the cache entry. It contains the version of the reader, so that a new version makes a new entry.
         read: makes the tables; none of them holds Python objects.
+
+    Raises:
+        UserError: a file or folder is missing or unreadable.
     """
-    stamps = [(str(file.resolve()), *_stamp(file.stat()), _files_in(file)) for file in files]
+    stamps = [stamp for file in files for stamp in _stamps(file)]
     key = hashlib.blake2b(repr((name, stamps)).encode(), digest_size=12).hexdigest()
     entry = user_cache() / "peclr-dali" / f"{name}-{key}.npz"
     try:
@@ -39,9 +43,8 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
             return dict(stored)
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:  # a damaged entry is no entry
-        reason = error.strerror if isinstance(error, OSError) else "damaged"  # NumPy's advice is to run what is in it
-        log.warning("%s: the cache cannot be read (%s); reading the annotations again", entry, reason)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        log.warning("%s: unreadable or damaged; reading the annotations again", entry)
     tables = read()
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -52,18 +55,14 @@ def remembered(name: str, files: Sequence[Path], read: Callable[[], Tables]) -> 
     return tables
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int]:
-    """Size and time of modification."""
-    return status.st_size, status.st_mtime_ns
-
-
-def _files_in(folder: Path) -> str:
-    """A hash of the names and stamps of a folder's files; empty if it is no folder.
+def _stamps(file: Path) -> list[tuple[str, str, int, int]]:
+    """Path, name, size and time of modification of a file; of a folder, those of its files too.
 
     A folder's own time does not change when one of its files is written in place.
     """
-    if not folder.is_dir():
-        return ""
-    with os.scandir(folder) as entries:
-        stamps = sorted((entry.name, *_stamp(entry.stat())) for entry in entries if entry.is_file())
-    return hashlib.blake2b(repr(stamps).encode(), digest_size=12).hexdigest()
+    with dataset_file(file, "the dataset's annotations", "Check data.root, or unpack the dataset again."):
+        found = {"": file.stat()}
+        if file.is_dir():
+            with os.scandir(file) as entries:
+                found |= {entry.name: entry.stat() for entry in entries if entry.is_file()}
+        return [(str(file.resolve()), name, one.st_size, one.st_mtime_ns) for name, one in sorted(found.items())]

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from rich.console import Console
 from rich.progress import open as open_with_progress
 
-from errors import UserError
-from parsing import regular
+from pipelines.sources.annotations.dataset_file import dataset_file
 
 _PIECE_CHARS = 1 << 22
 _LONG_BYTES = 50_000_000
 """Smallest size in bytes for which a progress bar is shown."""
 
-_SPACE = " \t\n\r"
-_AFTER_NUMBER = frozenset(",]}" + _SPACE)
+_NOT_SPACE: Final = re.compile(r"[^ \t\n\r]")
+_AFTER_NUMBER: Final = frozenset(",]} \t\n\r")
 
 
 def elements(file: Path) -> Iterator[tuple[str, Any]]:
@@ -30,21 +30,17 @@ def elements(file: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         UserError: the file is missing, unreadable or not a JSON object.
     """
-    try:
-        with _open(file) as text:
-            yield from _Reader(text).lists()
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file; expected the dataset's annotations there. Check data.root.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not a readable JSON file ({error}). Unpack the dataset again.") from error
+    expected = "the dataset's annotations, a JSON object"
+    with dataset_file(file, expected, "Check data.root, or unpack the dataset again.") as path, _open(path) as text:
+        yield from _Reader(text).lists()
 
 
 def _open(file: Path) -> AbstractContextManager[IO[str]]:
-    if regular(file).stat().st_size < _LONG_BYTES:
+    if file.stat().st_size < _LONG_BYTES:
         return file.open(encoding="utf-8-sig")
-    shown = Console(stderr=True)
-    what = f"reading {file.name}, once"
-    return open_with_progress(file, "r", encoding="utf-8-sig", description=what, console=shown, transient=True)
+    console = Console(stderr=True)
+    task = f"reading {file.name}, once"
+    return open_with_progress(file, "r", encoding="utf-8-sig", description=task, console=console, transient=True)
 
 
 class _Reader:
@@ -55,33 +51,27 @@ class _Reader:
         self._decode = json.JSONDecoder().raw_decode
 
     def lists(self) -> Iterator[tuple[str, Any]]:
-        self._take("{")
-        if self._skip_space() == "}":
-            return
-        while True:
+        for _ in self._items("{", "}"):
             key = self._value()
             if not isinstance(key, str):
                 raise ValueError("a key that is not text")
             self._take(":")
-            if self._skip_space() == "[":
-                yield from ((key, element) for element in self._list())
-            else:
+            if self._next() != "[":
                 self._value()
-            if self._take(",}") == "}":
-                return
+                continue
+            for _ in self._items("[", "]"):
+                yield key, self._value()
 
-    def _list(self) -> Iterator[Any]:
-        self._take("[")
-        if self._skip_space() == "]":
-            self._take("]")
-            return
-        while True:
-            yield self._value()
-            if self._take(",]") == "]":
-                return
+    def _items(self, opening: str, closing: str) -> Iterator[None]:
+        """Stop before each item of a list or an object."""
+        self._take(opening)
+        separator = self._take(closing) if self._next() == closing else ","
+        while separator == ",":
+            yield
+            separator = self._take("," + closing)
 
     def _value(self) -> Any:
-        self._skip_space()
+        self._next()
         while True:
             try:
                 value, stop = self._decode(self._window, self._at)
@@ -97,21 +87,20 @@ class _Reader:
 
     def _take(self, expected: str) -> str:
         """Consume one of the expected characters."""
-        found = self._skip_space()
+        found = self._next()
         if not found or found not in expected:
             raise ValueError(f"expected {' or '.join(expected)}, found {found!r}")
         self._at += 1
         return found
 
-    def _skip_space(self) -> str:
+    def _next(self) -> str:
         """Skip white space. Returns the next character, or "" at the end of the file."""
-        while True:
-            while self._at < len(self._window):
-                if self._window[self._at] not in _SPACE:
-                    return self._window[self._at]
-                self._at += 1
+        while (found := _NOT_SPACE.search(self._window, self._at)) is None:
+            self._at = len(self._window)
             if not self._grow():
                 return ""
+        self._at = found.start()
+        return found[0]
 
     def _grow(self) -> bool:
         """Drop the consumed text and read more; False at the end of the file."""

@@ -6,7 +6,6 @@ licence forbids redistribution, so users have to provide the regressor.
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from parsing import regular
+from pipelines.sources.annotations.dataset_file import dataset_file
 from skeleton import hand_rows
 
 VERTICES: Final = 778
@@ -36,26 +35,19 @@ def read_regressor(file: Path) -> npt.NDArray[np.float64]:
     Raises:
         UserError: the file has no such matrix.
     """
-    expected = f"expected a {JOINTS} x {VERTICES} matrix of numbers, MANO's joint regressor, as .npy or .npz"
-    try:
-        with regular(file).open("rb") as content:
+    expected = f"a {JOINTS} x {VERTICES} matrix of numbers, MANO's joint regressor, as .npy or .npz"
+    remedy = "Give the path of the right matrix, saved with numpy.save, as data.regressor."
+    with dataset_file(file, expected, remedy) as path, path.open("rb") as content:
+        try:
             stored = np.load(content, allow_pickle=False)
-            if isinstance(stored, np.ndarray):
-                matrix = stored
-            else:
-                name = "J_regressor" if "J_regressor" in stored.files or len(stored.files) != 1 else stored.files[0]
-                matrix = stored[name]
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file; {expected}. Give the path as data.regressor.") from None
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; {expected}. Check the path.") from error
-    except (ValueError, KeyError, EOFError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"{file}: not an array of numbers that NumPy wrote; {expected}. Save it again with numpy.save."
-        ) from error
+            if not isinstance(stored, np.ndarray):
+                stored = stored["J_regressor" if len(stored.files) != 1 else stored.files[0]]
+            matrix = np.asarray(stored)
+        except Exception:  # NumPy's advice is to run the file as a pickle
+            raise ValueError("not an array of numbers that NumPy wrote") from None
     if matrix.shape != (JOINTS, VERTICES) or matrix.dtype.kind not in "fiu" or not np.isfinite(matrix).all():
         found = f"{' x '.join(map(str, matrix.shape)) or 'a single'} {matrix.dtype}"
-        raise UserError(f"{file}: found {found}; {expected}. Save the right matrix with numpy.save.")
+        raise UserError(f"{file}: found {found}; expected {expected}. {remedy}")
     return matrix.astype(np.float64)
 
 

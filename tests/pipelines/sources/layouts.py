@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import pytest
+
+from errors import UserError
+
+
+@contextmanager
+def one_line(message: str, *parts: object) -> Iterator[None]:
+    """Expect a `UserError` of one line that is not too long, matches the message and names all parts."""
+    with pytest.raises(UserError, match=message) as caught:
+        yield
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 600
+    assert all(str(part) in text for part in parts)
 
 
 def write_image(file: Path, width_px: int, height_px: int) -> None:

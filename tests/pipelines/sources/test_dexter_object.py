@@ -12,7 +12,7 @@ from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from pipelines.sources.dexter_object import SEQUENCES, TIPS, load_dexter_object
 from skeleton import HAND
-from tests.pipelines.sources.layouts import dexter_tips_mm, write_dexter_object
+from tests.pipelines.sources.layouts import dexter_tips_mm, one_line, write_dexter_object
 
 FRAMES = dict(zip(SEQUENCES, (3, 2, 2, 1, 1, 2), strict=True))
 HIDDEN = {("Grasp1", 1): [0, 3], ("Grasp2", 0): [0, 1, 2, 3, 4], ("Pinch", 0): [0, 1, 2, 3]}
@@ -90,7 +90,7 @@ def test_by_configuration(root: Path) -> None:
     index = load_index(config)  # the box of the frame that is not used is ignored
     assert len(index) < len(frames)
     assert index.box_px[:, 0].tolist() == [1 + frames.index(path) for path in index.paths]
-    with pytest.raises(UserError, match="Dexter\\+Object is not split"):
+    with pytest.raises(UserError, match=r"Dexter\+Object are not split"):
         load_index(DataConfig(source="dexter_object", root=str(root), split="train"))
 
 
@@ -110,25 +110,22 @@ def only_bmp(root: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: (root / "data").rename(root / "x"), "data: no such folder; expected Grasp1, Grasp2"),
-        (lambda root: [(root / "data" / name).rename(root / name) for name in SEQUENCES], "no folder Grasp1 or .*;"),
-        (lambda root: (root / "data/Rigid/color").rename(root / "c"), r"Rigid/color: cannot be listed \(No such file"),
-        (only_bmp, r"Rigid/color: no \.png, .* such as 'image_00000_color\.bmp'; .*convert them to PNG"),
-        (lambda root: (root / "data/Rigid/annotations/Rigid3D.txt").unlink(), r"Rigid3D\.txt: no such file"),
+        (lambda root: (root / "data").rename(root / "x"), "none of the folders Grasp1, Grasp2, .* is there"),
+        (lambda root: (root / "data/Rigid/color").rename(root / "c"), "Rigid/color: No such file"),
+        (only_bmp, r"Rigid/color: no \.png, .* \['image_00000_color\.bmp'\]; .*convert them to PNG"),
+        (lambda root: (root / "data/Rigid/annotations/Rigid3D.txt").unlink(), r"Rigid3D\.txt: No such file"),
         (rewrite(lambda text: text + text), r"Rigid: 1 frames in color, but 2 lines in annotations/Rigid3D\.txt"),
         (rewrite(lambda text: ""), r"Rigid: 1 frames in color, but 0 lines"),
-        (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"Rigid3D\.txt, line 1: '1, 2, 3; 4, 5, 6'; expected 'x, y, z;'"),
-        (rewrite(lambda text: "1, 2;" * 6), r"line 1: '1, 2;.*; expected"),
+        (rewrite(lambda text: "1, 2, 3; 4, 5, 6"), r"D\.txt: .*line 1: '1, 2, 3; 4, 5, 6'\); expected a line"),
+        (rewrite(lambda text: "1, 2;" * 6), r"line 1: '1, 2;.*\); expected"),
         (rewrite(lambda text: "a, b, c;" * 6), "line 1: 'a, b, c;"),
-        (rewrite(lambda text: "\xff\xfe"), r"Rigid3D\.txt: cannot be read as text"),
+        (rewrite(lambda text: "\xff\xfe"), r"Rigid3D\.txt: cannot be read \('utf-8'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with pytest.raises(UserError, match=message) as caught:
+    with one_line(message, root):
         load_dexter_object(DataConfig("dexter_object", str(root)))
-    assert "\n" not in str(caught.value)
-    assert str(root) in str(caught.value)
 
 
 def test_frames_without_any_annotation_are_refused(tmp_path: Path) -> None:

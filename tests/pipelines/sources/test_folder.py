@@ -10,6 +10,7 @@ from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.samples.index import WHOLE_IMAGE
 from pipelines.sources.folder import load_folder
+from tests.pipelines.sources.layouts import one_line
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_links_are_followed_once(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_split_is_refused(root: Path, split: Any) -> None:
-    with pytest.raises(UserError, match=f"data.split = '{split}': a folder of images is not split"):
+    with pytest.raises(UserError, match=f"data.split = '{split}': images in a folder are not split"):
         load_folder(DataConfig("folder", str(root), split=split))
 
 
@@ -93,11 +94,15 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.csv", "c.jpg,0,0,9,9\n", "expected the header 'file,x0,y0,x1,y1'"),
         ("b.csv", "", "expected the header"),
         ("b.csv", HEADER + '"c.jpg,0,0,9,9\n', "line 2: there is no image"),
-        ("b.json", '{"c.jpg": [0, 0, 9', "not JSON"),
-        ("b.json", "[" * 200_000, "not JSON"),
-        ("b.json", '{"c.jpg": 4}', r"entry 1 \('c.jpg'\): \[4\] is not a box"),
+        ("b.json", '{"c.jpg": [0, 0, 9', "b.json: cannot be read \\("),
+        ("b.json", "[" * 200_000, "b.json: cannot be read \\("),
+        ("b.json", '{"c.jpg": 4}', r"b.json, 'c.jpg': \[4\] is not a box"),
         ("b.json", '{"c.jpg": [0, 0, 9, null]}', "is not a box"),
-        ("b.json", '[{"file": "c.jpg", "x0": 1}]', "entry 1: expected an object with the keys file, x0, y0, x1, y1"),
+        (
+            "b.json",
+            '[{"file": "c.jpg", "x0": 1}]',
+            "entry 1: found .*; expected .* the keys file, x0, y0, x1, y1",
+        ),
         ("b.json", '[{"file": 3, "x0": 1, "y0": 1, "x1": 2, "y1": 2}]', "entry 1: there is no image 3"),
         ("b.json", '"c.jpg"', "expected {.*found '\"c.jpg\"'"),
         ("b.txt", "", "expected a .csv or .json file"),
@@ -105,13 +110,13 @@ HEADER = "file,x0,y0,x1,y1\n"
         ("b.json", "{}", "holds no box"),
         ("b.json", '{"a.JPEG": [0, 0, 4, 6], "a.JPEG": [0, 0, 5, 6]}', "the key 'a.JPEG' appears twice"),
         ("b.csv", "file;x0;y0;x1;y1\n", "Columns are separated by commas"),
-        ("b.csv", "file,x0,y0,x1,y1\n".encode("utf-16"), "Save the boxes as UTF-8"),
-        ("missing/b.csv", None, "no such file of boxes"),
-        ("b.csv", b"\xff\xfe\x00", "not UTF-8 text"),
-        ("b.csv", "x" * 200_000, "line 1: not CSV"),
-        ("b.csv", HEADER + "c.jpg,0,0,9,9\n" + "x" * 200_000, "not CSV"),
+        ("b.csv", "file,x0,y0,x1,y1\n".encode("utf-16"), "expected a file of boxes in UTF-8"),
+        ("missing/b.csv", None, "No such file or directory; expected a file of boxes"),
+        ("b.csv", b"\xff\xfe\x00", "expected a file of boxes in UTF-8"),
+        ("b.csv", "x" * 200_000, "field larger than"),
+        ("b.csv", HEADER + "c.jpg,0,0,9,9\n" + "x" * 200_000, "field larger than"),
         ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 400}]}}', "is not a box"),
-        ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 5000}]}}', "not JSON"),
+        ("b.json", f'{{"c.jpg": [0, 0, 9, 1{"0" * 5000}]}}', "b.json: cannot be read \\("),
         ("b.json", f'{{"c.jpg": {"[" * 200}{"]" * 200}}}', "is not a box"),
         ("b.json", f'{{"{"x" * 10_000}": [0, 0, 9, 9]}}', "there is no image"),
     ],
@@ -120,60 +125,39 @@ def test_wrong_boxes_end_in_one_line(root: Path, name: str, text: str | bytes | 
     boxes = root / name
     if text is not None:
         boxes.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=message) as caught:
+    with one_line(message, boxes):
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
-    assert "\n" not in str(caught.value)
-    assert str(boxes) in str(caught.value)
-    assert len(str(caught.value)) < len(str(boxes)) + 500
 
 
 def test_missing_and_empty_folders_end_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: does not exist; expected a folder of \.jpg"):
-        load_folder(DataConfig("folder", str(tmp_path / "nowhere")))
     (tmp_path / "file.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"file\.jpg: is a file; expected a folder"):
-        load_folder(DataConfig("folder", str(tmp_path / "file.jpg")))
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "notes.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"empty: no \.jpg, \.jpeg, \.png, \.webp files in it"):
+    for name, message in (
+        ("nowhere", r"nowhere: does not exist; expected a folder of \.jpg"),
+        ("file.jpg", r"file\.jpg: is a file; expected a folder"),
+        ("empty", r"empty: no \.jpg, \.jpeg, \.png, \.webp files in it or below it; found nothing\. Check the path"),
+    ):
+        with one_line(message):
+            load_folder(DataConfig("folder", str(tmp_path / name)))
+    for name in ("a.HEIC", "b.heic", "c.heic", "d.txt", "e.txt", "README"):
+        (tmp_path / "empty" / name).write_bytes(b"")
+    with one_line(r"found 3 \.heic, 2 \.txt, 1 without an ending\. .*convert other images to JPEG"):
         load_folder(DataConfig("folder", str(tmp_path / "empty")))
 
 
-def test_links_in_a_circle_and_links_to_nowhere_are_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_links_in_a_circle_and_broken_links_are_left_out(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "b" / "loop.jpg").symlink_to("loop.jpg")
     (root / "there").symlink_to("back")
     (root / "back").symlink_to("there")
     (root / "gone.jpg").symlink_to("nowhere.jpg")
     assert load_folder(DataConfig("folder", str(root))).paths == PATHS
     (record,) = caplog.records
-    assert "5 images are used" in record.message
-    assert "4 links that lead nowhere" in record.message
-
-
-def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
-    def message() -> str:
-        with pytest.raises(UserError) as caught:
-            load_folder(DataConfig("folder", str(tmp_path)))
-        return str(caught.value)
-
-    assert "found nothing. Check the path" in message()
-    for name in ("a.HEIC", "b.heic", "c.heic", "notes.txt", "README", "x.tif"):
-        (tmp_path / name).write_bytes(b"")
-    assert "found 3 .heic, 1 without an ending, 1 .tif, 1 .txt." in message()
-    assert message().endswith("HEIC and TIFF are not read: convert them to JPEG or PNG.")
-    for path in tmp_path.iterdir():
-        path.unlink()
-    for number in range(3):
-        (tmp_path / f"{number}.jpg").symlink_to(tmp_path / "moved" / f"{number}.jpg")
-    assert "found 3 links that lead nowhere (0.jpg the first). Mend or remove the links." in message()
-    (tmp_path / "0.jpg").unlink()
-    (tmp_path / "1.jpg").unlink()
-    assert "found 1 link that leads nowhere (2.jpg). Mend or remove the link." in message()
+    assert "5 images are used; left out: 4 broken links; convert" in record.message
+    assert f"'find {root} -xtype l' lists them" in record.message
 
 
 def test_images_of_other_kinds_are_counted_in_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "b" / "new.heic").write_bytes(b"")
     assert load_folder(DataConfig("folder", str(root))).paths == PATHS
-    assert [record.message for record in caplog.records] == [
-        f"{root}: 5 images are used, left out are 1 .heic. HEIC is not read: convert them to JPEG or PNG."
-    ]
+    (record,) = caplog.records
+    assert record.message.startswith(f"{root}: 5 images are used; left out: 1 .heic; convert other images to JPEG")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources.freihand import VERSIONS, _read_labels, load_freihand
+from tests.pipelines.sources.layouts import one_line
 
 POSES = 20
 EVALUATION = 3
@@ -143,35 +144,36 @@ def delete_labels_and_last_image(root: Path) -> None:
     ("damage", "message"),
     [
         (shorten, r"training_xyz\.json: labels for 19 poses, but .*rgb has 80 images; expected 4 for each pose, 76"),
-        (rewrite("K", "{}"), r"training_K\.json: holds no list"),
-        (rewrite("K", "[[["), r"training_K\.json: not a readable JSON file"),
+        (rewrite("K", "{}"), r"training_K\.json: cannot be read .found a dict.; expected a JSON list"),
+        (rewrite("K", "[[["), r"training_K\.json: cannot be read"),
         (rewrite("K", json.dumps([[1, 2]] * POSES)), r"training_K\.json: expected 3 x 3 finite numbers"),
         (rewrite("scale", json.dumps([None] * POSES)), r"training_scale\.json: expected one finite number"),
         (rewrite("scale", json.dumps([[1]] * (POSES - 1) + [[1, 2]])), r"training_scale\.json: expected one finite"),
         (delete_images(79), "labels for 20 poses, but .* has 79 images"),
         (delete_images(5), r"79 \.jpg files, but 00000005\.jpg is missing"),
         (delete_labels_and_last_image, "79 images; expected a multiple of 4"),
-        (delete_images(*range(80)), r"no \.jpg files"),
-        (lambda root: (root / "training").rename(root / "train"), r"training/rgb: no such folder.*make-data"),
+        (delete_images(*range(80)), r"0 \.jpg files, but 00000000\.jpg is missing"),
+        (
+            lambda root: (root / "training").rename(root / "train"),
+            r"training/rgb: No such file.*make-data",
+        ),
         (lambda root: (root / "training/rgb/00000000.jpg").write_bytes(b"x"), r"00000000\.jpg: not a readable image"),
     ],
 )
 def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with pytest.raises(UserError, match=message) as caught:
+    with one_line(message, root):
         load_freihand(DataConfig("freihand", str(root)))
-    assert "\n" not in str(caught.value)
-    assert str(root) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "evaluation", "split": "val"}, "only its training part can be split"),
+        ({"part": "evaluation", "split": "val"}, "evaluation images are not split"),
         ({"versions": ("gs", "green")}, str(VERSIONS[0])),
         ({"versions": ("gs", "gs")}, "each once"),
         ({"versions": ()}, "expected some of"),
-        ({"box": "centre"}, "expected 'center', 'joints' or the path"),
+        ({"box": "centre"}, "expected a .csv or .json file of boxes, or 'center'"),
     ],
 )
 def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
@@ -223,7 +225,7 @@ def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str
     [
         ("K", lambda rows: rows.transpose(0, 2, 1), r"pose 0 is \[20.0, 15.0, 1.0\]; expected 0, 0, 1"),
         ("xyz", lambda rows: rows * 1000, "expected metres. Are they millimetres"),
-        ("xyz", lambda rows: rows * [1, 1, 0], "pose 0 has a depth of 0; expected depths above 0"),
+        ("xyz", lambda rows: rows * [1, 1, 0], "a depth of 0; expected depths above 0"),
         ("xyz", lambda rows: rows * [1, 1, -1], "expected depths above 0"),
     ],
 )
@@ -232,9 +234,3 @@ def test_labels_in_another_frame_or_unit_end_in_one_line(root: Path, name: str, 
     file.write_text(json.dumps(change(np.array(json.loads(file.read_text()))).tolist()))
     with pytest.raises(UserError, match=message):
         load_freihand(DataConfig("freihand", str(root), box="joints"))
-
-
-def test_labels_that_are_not_a_list_are_refused(root: Path) -> None:
-    (root / "training_K.json").write_text('{"K": []}')
-    with pytest.raises(UserError, match=r"training_K\.json: holds no list"):
-        load_freihand(DataConfig("freihand", str(root)))

@@ -22,7 +22,7 @@ from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from tests.pipelines.harness import smooth_image
-from tests.pipelines.sources.layouts import write_image
+from tests.pipelines.sources.layouts import one_line, write_image
 from tests.pipelines.sources.test_freihand import write_part
 
 HEADER = "file,x0,y0,x1,y1,hand"
@@ -134,9 +134,8 @@ def test_a_source_with_one_hand_in_an_image_keeps_its_images(tmp_path: Path) -> 
 def test_wrong_rows_end_in_one_line(root: Path, rows: str, message: str) -> None:
     boxes = root / "boxes.csv"
     boxes.write_text(f"{HEADER}\n{rows}\n")
-    with pytest.raises(UserError, match=message) as caught:
+    with one_line(message):
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("hand", "found"), [("3", "hand is 3"), ("null", "hand is ''"), ('["left"]', "hand is .'l")])

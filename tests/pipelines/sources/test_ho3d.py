@@ -14,7 +14,15 @@ from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from pipelines.sources.ho3d import load_ho3d
 from skeleton import hand_rows
-from tests.pipelines.sources.layouts import HO3D_K, ho3d_joints, ho3d_meta, python2_pickle, write_ho3d, write_image
+from tests.pipelines.sources.layouts import (
+    HO3D_K,
+    ho3d_joints,
+    ho3d_meta,
+    one_line,
+    python2_pickle,
+    write_ho3d,
+    write_image,
+)
 
 SEQUENCES = {"ABF10": 3, "ABF11": 3, "MC1": 2, "MC2": 2}
 
@@ -153,7 +161,7 @@ def test_by_configuration(root: Path) -> None:
     half = load_index(DataConfig(source="ho3d", root=str(root), label_fraction=0.5))
     assert half.group is not None
     assert len(set(half.group.tolist())) == 4
-    with pytest.raises(UserError, match="only its training part can be split"):
+    with pytest.raises(UserError, match="evaluation frames are not split"):
         load_index(DataConfig(source="ho3d", root=str(root), part="evaluation", split="val"))
 
 
@@ -190,19 +198,19 @@ def meta(**change: Any) -> Any:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: root.rename(root.parent / "gone"), r"no such folder; expected HO-3D there, with train\.txt"),
-        (lambda root: (root / "train.txt").unlink(), r"train\.txt: no such file; expected the list"),
-        (lambda root: (root / "train.txt").write_text("\n"), r"train\.txt: empty; expected lines like ABF10/0000"),
-        (lambda root: (root / "train.txt").write_text("ABF10/0000\nx\n"), r"train\.txt, line 2: 'x'; expected SEQ"),
-        (lambda root: (root / "train.txt").write_text("../a/b\n"), r"line 1: '\.\./a/b'; expected"),
-        (lambda root: (root / "train.txt").write_bytes(b"\xff\xfe"), r"train\.txt: cannot be read as text"),
+        (lambda root: root.rename(root.parent / "gone"), r"train\.txt: No such file .*expected HO-3D's frames"),
+        (lambda root: (root / "train.txt").unlink(), r"train\.txt: No such file .*expected HO-3D's frames"),
+        (lambda root: (root / "train.txt").write_text("\n"), r"train\.txt: cannot be read \(empty\); expected"),
+        (lambda root: (root / "train.txt").write_text("ABF10/0000\nx\n"), r"train\.txt: .*\(line 2: 'x'\); expected"),
+        (lambda root: (root / "train.txt").write_text("../a/b\n"), r"line 1: '\.\./a/b'\); expected"),
+        (lambda root: (root / "train.txt").write_bytes(b"\xff\xfe"), r"train\.txt: cannot be read \('utf-8'"),
         (lambda root: (root / "train").rename(root / "training"), r"none of 10 images exists; the first would be"),
-        (lambda root: (root / "train/MC1/meta").rename(root / "m"), r"train/MC1/meta: no such folder"),
-        (lambda root: (root / "train/MC1/meta/0001.pkl").unlink(), r"0001\.pkl: no such file; expected the sample's"),
-        (lambda root: (root / "train/MC1/meta/0001.pkl").write_bytes(b"x"), r"0001\.pkl: not a readable pickle"),
-        (meta(handJoints3D=np.zeros((20, 3))), r"0001\.pkl: handJoints3D is 20 x 3 number\(s\); expected 21 x 3 or"),
-        (meta(camMat=np.full((3, 3), np.nan)), r"0001\.pkl: camMat is 3 x 3 number\(s\); expected 3 x 3 finite"),
-        (meta(camMat="text"), r"0001\.pkl: camMat is 1 number\(s\)"),
+        (lambda root: (root / "train/MC1/meta").rename(root / "m"), "train/MC1/meta: No such file or directory"),
+        (lambda root: (root / "train/MC1/meta/0001.pkl").unlink(), r"0001\.pkl: No such file.*; expected a pickled"),
+        (lambda root: (root / "train/MC1/meta/0001.pkl").write_bytes(b"x"), r"0001\.pkl: cannot be read"),
+        (meta(handJoints3D=np.zeros((20, 3))), r"0001\.pkl: handJoints3D is 20 x 3; expected 21 x 3 or"),
+        (meta(camMat=np.full((3, 3), np.nan)), r"0001\.pkl: camMat is 3 x 3; expected 3 x 3 finite"),
+        (meta(camMat="text"), r"0001\.pkl: camMat is no numbers; expected"),
         (meta(camMat=Runs("touch was_here")), r"0001\.pkl: this pickle asks for '\w+\.system', which could"),
     ],
 )  # fmt: skip
@@ -211,20 +219,18 @@ def test_what_does_not_fit_ends_in_one_line(
 ) -> None:
     monkeypatch.chdir(root.parent)
     damage(root)
-    with pytest.raises(UserError, match=message) as caught:
+    with one_line(message, root):
         load_ho3d(DataConfig("ho3d", str(root)))
-    assert "\n" not in str(caught.value)
-    assert str(root) in str(caught.value)
     assert not (root.parent / "was_here").exists()
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1", "not a readable JSON file"),
+        ("[1", "cannot be read .*; expected 21 x 3 finite numbers for each frame"),
         (json.dumps([np.zeros((21, 3)).tolist()] * 3), r"keypoints of 3 frames, but evaluation\.txt lists 4"),
         (json.dumps([[1, 2]] * 4), "expected 21 x 3 finite numbers for each"),
-        ("{}", "keypoints of 0 frames"),
+        ("{}", "cannot be read .*; expected 21 x 3"),
     ],
 )
 def test_wrong_evaluation_keypoints_are_named(root: Path, content: str, message: str) -> None:

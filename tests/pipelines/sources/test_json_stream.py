@@ -43,12 +43,12 @@ def test_a_cut_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     file = tmp_path / "a.json"
     file.write_text(text[:cut])
     monkeypatch.setattr(json_stream, "_PIECE_CHARS", window)
-    with pytest.raises(UserError, match=r"a\.json: not a readable JSON file"):
+    with pytest.raises(UserError, match=r"a\.json: cannot be read"):
         list(elements(file))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.json: no such file"):
+    with pytest.raises(UserError, match=r"a\.json: No such file"):
         list(elements(tmp_path / "a.json"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from errors import UserError
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
-from tests.pipelines.sources.layouts import ho3d_meta, python2_pickle
+from tests.pipelines.sources.layouts import ho3d_meta, one_line, python2_pickle
 
 CONTENT: dict[str, Any] = {
     "float64": np.arange(12.0).reshape(3, 4),
@@ -102,10 +102,8 @@ def test_a_pickle_runs_nothing(tmp_path: Path, attack: str) -> None:
     witness = tmp_path / "was_here"
     file = tmp_path / "a.pkl"
     file.write_bytes(attacks(witness)[attack])
-    with pytest.raises(UserError, match=r"this pickle asks for '.*Nothing of it was run") as caught:
+    with one_line(r"this pickle asks for '.*Nothing of it was run", file):
         read_numpy_pickle(file)
-    assert "\n" not in str(caught.value)
-    assert str(file) in str(caught.value)
     assert not witness.exists()
 
 
@@ -142,13 +140,12 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR
 def test_a_damaged_pickle_is_one_line(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "a.pkl"
     file.write_bytes(data)
-    with pytest.raises(UserError, match=r"a\.pkl: not a readable pickle of arrays") as caught:
+    with one_line(r"a\.pkl: cannot be read .*; expected a pickled dictionary of arrays", file):
         read_numpy_pickle(file)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.pkl: no such file"):
+    with pytest.raises(UserError, match=r"a\.pkl: No such file"):
         read_numpy_pickle(tmp_path / "a.pkl")
-    with pytest.raises(UserError, match=r"cannot be read"):
+    with pytest.raises(UserError, match="Is a directory"):
         read_numpy_pickle(tmp_path)

@@ -11,7 +11,7 @@ from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
 from pipelines.sources.youtube3d import load_youtube3d
-from tests.pipelines.sources.layouts import mano_mesh, write_image, write_youtube3d, youtube3d_entries
+from tests.pipelines.sources.layouts import mano_mesh, one_line, write_image, write_youtube3d, youtube3d_entries
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_annotations_are_read_once_and_again_when_they_change(
     (damaged,) = set(cache.iterdir()) - {entry}
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert len(load_youtube3d(DataConfig("youtube3d", str(root)))) == 3
-    assert "the cache cannot be read (damaged); reading" in caplog.text
+    assert "unreadable or damaged; reading" in caplog.text
 
 
 def test_without_a_writable_cache_the_annotations_are_read_again(root: Path, cache: Path) -> None:
@@ -146,7 +146,7 @@ def test_parts_of_the_configuration(root: Path) -> None:
         return len(load_index(DataConfig(source="youtube3d", root=str(root), **keys)))
 
     assert (rows(), rows(split="train"), rows(split="val"), rows(part="evaluation")) == (4, 4, 1, 2)
-    with pytest.raises(UserError, match="test part is not split"):
+    with pytest.raises(UserError, match="test images are not split"):
         rows(part="evaluation", split="val")
     with pytest.raises(UserError, match=r"boxes\.csv'.*YouTube3DHands has its own boxes"):
         rows(box="boxes.csv")
@@ -166,34 +166,32 @@ def broken(change: Any) -> Any:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: root.rename(root.parent / "gone"), "no such folder; expected youtube_train.json"),
-        (lambda root: (root / "youtube_train.json").unlink(), r"youtube_train\.json: no such file; expected YouTube3D"),
+        (lambda root: root.rename(root.parent / "gone"), r"youtube_train\.json: No such file or directory"),
+        (lambda root: (root / "youtube_train.json").unlink(), r"youtube_train\.json: No such file"),
         (lambda root: (root / "youtube").rename(root / "videos"), r"no frame of 4 hands exists; the first would be"),
-        (broken(lambda e: json.dumps(e)[:-200]), r"youtube_train\.json: not a readable JSON file"),
-        (broken(lambda e: json.dumps(e["images"])), r"not a readable JSON file \(expected {, found '\['\)"),
-        (broken(lambda e: "[" * 100_000), "not a readable JSON file"),
-        (broken(lambda e: ""), "not a readable JSON file"),
-        (broken(lambda e: '{"images": ' + "[" * 200_000), "not a readable JSON file"),
-        (broken(lambda e: "{}"), "0 images and 0 annotations; .*found neither"),
-        (broken(lambda e: e["annotations"].clear()), "3 images and 0 annotations; expected the lists"),
+        (broken(lambda e: json.dumps(e)[:-200]), r"youtube_train\.json: cannot be read"),
+        (broken(lambda e: json.dumps(e["images"])), r"cannot be read \(expected {, found '\['\)"),
+        (broken(lambda e: "[" * 100_000), "cannot be read"),
+        (broken(lambda e: ""), "cannot be read"),
+        (broken(lambda e: '{"images": ' + "[" * 200_000), "cannot be read"),
+        (broken(lambda e: "{}"), "0 images and 0 annotations; expected some"),
+        (broken(lambda e: e["annotations"].clear()), "3 images and 0 annotations; expected some"),
         (broken(lambda e: e["annotations"][2].update(image_id=9)), "annotation 2: none of the 3 images has the id 9"),
-        (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: 'is_left' is 'left'; expected a"),
-        (broken(lambda e: e["annotations"][1].pop("image_id")), "annotation 1: no 'image_id'; expected a whole"),
-        (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: its vertices are 777 x 3; expected"),
-        (broken(lambda e: e["annotations"][3]["vertices"][0].pop()), "annotation 3: its vertices are none; expected"),
-        (broken(lambda e: e["annotations"][0].pop("vertices")), "annotation 0: its vertices are none"),
-        (broken(lambda e: e["annotations"].append(3)), "annotation 4: its vertices are none"),
-        (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: the name '\.\./\.\./x\.png'; exp"),
-        (broken(lambda e: e["images"][1].update(name="/etc/passwd")), "image 1: the name '/etc/passwd'; expected one"),
-        (broken(lambda e: e["images"][1].update(name="a\0.png")), r"image 1: the name 'a\\x00\.png'; expected one"),
-        (broken(lambda e: e["images"][1].update(name="\ud800.png")), r"image 1: the name '\\ud800\.png'; expected one"),
-        (broken(lambda e: e["images"][1].update(width=0)), "image 1: its size is 0 x 180; expected pixels"),
-        (broken(lambda e: e["images"].append("x")), "image 3: no 'id'; expected a whole number"),
+        (broken(lambda e: e["annotations"][1].update(is_left="left")), "annotation 1: is_left: Input should be"),
+        (broken(lambda e: e["annotations"][1].pop("image_id")), "annotation 1: image_id: Field required"),
+        (broken(lambda e: e["annotations"][1]["vertices"].pop()), "annotation 1: vertices: .*found 777 x 3, expected"),
+        (broken(lambda e: e["annotations"][3]["vertices"][0].pop()), "annotation 3: vertices: .*found none, expected"),
+        (broken(lambda e: e["annotations"][0].pop("vertices")), "annotation 0: vertices: Field required"),
+        (broken(lambda e: e["annotations"].append(3)), "annotation 4: Input should be"),
+        (broken(lambda e: e["images"][0].update(name="../../x.png")), r"image 0: name: .*'\.\./\.\./x\.png' is no"),
+        (broken(lambda e: e["images"][1].update(name="/etc/passwd")), "image 1: name: .*'/etc/passwd' is no name like"),
+        (broken(lambda e: e["images"][1].update(name="a\0.png")), r"image 1: name: .*'a\\x00\.png' cannot be the name"),
+        (broken(lambda e: e["images"][1].update(name="\ud800.png")), "image 1: name: "),
+        (broken(lambda e: e["images"][1].update(width=0)), "image 1: width: Input should be greater than 0"),
+        (broken(lambda e: e["images"].append("x")), "image 3: Input should be"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_ends_in_one_line(root: Path, damage: Any, message: str) -> None:
     damage(root)
-    with pytest.raises(UserError, match=message) as caught:
+    with one_line(message, root):
         load_youtube3d(DataConfig("youtube3d", str(root)))
-    assert "\n" not in str(caught.value)
-    assert str(root) in str(caught.value)
