@@ -31,7 +31,6 @@ options are refused.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import fcntl
 import io
@@ -51,23 +50,12 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-LANDMARKS = ["wrist"] + [
-    f"{finger}_{joint}"
-    for finger in ("thumb", "index", "middle", "ring", "little")
-    for joint in ("mcp", "pip", "dip", "tip")
-]
+FINGERS = ("thumb", "index", "middle", "ring", "little")
+LANDMARKS = ["wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in ("mcp", "pip", "dip", "tip"))]
 """MediaPipe's landmarks, in its order."""
 
-COLUMNS = [
-    "file",
-    "x0",
-    "y0",
-    "x1",
-    "y1",
-    "hand",
-    "confidence",
-    *(f"{name}_{axis}" for name in LANDMARKS for axis in "xy"),
-]
+COLUMNS = ["file", "x0", "y0", "x1", "y1", "hand", "confidence"]
+COLUMNS += [f"{name}_{axis}" for name in LANDMARKS for axis in "xy"]
 HEADER = ",".join(COLUMNS) + "\r\n"
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
@@ -161,10 +149,10 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
 
 def find_hands(image: np.ndarray) -> list[FoundHand]:
     """The hands in an image (H, W, 3) BGR. If there is none, it is searched again with a border around it."""
-    return look(image, 0) or look(image, BORDER)
+    return find_with_border(image, 0) or find_with_border(image, BORDER)
 
 
-def look(image: np.ndarray, border: float) -> list[FoundHand]:
+def find_with_border(image: np.ndarray, border: float) -> list[FoundHand]:
     """The hands that the detector finds in an image with a black border."""
     size_px = np.array(image.shape[1::-1])
     x_px, y_px = border_px = (border * size_px).astype(int)
@@ -218,43 +206,33 @@ def refuse(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def refuse_another_job(out: Path, job_file: Path, job: dict[str, Any]) -> None:
+def refuse_another_job(job_file: Path, job: dict[str, Any]) -> None:
     """Refuse to continue the file of another folder or of other options."""
     try:
-        begun = json.loads(job_file.read_bytes()) if out.stat().st_size > len(HEADER) else job
-    except FileNotFoundError:  # OUT.csv was moved without it
+        begun = json.loads(job_file.read_bytes())
+    except (FileNotFoundError, ValueError):  # OUT.csv was moved without it, or it was being written
         return
-    except ValueError:
-        begun = {}
     for key, value in job.items():
         if begun.get(key) != value:
             refuse(
-                f"{out}: was begun with {key} {begun.get(key)}, not {value}. Give the same, or name another file. If "
-                f"only the folder has moved, remove {job_file}."
+                f"{job_file}: the boxes were begun with {key} {begun.get(key)}, not {value}. Give the same, or "
+                "name another file. If only the folder has moved, remove this one."
             )
 
 
 def rows_so_far(out: BinaryIO) -> list[list[str]]:
-    """The rows that an earlier run finished. A torn line, and the rows of the last image, are cut off the file."""
-    rows, first, start = [], 0, 0
-    last = None
-    for line in out:
-        if not line.endswith(b"\n"):
-            break
-        if start:
-            row = next(csv.reader([line.decode()]))
-            if row[0] != last:  # an image's rows stand together
-                last, first = row[0], start
-            rows.append(row)
-        elif line != HEADER.encode():
-            refuse(f"{out.name}: line 1 is {line[:80]!r}; expected {HEADER.strip()!r}. Name another file.")
-        start += len(line)
-    out.seek(first)
+    """The rows that an earlier run finished. A cut line, and the rows of the last image, are removed from the file."""
+    content = out.read()
+    if content and not content.startswith(HEADER.encode()):
+        refuse(f"{out.name}: line 1 is {content[:80]!r}; expected {HEADER.strip()!r}. Name another file.")
+    lines = content[len(HEADER) : content.rfind(b"\n") + 1].splitlines(keepends=True)
+    rows = list(csv.reader(line.decode() for line in lines))
+    finished = [row for row in rows if row[0] != rows[-1][0]]  # an image's rows stand together
+    out.seek(0)
+    out.write(HEADER.encode())
+    out.seek(len(HEADER) + sum(map(len, lines[: len(finished)])))
     out.truncate()
-    if not first:
-        out.write(HEADER.encode())
-        out.flush()
-    return [row for row in rows if row[0] != last]
+    return finished
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
@@ -300,26 +278,25 @@ def main() -> None:
         print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
     if not names:
         refuse(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path.")
-    with contextlib.ExitStack() as stack:
-        try:
-            args.out.touch()
-            out = stack.enter_context(args.out.open("r+b"))
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            refuse(f"{args.out}: another process writes this file. Wait for it, or name another file.")
-        except OSError as error:
-            refuse(f"{args.out}: {error.strerror}. Name a file that can be written.")
+    try:
+        args.out.touch()
+        out = args.out.open("r+b")
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        refuse(f"{args.out}: another process writes this file. Wait for it, or name another file.")
+    except OSError as error:
+        refuse(f"{args.out}: {error.strerror}. Name a file that can be written.")
+    with out:
         job = {"IMAGES": str(args.images.resolve()), "--confidence": args.confidence, "--hands": args.hands}
         job_file = args.out.with_name(f"{args.out.name}.job")
-        refuse_another_job(args.out, job_file, job)
+        if args.out.stat().st_size > len(HEADER):
+            refuse_another_job(job_file, job)
         rows = rows_so_far(out)
         job_file.write_text(json.dumps(job) + "\n")
         done = {row[0] for row in rows}
-        if done:
-            print(f"{args.out}: has {len(done)} images, which are not searched again", file=sys.stderr)
         todo = [name for name in names if name not in done | strange]
-        progress = tqdm(total=len(done) + len(todo), initial=len(done), unit=" images", smoothing=0.02, mininterval=1)
-        with progress:
+        total = len(done) + len(todo)
+        with tqdm(total=total, initial=len(done), unit=" images", smoothing=0.02, mininterval=1) as progress:
             for found in find_all(args.images, todo, args):
                 out.write(as_csv(found))
                 out.flush()
@@ -328,11 +305,10 @@ def main() -> None:
                     progress.write(f"unreadable: {args.images / found[0][0]}", file=sys.stderr)
                 progress.update()
     count = Counter(row[5] for row in rows)
-    hands = count["left"] + count["right"]
+    images = len({row[0] for row in rows if row[5] in ("left", "right")})
     print(
-        f"{args.out}: {hands} hands ({count['left']} left, {count['right']} right) in "
-        f"{len({row[0] for row in rows if row[5] in ('left', 'right')})} images; {count['none']} images without a "
-        f"hand; {count['unreadable']} unreadable"
+        f"{args.out}: {count['left'] + count['right']} hands ({count['left']} left, {count['right']} right) in "
+        f"{images} images; {count['none']} images without a hand; {count['unreadable']} unreadable"
     )
 
 
@@ -342,8 +318,6 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     except BrokenProcessPool:
-        sys.exit(
-            "a process ended unexpectedly, perhaps for want of memory; the same command goes on, --jobs 1 needs least"
-        )
+        sys.exit("a process ended, perhaps for lack of memory; the same command goes on, --jobs 1 needs least")
     except OSError as error:
         sys.exit(f"{error.filename or 'OUT.csv'}: {error.strerror}; the same command goes on")

@@ -22,28 +22,17 @@ import argparse
 import csv
 import os
 import re
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 ADDRESS = "https://github.com/ardamavi/Sign-Language-Digits-Dataset"
 PICTURES = 2062
 FOLDS = 5
-
-
-class Picture(NamedTuple):
-    """A picture: its number, and its name in the folder of images."""
-
-    number: int
-    file: str
-
-    @property
-    def digit(self) -> int:
-        """The digit that is shown."""
-        return int(self.file[0])
+COLUMNS = ("file", "label", "person", "part")
 
 
 def refuse(line: str) -> NoReturn:
@@ -52,22 +41,20 @@ def refuse(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def pictures_in(images: Path) -> list[Picture]:
-    """The pictures of a folder DIGIT/IMG_NUMBER.JPG, by number."""
+def pictures_in(images: Path) -> list[str]:
+    """The names DIGIT/IMG_NUMBER.JPG of the pictures in a folder, by number."""
     names = (file.relative_to(images).as_posix() for file in images.glob("[0-9]/*"))
-    found = ((re.fullmatch(r"[0-9]/IMG_([0-9]+)\.jpg", name, re.IGNORECASE), name) for name in names)
-    return sorted(Picture(int(match[1]), name) for match, name in found if match is not None)
+    found = (re.fullmatch(r"[0-9]/IMG_([0-9]+)\.jpg", name, re.IGNORECASE) for name in names)
+    return [match[0] for match in sorted(filter(None, found), key=lambda match: int(match[1]))]
 
 
-def people_of(pictures: list[Picture]) -> list[int]:
-    """The number of the person in each picture."""
-    people, person, last = list[int](), 0, 0
-    for picture in pictures:
-        if picture.digit == 0 and last >= 8:
-            person += 1
-        people.append(person)
-        last = picture.digit
-    return people
+def people_of(digits: Iterable[int]) -> list[int]:
+    """The number of the person in each picture, given the digits that the pictures show."""
+    people, last = [0], 0
+    for digit in digits:
+        people.append(people[-1] + (digit == 0 and last >= 8))
+        last = digit
+    return people[1:]
 
 
 def fetch(folder: Path, checkout: Path | None) -> None:
@@ -91,23 +78,22 @@ def fetch(folder: Path, checkout: Path | None) -> None:
 
 def clone(checkout: Path) -> Path:
     """Fetch the dataset by git, 24 MB."""
-    part = checkout.with_name(f"{checkout.name}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(part, ignore_errors=True)
-    if not checkout.exists():
-        address = os.environ.get("SIGN_DIGITS", ADDRESS)
+    if checkout.exists():
+        return checkout
+    address = os.environ.get("SIGN_DIGITS", ADDRESS)
+    checkout.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=checkout.parent) as folder:
+        part = Path(folder, "part")
+        command = ["git", "clone", "--quiet", "--depth", "1", address, str(part)]
+        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
         try:
-            done = subprocess.run(
-                ["git", "clone", "--quiet", "--depth", "1", address, part],
-                env={**os.environ, "GIT_TERMINAL_PROMPT": "0"}, stderr=subprocess.PIPE, text=True, check=False,
-            )  # fmt: skip
+            subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         except FileNotFoundError:
             refuse(f"git is not installed: install it, or fetch {address} elsewhere and give its folder")
-        if done.returncode:
-            why = " ".join(done.stderr.split()) or f"git ended with {done.returncode}"
+        except subprocess.CalledProcessError as error:
             refuse(
-                f"{address} cannot be fetched ({why}): try again with a network, or fetch it elsewhere and run "
-                "'make photographs PHOTOGRAPHS=its folder'"
+                f"{address} cannot be fetched ({' '.join(error.stderr.split())}): try again with a network, or fetch "
+                "it elsewhere and run 'make photographs PHOTOGRAPHS=its folder'"
             )
         part.rename(checkout)
     return checkout
@@ -119,12 +105,9 @@ def split(folder: Path, fold: int) -> None:
     pictures = pictures_in(images)
     if not pictures or not boxes.is_file():
         refuse(f"{folder}: expected images and boxes.csv in it; run 'fetch' and find_boxes.py first")
-    people = people_of(pictures)
-    labels = [
-        (picture.file, picture.digit, person, "test" if person % FOLDS == fold else "train")
-        for picture, person in zip(pictures, people, strict=True)
-    ]
-    parts = {file: part for file, _, _, part in labels}
+    digits = [int(picture[0]) for picture in pictures]
+    people = people_of(digits)
+    parts = dict(zip(pictures, ("test" if person % FOLDS == fold else "train" for person in people), strict=True))
     try:
         with boxes.open(newline="", encoding="utf-8") as file:
             head, *rows = (row for row in csv.reader(file) if row)
@@ -138,9 +121,9 @@ def split(folder: Path, fold: int) -> None:
         )
     out = folder / f"fold_{fold}"
     out.mkdir(exist_ok=True)
-    write(out / "labels.csv", [("file", "label", "person", "part"), *labels])
+    write(out / "labels.csv", [COLUMNS, *zip(pictures, digits, people, parts.values(), strict=True)])
     write(out / "boxes.csv", [head, *(row for row in rows if parts[row[0]] == "train")])
-    held_out = {person for _, _, person, part in labels if part == "test"}
+    held_out = {person for person in people if person % FOLDS == fold}
     print(f"{out}: {len(set(people))} people, {len(held_out)} of them held out")
 
 

@@ -7,14 +7,15 @@ orientation is part of the map from stored pixels to the view.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
 from machine.compiled import cached
-from pipelines.arrays import IntArray
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _ENTRY_BYTES = 12
 _ORIENTATION = 0x0112

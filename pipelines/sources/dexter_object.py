@@ -25,6 +25,7 @@ from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.camera import project_px
 from pipelines.sources.annotations.dataset_file import dataset_file
+from pipelines.sources.annotations.stored_images import ENDINGS
 from pipelines.sources.boxes import boxes_of_images, squares_around
 from pipelines.sources.subsets import refuse_split
 from skeleton import FINGERS, HAND
@@ -47,8 +48,6 @@ DEPTH_TO_COLOUR_MM: Final = np.array(
 
 LEAST_BOX_M: Final = 0.12
 """Smallest side of a box, in metres at the depth of the fingertips: a box around few fingertips would miss the hand."""
-
-_ENDINGS: Final = (".png", ".jpg", ".jpeg")
 
 log = logging.getLogger(__name__)
 
@@ -115,10 +114,10 @@ def load_dexter_object(config: DataConfig) -> Index:
 def _frames(folder: Path) -> list[str]:
     with dataset_file(folder, "the colour frames there"):
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    frames = [name for name in names if name.lower().endswith(_ENDINGS)]
+    frames = [name for name in names if name.lower().endswith(ENDINGS)]
     if not frames:
         raise UserError(
-            f"{folder}: no {', '.join(_ENDINGS)} among its files {names[:2]}; expected the colour frames. Other kinds "
+            f"{folder}: no {', '.join(ENDINGS)} among its files {names[:2]}; expected the colour frames. Other kinds "
             "are not read: convert them to PNG under the same names."
         )
     return frames

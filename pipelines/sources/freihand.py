@@ -11,15 +11,13 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic_core import from_json
 
 from errors import UserError
-from parsing import as_numbers
 from pipelines.config import DataConfig
 from pipelines.samples.image_sizes import read_upright_size_px
 from pipelines.samples.index import Index, read_file
 from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.annotations.dataset_file import dataset_file
+from pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
 from pipelines.sources.boxes import boxes_of_images, squares_around
 from pipelines.sources.subsets import refuse_split, rows_of_split
 from skeleton import HAND
@@ -121,22 +119,12 @@ def _read_labels(root: Path, part: str, images: int, backgrounds: int) -> dict[s
         file = root / f"{part}_{name}.json"
         if not file.exists():
             continue
-        with dataset_file(file, "a JSON list with an entry per pose") as path:
-            content = from_json(path.read_bytes())  # faster than the json module
-            if not isinstance(content, list):
-                raise ValueError(f"found a {type(content).__name__}")
-        entries = len(content)
-        if entries * backgrounds != images:
+        rows = read_json_array(file, shape)
+        if len(rows) * backgrounds != images:
             raise UserError(
-                f"{file}: labels for {entries} poses, but {root / part / 'rgb'} has {images} images; expected "
-                f"{backgrounds} for each pose, {entries * backgrounds} in all. Use labels and images of one set."
+                f"{file}: labels for {len(rows)} poses, but {root / part / 'rgb'} has {images} images; expected "
+                f"{backgrounds} for each pose, {len(rows) * backgrounds} in all. Use labels and images of one set."
             )
-        rows = as_numbers(content)
-        if rows is not None and rows.shape == (entries, 1):
-            rows = rows[:, 0]  # each scale may be a list of one
-        if rows is None or rows.shape != (entries, *shape) or not np.isfinite(rows).all():
-            expected = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
-            raise UserError(f"{file}: expected {expected} for each pose. Unpack the dataset again.")
         _check_camera_frame(file, name, rows)
         labels[name] = rows
     return labels

@@ -19,15 +19,15 @@ from rich.console import Console
 from rich.progress import track
 
 from errors import UserError
-from parsing import as_numbers, parse_json
+from parsing import as_numbers
 from pipelines.config import DataConfig, box_file
 from pipelines.samples.index import Index
 from pipelines.sources.annotations.cache import Tables, remembered
 from pipelines.sources.annotations.camera import project_px
-from pipelines.sources.annotations.dataset_file import dataset_file
+from pipelines.sources.annotations.dataset_file import dataset_file, read_json_array
 from pipelines.sources.annotations.mano import MANO_TO_KEYPOINTS
 from pipelines.sources.annotations.numpy_pickle import read_numpy_pickle
-from pipelines.sources.annotations.stored_images import first_stored
+from pipelines.sources.annotations.stored_images import stored_images
 from pipelines.sources.boxes import boxes_of_images, squares_around
 from pipelines.sources.subsets import refuse_split
 from skeleton import HAND
@@ -37,7 +37,6 @@ VALIDATION_FRAC: Final = 0.1
 OPENGL_TO_CAMERA: Final = (1.0, -1.0, -1.0)
 """Signs that turn the annotations' axes (y up, negative z forward) into those of `Index` (y down, z forward)."""
 
-_ENDINGS: Final = ("jpg", "png", "jpeg")
 _MANY_FRAMES: Final = 2000
 """Smallest number of files for which a progress bar is shown."""
 
@@ -119,19 +118,16 @@ def _image_names(
     root: Path, folder: str, frames: Sequence[tuple[str, str]], chosen: npt.NDArray[np.intp]
 ) -> tuple[list[str], npt.NDArray[np.bool_]]:
     """The names of the images of all frames, and which of the chosen frames have an image; at least one must."""
-    paths = first_stored(
-        root, ([f"{folder}/{sequence}/rgb/{frame}.{ending}" for ending in _ENDINGS] for sequence, frame in frames)
-    )
+    stems = [f"{folder}/{sequence}/rgb/{frame}" for sequence, frame in frames]
+    paths = stored_images(root, stems)
     there = np.array([paths[place] is not None for place in chosen.tolist()], bool)
     if not there.any():
-        sequence, frame = frames[chosen[0]]
         raise UserError(
-            f"{root}: none of {len(chosen)} images exists; the first would be {folder}/{sequence}/rgb/{frame}.png (or "
-            ".jpg). Unpack the dataset again, or check data.root."
+            f"{root}: none of {len(chosen)} images exists; the first would be {stems[chosen[0]]}.png (or .jpg). Unpack "
+            "the dataset again, or check data.root."
         )
-    ending = str(paths[chosen[there][0]]).rpartition(".")[2]  # that of the missing ones, too
-    names = [path or f"{folder}/{'/rgb/'.join(frame)}.{ending}" for path, frame in zip(paths, frames, strict=True)]
-    return names, there
+    ending = Path(str(paths[chosen[there][0]])).suffix  # that of the missing ones, too
+    return [path or stem + ending for path, stem in zip(paths, stems, strict=True)], there
 
 
 def _listed_frames(root: Path, folder: str) -> list[tuple[str, str]]:
@@ -215,10 +211,7 @@ def _numbers(
 
 
 def _evaluation_xyz(file: Path, frames: int) -> npt.NDArray[np.float64]:
-    with dataset_file(file, f"{len(HAND)} x 3 finite numbers for each frame", "Download it again.") as path:
-        joints = as_numbers(parse_json(path.read_bytes()))
-        if joints is None or joints.shape[1:] != (len(HAND), 3) or not np.isfinite(joints).all():
-            raise ValueError("other values")
+    joints = read_json_array(file, (len(HAND), 3))
     if len(joints) != frames:
         raise UserError(
             f"{file}: keypoints of {len(joints)} frames, but evaluation.txt lists {frames}. Use both of one version."

@@ -25,11 +25,10 @@ from pipelines.samples.index import Index, read_file
 from pipelines.sources.annotations.cache import Tables, remembered
 from pipelines.sources.annotations.json_stream import elements
 from pipelines.sources.annotations.mano import VERTICES, keypoint_regressor, read_regressor
-from pipelines.sources.annotations.stored_images import first_stored
+from pipelines.sources.annotations.stored_images import ENDINGS, stored_images
 from pipelines.sources.boxes import refuse_boxes, squares_around
 from pipelines.sources.subsets import refuse_split
 
-_ENDINGS: Final = (".png", ".jpg", ".jpeg")
 _SAME_SHAPE: Final = 0.01
 """Largest relative difference of aspect ratios that count as equal, as those of 854 x 480 and 1280 x 720."""
 
@@ -78,7 +77,7 @@ def _part(config: DataConfig) -> str:
 
 def _index(root: Path, part: str, hands: Tables) -> Index:
     names: list[str] = hands["names"].tolist()
-    stored = first_stored(root, map(_possible_names, names))
+    stored = stored_images(root, (name.rpartition(".")[0] for name in names))
     there = np.array([stored[image] is not None for image in hands["image"].tolist()], bool)
     count = len(there)
     if not there.any():
@@ -92,14 +91,12 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
     if not len(kept):
         raise UserError(f"{root}: every frame has another aspect ratio than its annotation; fetch the original videos.")
     scale = scale[kept]
-    scaled = (scale != 1).any(axis=1).sum()
-    if len(kept) < count or scaled:
-        left_out = f"{(~there).sum()} without a frame, and {(there & ~fits).sum()} whose frame has another aspect ratio"
-        log.warning(
-            "%s: %d of %d hands are used. Left out are %s than its annotation. For %d, whose frame has another size, "
-            "boxes and keypoints were scaled",
-            root / f"youtube_{part}.json", len(kept), count, left_out, scaled,
-        )  # fmt: skip
+    missing, misfits, scaled = (~there).sum(), (there & ~fits).sum(), (scale != 1).any(axis=1).sum()
+    if missing or misfits or scaled:
+        used = f"{len(kept)} of {count} hands are used"
+        left_out = f"{missing} without a frame, and {misfits} whose frame has another aspect ratio than its annotation"
+        resized = f"For {scaled}, whose frame has another size, boxes and keypoints were scaled"
+        log.warning("%s: %s. Left out are %s. %s", root / f"youtube_{part}.json", used, left_out, resized)
     low_px, high_px = hands["low_px"][kept] * scale, hands["high_px"][kept] * scale
     keypoints_px, targets = None, {}
     if "xyz_px" in hands:
@@ -120,7 +117,7 @@ def _index(root: Path, part: str, hands: Tables) -> Index:
 
 def _frame_name(name: str) -> str:
     path = PurePosixPath(file_name(name))
-    if path.is_absolute() or ".." in path.parts or path.suffix.lower() not in _ENDINGS:
+    if path.is_absolute() or ".." in path.parts or path.suffix not in ENDINGS:
         raise ValueError(f"{name[:80]!r} is no name like youtube/VIDEO/video/frames/FRAME.png")
     return name
 
@@ -209,12 +206,6 @@ def _checked(kind: TypeAdapter[T], entry: object, where: str) -> T:
         first = error.errors()[0]
         place = "".join(f" {name}:" for name in first["loc"])
         raise UserError(f"{where}:{place} {first['msg'][:160]}. Unpack the dataset again.") from error
-
-
-def _possible_names(name: str) -> list[str]:
-    """A frame's name with each possible ending."""
-    stem, _, ending = name.rpartition(".")
-    return [name, *(stem + other for other in _ENDINGS if other != f".{ending}")]
 
 
 def _scales(

@@ -285,10 +285,11 @@ def orientation_of(data: bytes) -> int:
     A JPEG's first segment of Exif data counts, of a PNG or a WebP the chunk of that name; the first entry of the tag in
     the first directory, if it is one SHORT of 1 to 8. Whatever else there is: 1, upright.
     """
-    return next((_orientation_in(block) for block in _exif_blocks(data)), 1)
+    return next((orientation_in(block) for block in _exif_blocks(data)), 1)
 
 
-def _orientation_in(block: bytes) -> int:
+def orientation_in(block: bytes) -> int:
+    """The orientation in a block of Exif data, from the byte-order mark on."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(block[:4])
     try:
         if order is not None:

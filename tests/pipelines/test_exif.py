@@ -25,37 +25,32 @@ from pipelines.views.draws import draw_view
 from pipelines.views.regions import LEAST_PIXELS
 from tests.pipelines.decoder_fuzz import good_files, smooth_picture
 from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
-from tests.pipelines.image_parts import EXIF_START, PNG_START, put_together, take_apart
+from tests.pipelines.image_parts import (
+    EXIF_START,
+    ORIENTATION,
+    PNG_START,
+    Entry,
+    Part,
+    exif_block,
+    png_of,
+    put_together,
+    take_apart,
+)
 from tests.pipelines.mutations import dress
-from tests.pipelines.second_opinion import opinion_of
+from tests.pipelines.second_opinion import opinion_of, orientation_in
 
 Backend = Literal["dali", "cpu"]
 Kind = Literal["JPEG", "PNG", "WEBP"]
 KINDS: tuple[Kind, ...] = ("JPEG", "PNG", "WEBP")
 Pixels = npt.NDArray[np.uint8]
-WebpChunk = tuple[bytes, bytes]
-ORIENTATION, DESCRIPTION = 0x0112, 0x010E
+DESCRIPTION = 0x010E
 SHORT, LONG = 3, 4
 NO_COLOUR = ColourConfig(jitter="none")
 
 
-def exif_of(
-    *entries: tuple[int, int, int, int],
-    order: str = ">",
-    mark: bytes | None = None,
-    count: int | None = None,
-    directory: int = 8,
-    behind: int = 16,
-) -> bytes:
-    """A block of Exif data: entries of (tag, type, count, value), a directory that says `count`, bytes behind it."""
-    mark = (b"II*\0" if order == "<" else b"MM\0*") if mark is None else mark
-    body = b"".join(
-        struct.pack(order + "HHI", tag, kind, many)
-        + (struct.pack(order + "HH", value & 0xFFFF, 0) if kind == SHORT else struct.pack(order + "I", value))
-        for tag, kind, many, value in entries
-    )
-    count = len(entries) if count is None else count
-    return mark + struct.pack(order + "I", directory) + struct.pack(order + "H", count) + body + bytes(behind)
+def exif_of(*entries: Entry, order: str = ">", behind: int = 16, **damage: Any) -> bytes:
+    """A block of Exif data with bytes behind it; `damage` as in `exif_block`."""
+    return exif_block(list(entries), big=order == ">", after=bytes(behind), **damage)
 
 
 def turning(value: int = 6, kind: int = SHORT, many: int = 1) -> tuple[int, int, int, int]:
@@ -64,22 +59,6 @@ def turning(value: int = 6, kind: int = SHORT, many: int = 1) -> tuple[int, int,
 
 def orientation_of(block: bytes) -> int:
     return int(read_orientation(np.frombuffer(block, np.uint8)))
-
-
-def expected_orientation(block: bytes) -> int:
-    """The rule of `read_orientation`, written again."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(block[:4])
-    try:
-        assert order is not None
-        (at,) = struct.unpack_from(order + "I", block, 4)
-        (count,) = struct.unpack_from(order + "H", block, at)
-        for entry in range(count):
-            tag, kind, many, value, _ = struct.unpack_from(order + "HHIHH", block, at + 2 + 12 * entry)
-            if tag == ORIENTATION:
-                return value if kind == SHORT and many == 1 and 1 <= value <= 8 else 1
-    except (AssertionError, struct.error):
-        pass
-    return 1
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -138,7 +117,7 @@ BLOCKS = st.builds(
 @given(BLOCKS | st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: b"MM\0*\0\0\0\x08" + data))
 @example(exif_of(turning(8), order="<"))
 def test_damaged_blocks_are_read_by_the_rule(block: bytes) -> None:
-    assert orientation_of(block) == expected_orientation(block)
+    assert orientation_of(block) == orientation_in(block)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -216,38 +195,8 @@ def test_rotated_files_give_the_views_and_matrices_of_upright_files(
         assert difference.float().mean() < mean
 
 
-@pytest.mark.parametrize("regions", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_header_has_the_size_of_the_decoded_image(kind: Kind, regions: bool) -> None:
-    """Size and orientation, for all eight of these, odd sizes, with and without Exif data."""
-    rng = np.random.default_rng(1)
-    sizes = [(720, 481), (481, 720), (601, 601), (40, 56), (57, 39), (2, 2)]
-    stored = [smooth_image(rng, *size) for size in sizes for _ in range(9)]
-    exif = [None, *(exif_of(turning(turn)) for turn in range(1, 9))] * len(sizes)
-    files = [encoded(image, kind, block) for image, block in zip(stored, exif, strict=True)]
-    for image, file, turn in zip(stored, files, [1, *range(1, 9)] * len(sizes), strict=True):
-        header = check_image(file)
-        assert header.size_px == image.shape[:2]
-        assert header.orientation == turn
-    geometry = GeometryConfig(side_px=16)
-    draws = [draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(len(files)))]
-    box_px = np.tile(np.array([[200, 200, 60]], np.float32), (len(files), 1))
-    request = plan_request(files, box_px, draws, geometry, regions=regions)
-    graph = GraphConfig("cpu", None, batch=len(files), threads=1, prefetch=1, views=1, regions=regions)
-    (decoded,) = next(Runner(lambda source: decode_pipeline(graph, source), iter([request]).__next__))
-    plan = request.plan
-    partial = 0
-    for row, (image, file) in enumerate(zip(stored, files, strict=True)):
-        (top, left), (height, width) = plan.start_px[row], plan.shape_px[row]
-        partial += (height, width) != image.shape[:2]
-        pixels = image if kind != "JPEG" else np.asarray(Image.open(io.BytesIO(file.tobytes())).convert("RGB"))
-        difference = np.abs(decoded.at(row).astype(int) - pixels[top : top + height, left : left + width])
-        assert difference.max() <= (2 if kind == "JPEG" else 0)  # Pillow has another version of the same library
-    assert partial == (3 * 9 if regions and kind == "JPEG" else 0)
-
-
-ODD_PX, LARGE_PX = (57, 39), (613, 457)
-"""Width and height; the second is one of which regions are decoded."""
+SMALL_PX, LARGE_PX = ((57, 39), (39, 57), (2, 2)), ((613, 457), (481, 720), (601, 601))
+"""Widths and heights; of the second, regions are decoded."""
 
 
 def with_orientation(data: bytes, orientation: int) -> bytes:
@@ -273,7 +222,7 @@ def files_of_every_kind(size_px: tuple[int, int]) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", good_files())
 def test_the_header_of_every_kind_has_the_size_of_the_decoded_image(name: str) -> None:
     """Whole images and regions, in all eight orientations, against Pillow."""
-    sizes = (ODD_PX, LARGE_PX) if name.startswith("jpeg") else (ODD_PX,)
+    sizes = (*SMALL_PX, *LARGE_PX) if name.startswith("jpeg") else SMALL_PX
     plain = [files_of_every_kind(size_px)[name] for size_px in sizes]
     files = [np.frombuffer(with_orientation(data, turn), np.uint8) for data in plain for turn in range(1, 9)]
     expected = [image for data in plain for image in [opinion_of(data).images[0].astype(np.int16)] * 8]
@@ -298,30 +247,17 @@ def test_the_header_of_every_kind_has_the_size_of_the_decoded_image(name: str) -
 
 def png(image: Pixels, before: Sequence[bytes], after: Sequence[bytes] = ()) -> Pixels:
     """A PNG with blocks of Exif data before and after its pixels."""
-    height, width, _ = image.shape
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        *((b"eXIf", block) for block in before),
-        (b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in image))),
-        *((b"eXIf", block) for block in after),
-        (b"IEND", b""),
-    ]
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
-    return np.frombuffer(data, np.uint8)
+    header, data, end = png_of(image, 8, 2, interlace=False)
+    blocks, blocks_after = ([Part(b"eXIf", block) for block in some] for some in (before, after))
+    return np.frombuffer(put_together("png", [header, *blocks, data, *blocks_after, end]), np.uint8)
 
 
-def webp(image: Pixels, *behind: WebpChunk, flags: int = 8) -> Pixels:
+def webp(image: Pixels, *behind: tuple[bytes, bytes], flags: int = 8) -> Pixels:
     """An extended WebP with chunks behind its image."""
-    height, width, _ = image.shape
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "WEBP", lossless=True)
-    size = struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
-    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes([flags, 0, 0, 0]) + size + file.getvalue()[12:]
-    for kind, data in behind:
-        body += kind + struct.pack("<I", len(data)) + data + bytes(len(data) % 2)
-    return np.frombuffer(b"RIFF" + struct.pack("<I", len(body)) + body, np.uint8)
+    parts, _ = take_apart(encoded(image, "WEBP", None).tobytes())
+    size = b"".join(struct.pack("<I", side - 1)[:3] for side in image.shape[1::-1])
+    parts = [Part(b"VP8X", bytes([flags, 0, 0, 0]) + size), *parts, *(Part(*chunk) for chunk in behind)]
+    return np.frombuffer(put_together("webp", parts), np.uint8)
 
 
 IMAGE = smooth_image(np.random.default_rng(2), 75, 56, sigma_px=2)

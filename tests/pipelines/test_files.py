@@ -12,6 +12,7 @@ from PIL import Image
 from pipelines.files.check import check_image
 from pipelines.files.image_file import MAX_PIXELS, BadImage
 from tests.pipelines.decoder_fuzz import BATCH, decode, encoded, good_files
+from tests.pipelines.image_parts import Part, put_together
 
 GOOD = good_files()
 JPEG = GOOD["jpeg"]
@@ -34,10 +35,7 @@ def edited(data: bytes, at: int, new: bytes) -> bytes:
 
 
 def png_of(*chunks: tuple[bytes, bytes]) -> bytes:
-    parts = (
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
-    return PNG[:8] + b"".join(parts)
+    return put_together("png", [Part(*chunk) for chunk in chunks])
 
 
 def png_header(
@@ -55,16 +53,17 @@ END = (b"IEND", b"")
     [
         (b"", "empty file"),
         (bytes(900), "zero bytes"),
-        (b"<!DOCTYPE html><html>404</html>", "HTML, not an image"),
-        (b"\n <html><body>404", "HTML, not an image"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "XML or SVG"),
+        (b"<!DOCTYPE html><html>404</html>", "HTML or XML, not an image"),
+        (b"\n <html><body>404", "HTML or XML, not an image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "HTML or XML, not an image"),
         (encoded(Image.new("P", (8, 8)), "GIF"), "GIF is not read"),
         (encoded(Image.new("RGB", (8, 8)), "BMP"), "BMP is not read"),
         (encoded(Image.new("RGB", (8, 8)), "TIFF"), "TIFF is not read"),
         (b"\0\0\0\x20ftypavif", "AVIF is not read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"\0" + JPEG, "unknown kind"),
-        (b"\xff\xd8", "damaged after the first bytes"),
+        (b"%PDF-1.4", "unknown kind, which begin with b'%PDF-1.4'"),
+        (b"\xff\xd8", "a JPEG that is damaged after its first bytes"),
     ],
 )
 def test_other_kinds_are_named(data: bytes, reason: str) -> None:

@@ -49,49 +49,39 @@ def test_files_of_any_size_are_read_whole(extra: int, tmp_path: Path) -> None:
         assert data.encoded.tobytes() == jpeg + bytes([number]) * size
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_pipes_devices_and_huge_files_are_refused_at_once(tmp_path: Path) -> None:
-    """Above all a pipe, which would never open, and what would not fit into memory."""
+    """Above all a pipe, which would never open, and what would not fit into memory. No file stays open."""
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
-    good = good_files()["jpeg"]
+    good = good_files()["jpeg"] + bytes(200_000)
     (tmp_path / "good").write_bytes(good)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    paths = [str(tmp_path / name) for name in ("pipe", "large", "good")]
-    pipe, large, last = read_sound_jpegs(paths)
-    assert pipe is large is None
-    assert last is not None
-    assert last.encoded.tobytes() == good
+    before = open_files()
+    paths = [str(tmp_path / name) for name in ("pipe", "large", "good", "missing", "")]
+    for _ in range(20):
+        pipe, large, last, *_ = read_sound_jpegs(paths)
+        assert pipe is large is None
+        assert last is not None
+        assert last.encoded.tobytes() == good
     for path in (paths[0], str(tmp_path)):
         with pytest.raises(OSError, match="not a regular file"):
             read_file(path)
     with pytest.raises(OSError, match="256 MiB; only files of up to 256 MiB are read"):
         read_file(paths[1])
     assert read_file(paths[2]) == good
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
-def test_no_descriptor_stays_open(tmp_path: Path) -> None:
-    (tmp_path / "image").write_bytes(good_files()["jpeg"] + bytes(200_000))
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(20):
-        read_sound_jpegs([str(tmp_path / "image"), str(tmp_path), str(tmp_path / "missing")] * 5)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_an_empty_list_of_files_gives_an_empty_result() -> None:
+def test_no_files_and_files_that_are_read_twice(tmp_path: Path) -> None:
     assert read_sound_jpegs([]) == []
-
-
-def test_a_zero_in_a_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="zero byte"):
-        read_sound_jpegs(["a\0b"])
-
-
-def test_arrays_can_be_written_by_nobody_else(tmp_path: Path) -> None:
-    jpeg = good_files()["jpeg"]
-    (tmp_path / "image").write_bytes(jpeg)
+    (tmp_path / "image").write_bytes(good_files()["jpeg"])
     one, two = read_sound_jpegs([str(tmp_path / "image")] * 2)
     assert one is not None
     assert two is not None
     assert not np.shares_memory(one.encoded, two.encoded)
+    with pytest.raises(ValueError, match="zero byte"):
+        read_sound_jpegs(["a\0b"])

@@ -170,8 +170,11 @@ def test_another_folder_and_other_options_are_refused(
     assert "2 hands" in call("a", "boxes.csv")
     before = out.read_bytes()
     for arguments, words in (
-        (("b", "boxes.csv"), f"boxes.csv: was begun with IMAGES {tmp_path}/a, not {tmp_path}/b. "),
-        (("a", "boxes.csv", "--confidence", "0.4"), "was begun with --confidence 0.5, not 0.4. "),
+        (
+            ("b", "boxes.csv"),
+            f"boxes.csv.job: the boxes were begun with IMAGES {tmp_path}/a, not {tmp_path}/b. ",
+        ),
+        (("a", "boxes.csv", "--confidence", "0.4"), "were begun with --confidence 0.5, not 0.4. "),
     ):
         with pytest.raises(SystemExit, match="2"):
             call(*arguments)

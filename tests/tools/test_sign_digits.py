@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.sign_digits import ADDRESS, Picture, people_of
+from tools.sign_digits import ADDRESS, people_of
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "sign_digits.py"
@@ -28,8 +28,7 @@ TOOL = ROOT / "tools" / "sign_digits.py"
     ],
 )  # fmt: skip
 def test_a_person_begins_at_a_0_after_the_last_digits(digits: str, people: str) -> None:
-    pictures = [Picture(number, f"{digit}/IMG_{number}.JPG") for number, digit in enumerate(digits)]
-    assert people_of(pictures) == [int(person) for person in people]
+    assert people_of(map(int, digits)) == list(map(int, people))
 
 
 def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

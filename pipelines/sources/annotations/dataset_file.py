@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+from pydantic_core import from_json
+
 from errors import UserError
 from errors.terminal import in_one_line
-from parsing import regular
+from parsing import as_numbers, regular
 
 
 @contextmanager
@@ -27,3 +31,19 @@ def dataset_file(file: Path, expected: str, remedy: str = "Unpack the dataset ag
     except Exception as error:  # damaged content may raise anything
         reason = in_one_line(error) if isinstance(error, ValueError) else repr(error)[:200]
         raise UserError(f"{file}: cannot be read ({reason}); expected {expected}. {remedy}") from error
+
+
+def read_json_array(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Read a JSON list of N equal arrays of finite numbers: (N, *shape). A number may also be a list of one.
+
+    Raises:
+        UserError: the file is missing, unreadable or holds anything else.
+    """
+    numbers = f"{' x '.join(map(str, shape))} finite numbers" if shape else "one finite number"
+    with dataset_file(file, f"a JSON list with {numbers} for each pose or frame") as path:
+        array = as_numbers(from_json(path.read_bytes()))  # faster than the json module
+        if array is not None and array.shape[1:] == (1,) and not shape:
+            array = array[:, 0]
+        if array is None or not array.ndim or array.shape[1:] != shape or not np.isfinite(array).all():
+            raise ValueError("other values")
+        return array

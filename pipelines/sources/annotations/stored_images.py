@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+ENDINGS: Final = (".png", ".jpg", ".jpeg")
 
 
-def first_stored(root: Path, candidates: Iterable[Sequence[str]]) -> list[str | None]:
-    """For each image: the first of its candidate paths (all in one folder) that exists, or None."""
+def stored_images(root: Path, stems: Iterable[str]) -> list[str | None]:
+    """For each path without its ending: the path of the image that exists, or None."""
 
     @cache
     def listing(folder: str) -> frozenset[str]:
@@ -18,8 +21,8 @@ def first_stored(root: Path, candidates: Iterable[Sequence[str]]) -> list[str | 
         except OSError:
             return frozenset()
 
-    found: list[str | None] = []
-    for paths in candidates:
-        folder = paths[0].rpartition("/")[0]
-        found.append(next((path for path in paths if path.rpartition("/")[2] in listing(folder)), None))
-    return found
+    def stored(stem: str) -> str | None:
+        folder, _, name = stem.rpartition("/")
+        return next((stem + ending for ending in ENDINGS if name + ending in listing(folder)), None)
+
+    return [stored(stem) for stem in stems]

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from errors import UserError
 from pipelines.config import DataConfig
+from pipelines.sources import load_index
 from pipelines.sources.freihand import VERSIONS, _read_labels, load_freihand
 from tests.pipelines.sources.layouts import one_line
 
@@ -57,6 +58,7 @@ def test_training_part(root: Path) -> None:
     assert index.paths == [f"training/rgb/{image:08d}.jpg" for image in range(4 * POSES)]
     assert index.path(7).is_file()
     assert index.box_px.tolist() == [[20, 15, 18]] * (4 * POSES)
+    np.testing.assert_allclose(load_index(DataConfig(root=str(root))).box_px[0], [20, 15, 27])
     shapes = {name: rows.shape for name, rows in index.targets.items()}
     assert shapes == {"K": (80, 3, 3), "xyz_m": (80, 21, 3), "scale_m": (80,)}
     assert all(rows.dtype == np.float32 for rows in index.targets.values())
@@ -123,10 +125,6 @@ def test_boxes_of_a_file_fit_every_subset(root: Path) -> None:
     assert index.box_px[:, 0].tolist() == [int(Path(path).stem) + 4 for path in index.paths]
 
 
-def shorten(root: Path) -> None:
-    (root / "training_xyz.json").write_text(json.dumps([xyz_of(pose).tolist() for pose in range(POSES - 1)]))
-
-
 def rewrite(name: str, content: str) -> Any:
     return lambda root: (root / f"training_{name}.json").write_text(content)
 
@@ -143,20 +141,23 @@ def delete_labels_and_last_image(root: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (shorten, r"training_xyz\.json: labels for 19 poses, but .*rgb has 80 images; expected 4 for each pose, 76"),
-        (rewrite("K", "{}"), r"training_K\.json: cannot be read .found a dict.; expected a JSON list"),
+        (
+            rewrite("xyz", json.dumps([xyz_of(0).tolist()] * (POSES - 1))),
+            r"training_xyz\.json: labels for 19 poses, but .*rgb has 80 images; expected 4 for each pose, 76",
+        ),
+        (rewrite("K", "{}"), r"training_K\.json: cannot be read .*; expected a JSON list with 3 x 3 finite"),
         (rewrite("K", "[[["), r"training_K\.json: cannot be read"),
-        (rewrite("K", json.dumps([[1, 2]] * POSES)), r"training_K\.json: expected 3 x 3 finite numbers"),
-        (rewrite("scale", json.dumps([None] * POSES)), r"training_scale\.json: expected one finite number"),
-        (rewrite("scale", json.dumps([[1]] * (POSES - 1) + [[1, 2]])), r"training_scale\.json: expected one finite"),
+        (
+            rewrite("K", json.dumps([[1, 2]] * POSES)),
+            r"training_K\.json: .*; expected a JSON list with 3 x 3 finite numbers",
+        ),
+        (rewrite("scale", json.dumps([None] * POSES)), r"training_scale\.json: .* with one finite number"),
+        (rewrite("scale", json.dumps([[1]] * (POSES - 1) + [[1, 2]])), r"training_scale\.json: .* with one finite"),
         (delete_images(79), "labels for 20 poses, but .* has 79 images"),
         (delete_images(5), r"79 \.jpg files, but 00000005\.jpg is missing"),
         (delete_labels_and_last_image, "79 images; expected a multiple of 4"),
         (delete_images(*range(80)), r"0 \.jpg files, but 00000000\.jpg is missing"),
-        (
-            lambda root: (root / "training").rename(root / "train"),
-            r"training/rgb: No such file.*make-data",
-        ),
+        (lambda root: (root / "training").rename(root / "train"), r"training/rgb: No such file.*make-data"),
         (lambda root: (root / "training/rgb/00000000.jpg").write_bytes(b"x"), r"00000000\.jpg: not a readable image"),
     ],
 )
@@ -173,18 +174,15 @@ def test_a_set_that_does_not_fit_ends_in_one_line(root: Path, damage: Any, messa
         ({"versions": ("gs", "green")}, str(VERSIONS[0])),
         ({"versions": ("gs", "gs")}, "each once"),
         ({"versions": ()}, "expected some of"),
+        ({"part": "test"}, "part"),
+        ({"split": "test"}, "split"),
+        ({"center_frac": 0}, "center_frac"),
         ({"box": "centre"}, "expected a .csv or .json file of boxes, or 'center'"),
     ],
 )
 def test_wrong_choices_are_named(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises((UserError, ValidationError), match=message):
         load_freihand(DataConfig("freihand", str(root), **options))
-
-
-@pytest.mark.parametrize("options", [{"part": "test"}, {"split": "test"}, {"center_frac": 0}])
-def test_the_configuration_refuses_values_out_of_range(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(options))):
-        DataConfig(**options)
 
 
 def test_joints_box_without_labels_names_the_files(root: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -43,21 +44,16 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def write_csv(file: Path, *, confidence: bool = True) -> Path:
-    lines = [f"{HEADER}{',confidence' if confidence else ''}"]
-    for name, box, hand in ROWS:
-        edges = ",,," if box is None else ",".join(map(str, box))
-        lines.append(f"{name},{edges},{hand}{(',0.9' if box else ',') if confidence else ''}")
+def write_boxes(file: Path, rows: list[Any], *, confidence: bool = False) -> Path:
+    """Write rows of name, edges and hand as the suffix says."""
+    if file.suffix == ".json":
+        cells = ([name, *(box or [None] * 4), hand] for name, box, hand in rows)
+        file.write_text(json.dumps([dict(zip(HEADER.split(","), row, strict=True)) for row in cells]))
+        return file
+    lines = [f"{HEADER}{',confidence' * confidence}"]
+    for name, box, hand in rows:
+        lines.append(f"{name},{','.join(map(str, box or [''] * 4))},{hand}{',0.9' * confidence}")
     file.write_text("\n".join([*lines, ""]))
-    return file
-
-
-def write_json(file: Path) -> Path:
-    keys = ("x0", "y0", "x1", "y1")
-    entries = [
-        {"file": name, **dict(zip(keys, box or [None] * 4, strict=True)), "hand": hand} for name, box, hand in ROWS
-    ]
-    file.write_text(json.dumps(entries))
     return file
 
 
@@ -66,8 +62,7 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
     root: Path, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    file = root / ("boxes.json" if form == "json" else "boxes.csv")
-    boxes = write_json(file) if form == "json" else write_csv(file, confidence=form == "csv")
+    boxes = write_boxes(root / f"boxes.{form[:4].strip()}", ROWS, confidence=form == "csv")
     index = load_folder(DataConfig("folder", str(root), box=str(boxes)))
     assert index.paths == ["b.jpg", "b.jpg", "c.jpg"]
     np.testing.assert_array_equal(index.box_px, np.array([(55, 20, 20), (25, 15, 30), (10, 10, 10)], np.float32))
@@ -85,22 +80,16 @@ def test_each_hand_is_a_sample_and_the_rest_is_left_out(
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_hand_that_is_listed_twice_counts_once(root: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """As in two files that were joined. Another box of the same side is another hand."""
-    file = root.parent / f"boxes.{kind}"
-    rows = ["b.jpg,50,10,60,30,left", "b.jpg,50,10,60,30,right", "b.jpg,50,10,61,30,left", "a.jpg,,,,,none"]
-    again = [rows[0].replace("50", "50.0"), rows[2]]
-    if kind == "csv":
-        file.write_text("\n".join([HEADER, *rows, *again, "a.jpg,,,,,none"]))
-    else:
-        cells = (row.split(",") for row in [*rows[:3], *again])
-        keys = HEADER.split(",")
-        numbers = ([name, *map(float, edges), hand] for name, *edges, hand in cells)
-        file.write_text(json.dumps([dict(zip(keys, one, strict=True)) for one in numbers]))
+    left, wider = ("b.jpg", (50, 10, 60, 30), "left"), ("b.jpg", (50, 10, 61, 30), "left")
+    right, again = ("b.jpg", (50, 10, 60, 30), "right"), ("b.jpg", (50.0, 10, 60, 30), "left")
+    none = ("a.jpg", None, "none")
+    file = write_boxes(root.parent / f"boxes.{kind}", [left, right, wider, none, again, wider, none])
     index = load_folder(DataConfig("folder", str(root), box=str(file)))
     assert index.mirror is not None
     assert index.mirror.tolist() == [True, False, True]
     assert index.box_px[:, 0].tolist() == [55, 55, 55.5]
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    where = "line 6" if kind == "csv" else "entry 4"
+    where = "line 6" if kind == "csv" else "entry 5"
     assert line == f"{file}, {where}: the same hand as in a row before; 2 such rows are left out"
 
 
@@ -138,23 +127,19 @@ def test_wrong_rows_end_in_one_line(root: Path, rows: str, message: str) -> None
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
 
 
-@pytest.mark.parametrize(("hand", "found"), [("3", "hand is 3"), ("null", "hand is ''"), ('["left"]', "hand is .'l")])
-def test_a_wrong_hand_in_json_ends_in_one_line(root: Path, hand: str, found: str) -> None:
-    boxes = root / "boxes.json"
-    boxes.write_text(
-        '[{"file": "b.jpg", "x0": 1, "y0": 1, "x1": 9, "y1": 9, "hand": "left"}, '
-        f'{{"file": "c.jpg", "x0": 1, "y0": 1, "x1": 9, "y1": 9, "hand": {hand}}}]'
-    )
-    with pytest.raises(UserError, match=f"entry 2: {found}.*expected left"):
-        load_folder(DataConfig("folder", str(root), box=str(boxes)))
-
-
-def test_a_hand_that_only_later_entries_name_is_not_passed_over(root: Path) -> None:
-    """Else a left hand would not be mirrored."""
-    boxes = root / "boxes.json"
-    box = '"x0": 1, "y0": 1, "x1": 9, "y1": 9'
-    boxes.write_text(f'[{{"file": "b.jpg", {box}}}, {{"file": "c.jpg", {box}, "hand": "left"}}]')
-    with pytest.raises(UserError, match="entry 1: hand is ''; expected left"):
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("left", 3, "entry 2: hand is 3; expected left"),
+        ("left", None, "entry 2: hand is ''; expected left"),
+        ("left", ["left"], "entry 2: hand is .'left'.; expected left"),
+        (None, "left", "entry 1: hand is ''; expected left"),  # else a left hand would not be mirrored
+    ],
+)
+def test_a_wrong_hand_in_json_ends_in_one_line(root: Path, first: object, second: object, message: str) -> None:
+    box = (1, 1, 9, 9)
+    boxes = write_boxes(root / "boxes.json", [("b.jpg", box, first), ("c.jpg", box, second)])
+    with one_line(message):
         load_folder(DataConfig("folder", str(root), box=str(boxes)))
 
 

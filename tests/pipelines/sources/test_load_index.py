@@ -18,7 +18,7 @@ from pipelines.samples.index import Index, LazyNames
 from pipelines.samples.join import join
 from pipelines.samples.store import Store
 from pipelines.sources import load_index
-from pipelines.sources.freihand import load_freihand
+from tests.pipelines.sources.test_freihand import write_part
 
 SPLITS: Final[tuple[Literal["all", "train", "val"], ...]] = ("all", "train", "val")
 
@@ -89,15 +89,12 @@ def test_several_sources_become_one_index(tmp_path: Path) -> None:
 
 def test_a_fraction_of_the_labels_is_one_of_poses(tmp_path: Path) -> None:
     poses = 40
-    (tmp_path / "training/rgb").mkdir(parents=True)
-    for image in range(4 * poses):
-        cv2.imwrite(str(tmp_path / f"training/rgb/{image:08}.jpg"), np.zeros((4, 4, 3), np.uint8))
-    (tmp_path / "training_scale.json").write_text(json.dumps([0.1 * pose for pose in range(poses)]))
+    write_part(tmp_path, "training", poses, 4 * poses)
 
     def chosen(fraction: float, **keys: Any) -> list[str]:
         index = load_index(DataConfig(root=str(tmp_path), label_fraction=fraction, **keys))
         poses_of = [int(Path(path).stem) % poses for path in index.paths]
-        np.testing.assert_allclose(index.targets["scale_m"], 0.1 * np.array(poses_of), rtol=1e-6)
+        np.testing.assert_allclose(index.targets["scale_m"], 0.02 + np.array(poses_of) / 1000, rtol=1e-6)
         return list(index.paths)
 
     quarter, half, everything = chosen(0.25), chosen(0.5), chosen(1.0)
@@ -135,37 +132,18 @@ def test_a_store_is_read_through_a_joined_index(tmp_path: Path) -> None:
     letters = Index("letters", tmp_path / "letters", ["a", "b", "c"], box, store=Letters())
     both = join([letters, files, letters], [1, 1, 1])
     assert b"".join(both.read(sample) for sample in range(7)) == b"abcxabc"
-    assert list(both.paths) == [
-        "letters/a",
-        "letters/b",
-        "letters/c",
-        "./file.jpg",
-        "letters/a",
-        "letters/b",
-        "letters/c",
-    ]
+    names = ["letters/a", "letters/b", "letters/c"]
+    assert list(both.paths) == [*names, "./file.jpg", *names]
     assert both.paths[-1] == "letters/c"
     assert both.paths[2:5] == ["letters/c", "./file.jpg", "letters/a"]
     assert both.store is not None
     assert letters.select(np.array([2, 0])).read(0) == b"c"
 
 
-def test_the_center_box_has_one_default(tmp_path: Path) -> None:
-    for number in range(4):
-        file = tmp_path / "training" / "rgb" / f"{number:08}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(file), np.zeros((40, 60, 3), np.uint8))
-    by_config = load_index(DataConfig(root=str(tmp_path), box_margin=1.0))
-    np.testing.assert_array_equal(load_freihand(DataConfig("freihand", str(tmp_path))).box_px, by_config.box_px)
-    assert by_config.box_px[0].tolist() == [30, 20, 24]
-
-
 def test_a_bad_list_holds_files_of_all_splits_and_parts(tmp_path: Path) -> None:
     poses = 20
-    for part, count in (("training", 4 * poses), ("evaluation", 3)):
-        (tmp_path / part / "rgb").mkdir(parents=True)
-        for image in range(count):
-            cv2.imwrite(str(tmp_path / f"{part}/rgb/{image:08}.jpg"), np.zeros((4, 4, 3), np.uint8))
+    write_part(tmp_path, "training", poses, 4 * poses)
+    write_part(tmp_path, "evaluation", 3, 3)
     bad = tmp_path / "bad.jsonl"
 
     def left(**keys: Any) -> set[str]:
