@@ -83,9 +83,8 @@ def load_ho3d(config: DataConfig) -> Index:
     if part == "evaluation" and (root / "evaluation_xyz.json").is_file():
         xyz_m = _evaluation_xyz(root / "evaluation_xyz.json", len(frames))[places]
     keypoints_px = project_px(tables["K"], xyz_m)
-    whole = (
-        np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)
-    )  # else the annotated box counts
+    # The annotated box counts where a keypoint is not known.
+    whole = np.isfinite(keypoints_px).reshape(len(places), -1).all(axis=1, keepdims=True)
     low_px = np.where(whole, keypoints_px.min(axis=1), tables["box_px"][:, :2])
     high_px = np.where(whole, keypoints_px.max(axis=1), tables["box_px"][:, 2:])
     usable = np.flatnonzero((high_px > low_px).all(axis=1) & np.isfinite(low_px + high_px).all(axis=1))

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,13 +260,6 @@ def _added(one: Counter[str], other: Counter[str]) -> Counter[str]:
     return out
 
 
-def fuzz(files: int, seed: int, *, part: int, jobs: int = 1) -> Iterator[tuple[Counter[str], list[Finding]]]:
-    """Run the files 0 to `files` - 1 of a seed in parts of at most `part`."""
-    parts = [range(first, min(first + part, files)) for first in range(0, files, part)]
-    with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda numbers: run_part(seed, numbers), parts)
-
-
 def row_of(counts: Counter[str], findings: Sequence[Finding], seed: int, seconds: float) -> dict[str, Any]:
     """The row of results."""
     faults = Counter(str(finding["found"]) for finding in findings)
@@ -284,16 +277,18 @@ def row_of(counts: Counter[str], findings: Sequence[Finding], seed: int, seconds
 
 
 def run(files: int, seed: int, *, part: int, jobs: int = 1, to: Path | None = None) -> dict[str, Any]:
-    """All parts; the row of results. Findings are appended to a file."""
+    """The files 0 to `files` - 1 of a seed in parts; the row of results. Findings are appended to a file."""
     start = time.perf_counter()
     counts, findings = Counter[str](), list[Finding]()
-    for some, more in fuzz(files, seed, part=part, jobs=jobs):
-        counts = _added(counts, some)
-        findings += more
-        if to is not None:
-            with to.open("a") as file:
-                file.writelines(json.dumps(finding) + "\n" for finding in more)
-        print(f"{counts['files']} of {files}, {len(findings)} findings", file=sys.stderr, flush=True)
+    parts = [range(first, min(first + part, files)) for first in range(0, files, part)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for some, more in pool.map(lambda numbers: run_part(seed, numbers), parts):
+            counts = _added(counts, some)
+            findings += more
+            if to is not None:
+                with to.open("a") as file:
+                    file.writelines(json.dumps(finding) + "\n" for finding in more)
+            print(f"{counts['files']} of {files}, {len(findings)} findings", file=sys.stderr, flush=True)
     return row_of(counts, findings, seed, time.perf_counter() - start)
 
 

@@ -11,6 +11,7 @@ import math
 import struct
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -232,13 +233,10 @@ def _by_pillow(data: bytes) -> tuple[Pixels | None, tuple[int, int] | None]:
 
 def _unmarked_cmyk(data: bytes) -> list[Pixels]:
     """The other reading of a JPEG of four inks without Adobe's segment: as the standard has it, not inverted."""
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-                if image.mode == "CMYK" and "adobe_transform" not in image.info:
-                    return [np.asarray(Image.fromarray(255 - np.asarray(image), "CMYK").convert("RGB"))]
-        except Exception:  # whatever it raises, it refuses
-            return []
+    with warnings.catch_warnings(action="ignore"), suppress(Exception):  # whatever a decoder raises, it refuses
+        image = Image.open(io.BytesIO(data), formats=("JPEG",))
+        if image.mode == "CMYK" and "adobe_transform" not in image.info:
+            return [np.asarray(Image.fromarray(255 - np.asarray(image), "CMYK").convert("RGB"))]
     return []
 
 

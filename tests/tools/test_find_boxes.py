@@ -22,16 +22,7 @@ from skeleton import HAND
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
 from tools import find_boxes
-from tools.find_boxes import (
-    HEADER,
-    LANDMARKS,
-    FoundHand,
-    as_csv,
-    fits_in_a_line,
-    images_under,
-    row_without_hand,
-    rows_so_far,
-)
+from tools.find_boxes import FoundHand, as_csv, rows_so_far
 from train.pose.predict import read_picture
 
 TOOL = Path(__file__).parents[2] / "tools" / "find_boxes.py"
@@ -50,7 +41,7 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
     (root / "out").symlink_to(elsewhere)
     (root / "b" / "out").symlink_to(elsewhere)
     (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    assert images_under(root) == load_folder(DataConfig("folder", str(root))).paths == [
+    assert find_boxes.images_under(root) == load_folder(DataConfig("folder", str(root))).paths == [
         "a.PNG", "b/c/1.jpg", "out/ö 3.webp",
     ]  # fmt: skip
 
@@ -58,16 +49,16 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
 LEFT_PX: Any = np.linspace([1.0, 12], [31.5, 32.5], 21)
 RIGHT_PX: Any = np.linspace([40.0, 12], [60, 22], 21)
 ROWS = [
-    row_without_hand(" a, b.jpg", "none"),
+    find_boxes.row_without_hand(" a, b.jpg", "none"),
     FoundHand(LEFT_PX, "left", 0.9).row('say "ö".jpg'),
     FoundHand(RIGHT_PX, "right", 0.7).row('say "ö".jpg'),
-    row_without_hand(" z.jpg", "unreadable"),
+    find_boxes.row_without_hand(" z.jpg", "unreadable"),
 ]
 
 
 def test_what_it_writes_is_read(tmp_path: Path) -> None:
     file = tmp_path / "boxes.csv"
-    file.write_bytes(HEADER.encode() + as_csv(ROWS))
+    file.write_bytes(find_boxes.HEADER.encode() + as_csv(ROWS))
     boxes = read_boxes(file, [" a, b.jpg", 'say "ö".jpg', " z.jpg"])
     assert boxes.image.tolist() == [1, 1]
     assert boxes.box_px == pytest.approx(np.array([[16.25, 22.25, 30.5], [50, 17, 20]]), abs=0.051)
@@ -75,7 +66,7 @@ def test_what_it_writes_is_read(tmp_path: Path) -> None:
     assert boxes.mirror.tolist() == [True, False]
     assert boxes.keypoints_px is not None
     np.testing.assert_allclose(boxes.keypoints_px, [LEFT_PX, RIGHT_PX], atol=0.051)
-    assert list(HAND.keypoints) == LANDMARKS
+    assert list(HAND.keypoints) == find_boxes.LANDMARKS
 
 
 def test_landmarks_stay_with_their_hand(tmp_path: Path) -> None:
@@ -86,7 +77,8 @@ def test_landmarks_stay_with_their_hand(tmp_path: Path) -> None:
         cv2.imwrite(str(folder / f"{name}.png"), np.zeros((64, 64, 3), np.uint8))
     places = {"c": LEFT_PX, "a": RIGHT_PX, "b": LEFT_PX + 20}
     file.write_bytes(
-        HEADER.encode() + as_csv([FoundHand(place, "left", 0.9).row(f"{name}.png") for name, place in places.items()])
+        find_boxes.HEADER.encode()
+        + as_csv([FoundHand(place, "left", 0.9).row(f"{name}.png") for name, place in places.items()])
     )
     index = load_folder(DataConfig("folder", str(folder), box=str(file)))
     assert index.paths == ["a.png", "b.png", "c.png"]
@@ -100,12 +92,12 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path) -> No
     file = tmp_path / "boxes.csv"
     whole = FoundHand(LEFT_PX, "left", 0.9).row("a.jpg")
     for cells in (whole[:7], [*whole[:7], *[""] * 42]):
-        file.write_bytes(HEADER.encode() + as_csv([cells, FoundHand(RIGHT_PX, "left", 0.9).row("b.jpg")]))
+        file.write_bytes(find_boxes.HEADER.encode() + as_csv([cells, FoundHand(RIGHT_PX, "left", 0.9).row("b.jpg")]))
         keypoints_px = read_boxes(file, ["a.jpg", "b.jpg"]).keypoints_px
         assert keypoints_px is not None
         assert np.isnan(keypoints_px).all(axis=(1, 2)).tolist() == [True, False]
     for cells in (whole[:-1], *([*whole[:-1], cell] for cell in ("x", "", "inf", "nan", "1e300"))):
-        file.write_bytes(HEADER.encode() + as_csv([cells]))
+        file.write_bytes(find_boxes.HEADER.encode() + as_csv([cells]))
         with pytest.raises(UserError, match=r"line 2: 4[12] cells for landmarks, .*; expected 42 numbers"):
             read_boxes(file, ["a.jpg"])
 
@@ -116,19 +108,19 @@ def test_a_row_may_lack_its_landmarks_but_not_some_of_them(tmp_path: Path) -> No
 def test_names_that_fit_in_a_line_are_read(tmp_path: Path, name: str) -> None:
     """macOS puts a narrow no-break space into the names of screenshots."""
     file = tmp_path / "boxes.csv"
-    fits = fits_in_a_line(name)
+    fits = find_boxes.fits_in_a_line(name)
     assert fits == name.endswith(("b.jpg", "\u3000.jpg", "d.jpg"))
     if fits:
-        file.write_bytes(HEADER.encode() + as_csv([FoundHand(LEFT_PX, "left", 0.9).row(name)]))
+        file.write_bytes(find_boxes.HEADER.encode() + as_csv([FoundHand(LEFT_PX, "left", 0.9).row(name)]))
         assert read_boxes(file, [name]).image.tolist() == [0]
 
 
 def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     """Cut anywhere: the rows that are kept are whole, and so are the images that they tell of."""
-    whole = HEADER.encode() + as_csv(ROWS)
+    whole = find_boxes.HEADER.encode() + as_csv(ROWS)
     file = tmp_path / "boxes.csv"
     for length in range(len(whole) + 1):
-        if 0 < length < len(HEADER):
+        if 0 < length < len(find_boxes.HEADER):
             continue  # the header is written at once; else the file is refused
         file.write_bytes(whole[:length])
         with file.open("r+b") as out:
@@ -184,11 +176,6 @@ def test_another_folder_and_other_options_are_refused(
     assert out.read_bytes() == before
     assert "2 hands" in call("a/../a", "boxes.csv")
     assert out.read_bytes() == before
-
-
-def test_a_box_is_the_square_around_the_landmarks() -> None:
-    landmarks_px = np.array([[10.0, 50], [30, 20], [20, 90]])
-    assert FoundHand(landmarks_px, "left", 1.0).box_px == [20 - 35, 55 - 35, 20 + 35, 55 + 35]
 
 
 @pytest.mark.slow

@@ -210,7 +210,8 @@ def test_arrays_are_read_as_the_json_module_reads_them(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "[[1, 2]]", "[[1, 2, 3], [4, 5]]", "[[1, 2, null]]", "[[1, 2, NaN]]", "[[1, 2, 3]", "[[1,, 2]]",
-             "[[1, 2-3, 4]]", "[[1 2, 3, 4]]", "[[1, , 3]]", "{}", "[[1, 2, 3]] 4", "[1, [2, 3]]", "[[1, 2, .]]"],
+             "[[1, 2-3, 4]]", "[[1 2, 3, 4]]", f"[1{'0' * 400}, 2]",
+             f"[1{'0' * 5000}, 2]", "[" * 100_000, "[[1, , 3]]", "{}", "[[1, 2, 3]] 4", "[1, [2, 3]]", "[[1, 2, .]]"],
 )  # fmt: skip
 def test_json_other_than_a_list_of_equal_arrays_is_refused(root: Path, text: str) -> None:
     (root / "training_xyz.json").write_text(text)
