@@ -162,13 +162,13 @@ def account(folder: Path, seed: int, numbers: Sequence[int]) -> tuple[Counter[st
         box_px = boxes_px[decode].astype(np.float32)
         run = run_loader(mixed, backend, decode, box_px)
         print(f"stage: {backend} {decode} of good files", file=sys.stderr, flush=True)
-        alone = run_loader(comparison, backend, decode, box_px)
+        run_of_good = run_loader(comparison, backend, decode, box_px)
         runs.append(run)
         for row in np.flatnonzero(is_good).tolist():
             if run.samples[row] != row:
                 found("good_lost", row, backend, decode, reason=run.reasons.get(row))
-            elif not np.array_equal(run.views[row], alone.views[row]):
-                levels = int(np.abs(run.views[row].astype(np.int16) - alone.views[row]).max())
+            elif not np.array_equal(run.views[row], run_of_good.views[row]):
+                levels = int(np.abs(run.views[row].astype(np.int16) - run_of_good.views[row]).max())
                 found("good_changed", row, backend, decode, max_levels=levels)
         for row in np.flatnonzero(~is_good).tolist():
             substitutes = order.substitutes(0, row, SUBSTITUTE_ATTEMPTS).tolist() if row in run.reasons else [row]

@@ -1,4 +1,4 @@
-"""What a view of an image must show, by Pillow and OpenCV: nothing of the product is used here.
+"""What a view of an image must show, by Pillow, OpenCV and the oracle: nothing of the product is used here.
 
 The view is the box of the image as displayed, shifted, sampled bilinearly, with black outside the image. Where it is to
 be halved first, each halving takes the mean of 2 x 2 pixels, of black beyond an odd border.
@@ -7,14 +7,13 @@ be halved first, each halving takes the mean of 2 x 2 pixels, of black beyond an
 from __future__ import annotations
 
 import io
-import math
 import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import cv2
 import numpy as np
@@ -22,7 +21,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from tests.pipelines.image_parts import EXIF_START, ORIENTATION, PNG_START
+from tests.pipelines.reference import halve, warp
 
+T = TypeVar("T", np.uint8, np.float64)
 Pixels = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.float64]
 
@@ -146,7 +147,7 @@ def _alike(one: Pixels, other: Pixels) -> bool:
     return bool(difference.mean() <= MEAN_LEVELS and difference.max() <= MAX_LEVELS)
 
 
-def turned(image: Pixels, orientation: int) -> Pixels:
+def turned(image: npt.NDArray[T], orientation: int) -> npt.NDArray[T]:
     """The image (H, W, C) as Exif's orientation 1 to 8 has it displayed."""
     if orientation >= 5:
         image = image.swapaxes(0, 1)
@@ -155,64 +156,39 @@ def turned(image: Pixels, orientation: int) -> Pixels:
     return image[::rows, ::columns]
 
 
-def _frame(size_px: tuple[int, ...], box_px: Array) -> tuple[float, float, float]:
+def _matrix_px(size_px: tuple[int, ...], box_px: Array, shift_frac: Array, side_px: int) -> Array:
+    """The (2, 3) matrix from an upright image of this width and height to its view."""
     width, height = size_px
-    x, y, side = (float(value) for value in box_px)
-    return (x, y, side) if side > 0 else (width / 2, height / 2, float(max(width, height)))
+    x, y, side = map(float, box_px)
+    if side <= 0:
+        x, y, side = width / 2, height / 2, float(max(width, height))
+    scale = side_px / side
+    return np.array([
+        [scale, 0, side_px * (0.5 + shift_frac[0]) - scale * x],
+        [0, scale, side_px * (0.5 + shift_frac[1]) - scale * y],
+    ])  # fmt: skip
 
 
 def expected_view(
     stored: Pixels, orientation: int, box_px: Array, shift_frac: Array, side_px: int, *, halves: bool = False
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
     """The view (S, S, 3), and its (S, S) pixels that are sampled wholly inside the image."""
-    height, width = stored.shape[:2]
-    x, y, side = _frame((height, width) if orientation >= 5 else (width, height), box_px)
-    block = 2 ** _halvings((width, height), side_px / side) if halves else 1
-    beyond = ((0, -height % block), (0, -width % block))
-    image = turned(np.pad(stored, (*beyond, (0, 0))), orientation).astype(np.float64)
-    known = turned(np.pad(np.ones((height, width, 1)), (*beyond, (0, 0))), orientation)
-    top, left = (int(axis[0]) for axis in np.nonzero(known[..., 0]))  # a turn may put what was padded before the image
-    image, known = (
-        pixels.reshape(len(pixels) // block, block, -1, block, pixels.shape[2]).mean(axis=(1, 3))
-        for pixels in (image, known)
-    )
-    steps = (np.arange(side_px) + 0.5) / side_px - 0.5
-
-    def taps(centre: float, shift: float, length: int) -> tuple[npt.NDArray[np.int64], Array]:
-        at = (centre + (steps - shift) * side) / block - 0.5
-        first = np.floor(at).astype(np.int64)
-        places = np.stack([first, first + 1])
-        weights = np.stack([1 - (at - first), at - first]) * ((places >= 0) & (places < length))
-        return np.clip(places, 0, length - 1), weights
-
-    columns, across = taps(x + left, float(shift_frac[0]), image.shape[1])
-    rows, down = taps(y + top, float(shift_frac[1]), image.shape[0])
-    out, inside = np.zeros((side_px, side_px, 3)), np.zeros((side_px, side_px, 1))
-    for row, v in zip(rows, down, strict=True):
-        for column, u in zip(columns, across, strict=True):
-            weight = (v[:, None] * u)[..., None]
-            out += weight * image[row[:, None], column]
-            inside += weight * known[row[:, None], column]
-    return out, inside[..., 0] > 0.999
+    matrix_px = _matrix_px(turned(stored, orientation).shape[1::-1], box_px, shift_frac, side_px)
+    known = np.concatenate([stored.astype(np.float64), np.ones((*stored.shape[:2], 1))], axis=-1)
+    image, halvings = halve(known, matrix_px[0, 0], 0) if halves else (known, 0)
+    block = 2**halvings
+    padded = np.array(image.shape[1::-1]) * block - stored.shape[1::-1]  # columns and rows, behind the stored image
+    if orientation >= 5:
+        padded = padded[::-1]
+    first = padded * [orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)]  # a turn may put them before it
+    of_halved = np.column_stack([matrix_px[:, :2] * block, matrix_px[:, 2] - matrix_px[:, :2] @ first])
+    view = warp(turned(image, orientation), of_halved, side_px, 0)
+    return view[..., :3], view[..., 3] > 0.999
 
 
-def _halvings(size_px: tuple[int, int], shrink: float) -> int:
-    """How often an image is halved for a view that shows it so much smaller: until 0.7 of its size, or two pixels."""
-    count = 0
-    while count < 6 and shrink * 2**count < math.sqrt(0.5) and min(size_px) // 2 ** (count + 1) >= 2:
-        count += 1
-    return count
-
-
-def _matrix_fits(
-    size_px: tuple[int, ...], matrix_px: Array, box_px: Array, shift_frac: Array, side_px: int
-) -> bool:  # fmt: skip
-    x, y, side = _frame(size_px, box_px)
-    scale = side_px / side
-    expected = np.array([
-        [scale, 0, side_px * (0.5 + shift_frac[0]) - scale * x],
-        [0, scale, side_px * (0.5 + shift_frac[1]) - scale * y],
-    ])  # fmt: skip
+def _matrix_fits(size_px: tuple[int, ...], matrix_px: Array, box_px: Array, shift_frac: Array, side_px: int) -> bool:
+    expected = _matrix_px(size_px, box_px, shift_frac, side_px)
+    side = side_px / expected[0, 0]
     corners = np.array([[0, 0, 1], [side, side, 1]]).T
     return bool(np.abs((matrix_px - expected) @ corners).max() <= MATRIX_PX)
 

@@ -192,9 +192,9 @@ def test_hands_are_found_where_they_were_rendered(record: Record, tmp_path: Path
         left.parent.mkdir(exist_ok=True)
         cv2.imwrite(str(left), np.ascontiguousarray(read_picture(str(file))[:, ::-1, ::-1]))
     (root / "bad.jpg").write_bytes(b"not an image")
-    told = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
-    assert "bad.jpg" in told.stderr
-    assert "1 unreadable" in told.stdout
+    done = subprocess.run([UV, "run", TOOL, root, out], capture_output=True, text=True, check=True)
+    assert "bad.jpg" in done.stderr
+    assert "1 unreadable" in done.stdout
 
     labels: Any = {name: np.array(json.loads((data / f"training_{name}.json").read_text())) for name in ("K", "xyz")}
     points = np.einsum("nij,nkj->nki", labels["K"], labels["xyz"])

@@ -1,4 +1,4 @@
-"""tools/sign_digits.py: who is one person, and what is said when the pictures cannot be had."""
+"""tools/sign_digits.py: who is one person, and the messages when the pictures cannot be fetched."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_what_cannot_be_had_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir(parents=True)
     (tmp_path / "c" / "images").write_text("mine")
     file = call("fetch", tmp_path / "c", "--from", checkout(tmp_path / "copy"))
-    told = ["PHOTOGRAPHS=", "git is not installed", f"a checkout of {ADDRESS}", "run 'fetch'", "Move it elsewhere"]
-    for done, part in zip((unreachable, no_git, wrong, early, file), told, strict=True):
+    messages = ["PHOTOGRAPHS=", "git is not installed", f"a checkout of {ADDRESS}", "run 'fetch'", "Move it elsewhere"]
+    for done, part in zip((unreachable, no_git, wrong, early, file), messages, strict=True):
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1
