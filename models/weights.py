@@ -63,7 +63,8 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
         expected: the expected content of the file, for messages.
 
     Raises:
-        UserError: the file is missing or unreadable, can only be read by running its code, or has no tensors by name.
+        UserError: the file is missing or unreadable, can only be read by running its code, has no tensors by name, or
+            one is not finite.
     """
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "does not exist"
@@ -96,7 +97,9 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
     names = [str(name) for name in content]
     if all(name.startswith("module.") for name in names):  # torch's DataParallel puts this before every name
         names = [name.removeprefix("module.") for name in names]
-    return dict(zip(names, content.values(), strict=True))
+    state = dict(zip(names, content.values(), strict=True))
+    require_finite(state, f"{key} = {str(path)!r}")
+    return state
 
 
 def _load_tensors_only(path: Path) -> Any:
@@ -205,6 +208,20 @@ def _refinement(state: Mapping[str, Tensor], prefix: str, new_prefix: str, rows:
     renamed = {new_prefix + key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     first = f"{new_prefix}zroot_ref.0.weight"
     return renamed | {first: renamed[first][:, columns]}
+
+
+def require_finite(state: Mapping[str, Tensor], origin: str) -> None:
+    """Check that tensors are finite in float32, in which networks compute.
+
+    Args:
+        origin: the file, for messages.
+
+    Raises:
+        UserError: a tensor holds NaN or infinity; the message names the first one.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+            raise UserError(f"{origin}: {name} holds NaN or infinity; expected finite weights. Name another file")
 
 
 def check_state(

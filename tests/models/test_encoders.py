@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from urllib.error import URLError
 
@@ -84,6 +85,11 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         assert file in str(caught.value)
     with pytest.raises(UserError, match=r"does not fit encoder.name = 'resnet34': layer1.2.conv1.weight is missing"):
         build_encoder(EncoderConfig("resnet34", str(tmp_path / "good.pth")))
+    for file, value in {"nan.safetensors": math.nan, "infinite.pth": math.inf, "large.pth": 1e300}.items():
+        broken = {**state, "layer1.0.bn1.running_var": torch.full((64,), value, dtype=torch.float64)}
+        (safetensors.torch.save_file if file.endswith("safetensors") else torch.save)(broken, tmp_path / file)
+        with pytest.raises(UserError, match=rf"{file}': layer1.0.bn1.running_var holds NaN or infinity; expected"):
+            build_encoder(EncoderConfig("resnet18", str(tmp_path / file)))
     torch.save({**state, "conv1.weight": torch.zeros(64, 1, 7, 7)}, tmp_path / "gray.pth")
     with pytest.raises(UserError, match=r"conv1.weight is \(64, 1, 7, 7\) instead of \(64, 3, 7, 7\): "):
         build_encoder(EncoderConfig("resnet18", str(tmp_path / "gray.pth")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -103,8 +104,13 @@ def test_weights_that_half_precision_cannot_hold_stay_as_they_are(run: Path, tmp
     torch.testing.assert_close(bias, saved["network"]["head.bias"], rtol=0, atol=0)
 
 
-def about(**content: int) -> str:
-    return json.dumps({**content, "sha256": sha256_of({"a": torch.ones(1)})})
+def network_file(weight: torch.Tensor, **content: Any) -> bytes:
+    """A network of one tensor, with its checksum."""
+    return save({"a": weight}, {METADATA_KEY: json.dumps({**content, "sha256": sha256_of({"a": weight})})})
+
+
+ONE = torch.ones(1)
+CONFIG = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}}
 
 
 def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
@@ -121,12 +127,17 @@ def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"<html>not found</html>", "is not a checkpoint of this project: it is not a whole safetensors file"),
-        (save({"a": torch.ones(1)})[:-1], "is not a checkpoint of this project: it is not a whole safetensors file"),
-        (save({"a": torch.ones(1)}), "is not a checkpoint of this project: it has no format"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: "{"}), "is not a checkpoint of this project"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: "[]"}), "is not a checkpoint of this project"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: about(format=1)}), "is a checkpoint of format 1; expected 2"),
-        (save({"a": torch.ones(1)}, {METADATA_KEY: about(format=2)}), "it has no step"),
+        (save({"a": ONE})[:-1], "is not a checkpoint of this project: it is not a whole safetensors file"),
+        (save({"a": ONE}), "is not a checkpoint of this project: it holds tensors without a run's configuration"),
+        (save({"a": ONE.bfloat16()}), "is not a checkpoint of this project: it holds tensors without a run's"),
+        (save({"a": ONE.bfloat16()}, {METADATA_KEY: "{}"}), "is damaged: its tensors do not have their checksum"),
+        (save({"a": ONE}, {METADATA_KEY: "{"}), f"its {METADATA_KEY} is not JSON"),
+        (save({"a": ONE}, {METADATA_KEY: "[]"}), f"its {METADATA_KEY} is not a JSON object"),
+        (network_file(ONE, format=1), "is a checkpoint of format 1; expected 2"),
+        (network_file(ONE, format=2), "it has no step"),
+        (network_file(ONE, format=2, step=1, config={**CONFIG, "geometry": {}}), "has no geometry.side_px"),
+        (network_file(ONE.bfloat16() * math.nan, format=2, step=1, config=CONFIG), "a holds NaN or infinity; expected"),
+        (network_file(-ONE / 0, format=2, step=1, config=CONFIG), "a holds NaN or infinity; expected"),
     ],
 )
 def test_another_safetensors_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:

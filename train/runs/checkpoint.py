@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from errors import UserError
+from models.weights import require_finite
 from parsing import parse_json
 from writing import whole_file
 
@@ -275,12 +276,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _load_safetensors(path: Path) -> Any:
-    """The content of a network's file; its metadata hold everything but the tensors. None for other files."""
+    """The content of a network's file; its metadata hold everything but the tensors."""
     with safetensors.safe_open(path, framework="pt") as file:
         metadata = (file.metadata() or {}).get(METADATA_KEY)
         if metadata is None:
-            return None
-        state = parse_json(metadata)
+            raise _foreign(path, "it holds tensors without a run's configuration")
+        try:
+            state = parse_json(metadata)
+        except ValueError as error:
+            raise _foreign(path, f"its {METADATA_KEY} is not JSON") from error
+        if not isinstance(state, dict):
+            raise _foreign(path, f"its {METADATA_KEY} is not a JSON object")
         network = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     if state.pop("sha256", None) != sha256_of(network):
         raise UserError(f"{path} is damaged: its tensors do not have their checksum. Download it, or export it, again")
@@ -292,7 +298,7 @@ def sha256_of(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].contiguous().numpy().tobytes())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
     return digest.hexdigest()
 
 
@@ -307,11 +313,14 @@ def _checked(path: Path, state: Any) -> dict[str, Any]:
             raise _foreign(path, f"its {key} is a {type(state[key]).__name__}, not a {kind.__name__}")
         if key in _NEEDED and key not in state:
             raise _foreign(path, f"it has no {key}")
-    encoder = state["config"].get("encoder")
+    encoder, geometry = (state["config"].get(table) for table in ("encoder", "geometry"))
     if not isinstance(encoder, dict) or not isinstance(encoder.get("name"), str):
         raise _foreign(path, "its configuration names no encoder")
+    if not isinstance(geometry, dict) or not isinstance(geometry.get("side_px"), int):
+        raise _foreign(path, "its configuration has no geometry.side_px, the size of the views")
     if not all(isinstance(value, Tensor) for value in state["network"].values()):
         raise _foreign(path, "its network holds other things than tensors")
+    require_finite(state["network"], str(path))
     return state
 
 

@@ -44,7 +44,8 @@ def saved_by_torch(content: object) -> bytes:
 
 
 WHOLE: dict[str, Any] = {
-    "format": FORMAT, "step": 1, "config": {"encoder": {"name": "resnet18"}}, "network": {"w": torch.zeros(1)},
+    "format": FORMAT, "step": 1, "config": {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}},
+    "network": {"w": torch.zeros(1)},
 }  # fmt: skip
 WRONG = {
     "not an archive": b"garbage",
@@ -60,6 +61,7 @@ WRONG = {
     "step of words": saved_by_torch({**WHOLE, "step": "one"}),
     "no configuration": saved_by_torch({**WHOLE, "config": None}),
     "configuration without encoder": saved_by_torch({**WHOLE, "config": {"encoder": 3}}),
+    "configuration without geometry": saved_by_torch({**WHOLE, "config": {"encoder": {"name": "resnet18"}}}),
     "network of numbers": saved_by_torch({**WHOLE, "network": {"w": 1}}),
     "optimizer that is a list": saved_by_torch({**WHOLE, "optimizer": []}),
 }
