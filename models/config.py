@@ -35,10 +35,9 @@ class EncoderConfig:
 
     Attributes:
         name: a torchvision ResNet, or "timm/" and the name of a model of timm, such as "timm/vit_small_patch16_224".
-        weights: "imagenet" (torchvision's IMAGENET1K_V1, as in the authors' code, or the weights that timm publishes
-            for its model), "random", or the path of a file: weights of a torchvision ResNet or of a timm model
-            (.safetensors or .pth), weights that the authors published (pre-trained or fine-tuned), a Lightning
-            checkpoint of their pre-training, or a checkpoint of this project.
+        weights: "imagenet" (torchvision's IMAGENET1K_V1, as in the authors' code, or what timm publishes for its
+            model), "random", or the path of a file: weights of a torchvision ResNet or a timm model (.safetensors or
+            .pth), the authors' published weights, their Lightning checkpoint, or a checkpoint of this project.
     """
 
     name: str = "resnet50"

@@ -49,7 +49,7 @@ class Encoder(nn.Module):
 
     def note_on_file(self, file: Path) -> str:
         """A note for the user of a file with `library_state_dict`: how to load it."""
-        return f"{self.library}'s names"
+        return f"{self.library}'s names" + "".join(f", without {prefix.rstrip('.')}" for prefix in self.classifier)
 
     def load_library_state(self, state: Mapping[str, Tensor], origin: str, name: str) -> None:
         """Load what `library_state_dict` gives. A name or shape that does not fit is a `UserError` with the origin."""
@@ -85,18 +85,13 @@ class ResNet(Encoder):
         self.resnet = resnet
         self._weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
 
-    def note_on_file(self, file: Path) -> str:
-        """See `Encoder.note_on_file`."""
-        return "torchvision's names, without fc"
-
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """torchvision's weights IMAGENET1K_V1."""
         try:
             state: Mapping[str, Tensor] = self._weights.get_state_dict(progress=False, check_hash=True)
         except (OSError, RuntimeError) as error:  # no network, a proxy's answer, a broken or half-written cache
-            reason = in_one_line(error)
             raise UserError(
-                f'encoder.weights = "imagenet": {self._weights.url} cannot be downloaded ({reason}): '
+                f'encoder.weights = "imagenet": {self._weights.url} cannot be downloaded ({in_one_line(error)}): '
                 'set encoder.weights = "random", or to the path of a torchvision state dict (.pth or .safetensors).'
             ) from error
         return state, "torchvision's ImageNet weights"

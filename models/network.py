@@ -30,16 +30,11 @@ class Normalize(nn.Module):
         The result has the parameters' dtype. Under autocast it has autocast's 16-bit type, to which the first layer
         would round anyway.
         """
-        device = image.device.type
-        if torch.compiler.is_compiling() or not _under_autocast(device):
+        device, knows_autocast = image.device.type, torch.amp.autocast_mode.is_autocast_available  # not "meta"
+        if torch.compiler.is_compiling() or not (knows_autocast(device) and torch.is_autocast_enabled(device)):
             return image.to(self.scale.dtype) * self.scale + self.shift  # compiled, it is one pass too
         rounded = torch.empty_like(image, dtype=torch.get_autocast_dtype(device))
         return torch.addcmul(self.shift, image, self.scale, out=rounded)  # in float32; one pass on a GPU
-
-
-def _under_autocast(device: str) -> bool:
-    known: bool = torch.amp.autocast_mode.is_autocast_available(device)  # not for "meta"
-    return known and torch.is_autocast_enabled(device)
 
 
 class ContrastiveNetwork(nn.Module):

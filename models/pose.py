@@ -3,13 +3,12 @@
 Scale-normalised means divided by the length of the skeleton's reference bone. So depths here have no unit; multiplied
 by that length in metres, they are in metres. (X, Y) are coordinates on the plane at depth 1, K^-1 [x, y, 1].
 
-Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are K' =
-A K, and K'^-1 [x', y', 1] = K^-1 [x, y, 1] whatever A is: rotation, shear and mirroring give K' off-diagonal terms and
-nothing else. Depths are measured along the optical axis of the source's camera and do not change with A. So (X, Y), the
-root's depth and the joints are exact for every invertible A, and come out in the source camera's frame, as the labels
-are. One thing is not exact: a rotated view is a picture by a rolled camera only for square pixels and a rotation about
-the principal point. Rotated about the box's centre, or scaled, the view has a perspective that no such camera gives.
-The network does not know K', so it has to average over this.
+Frames. A view shows the source through an affine map A of its pixels (`source_to_view_px`), so its intrinsics are
+K' = A K, and K'^-1 [x', y', 1] = K^-1 [x, y, 1] for any A. Depths are measured along the optical axis of the source's
+camera and do not change with A. So (X, Y), the root's depth and the joints are exact for every invertible A, and are in
+the source camera's frame, as the labels are. One thing is not exact: a rotated view is a picture by a rolled camera
+only for square pixels and a rotation about the principal point. Rotated about the box's centre, or scaled, the view has
+a perspective that no such camera gives. The network does not know K', so it has to average over this.
 """
 
 from __future__ import annotations
@@ -91,20 +90,20 @@ def solve_root_depth(
 ) -> Tensor:
     """Depth of the root, from the length 1 of the reference bone (Iqbal et al. 2018, eq. 6 and 7).
 
-    The bone's ends lie on two known rays, at depths z_root + d. Their distance is 1, which is a quadratic equation in
-    z_root. Iqbal takes the larger solution. If the bone lies almost along its viewing ray, the smaller solution is
-    right, but a 2.5D pose does not show this.
+    The bone's ends lie on two known rays, at depths z_root + d, 1 apart: a quadratic equation in z_root. Iqbal takes
+    the larger solution. If the bone lies almost along its viewing ray, the smaller one is right, but a 2.5D pose does
+    not show this.
 
     Args:
         normalized: (N, K, 2), (X, Y) of the keypoints.
         relative_depth: (N, K), scale-normalised.
         bone: the two keypoints that are 1 apart.
-        least_discriminant: smaller discriminants are raised to this number. The authors' code has 1e-8, which changes
-            exact solutions if the bone is short in the picture.
+        least_discriminant: smaller ones are raised to it. The authors' 1e-8 changes exact solutions if the bone is
+            short in the picture.
 
     Returns:
-        (N,), scale-normalised. It is finite for any finite input. If the two rays are equal, there is no solution, so
-        the distance of the rays is taken as at least 1e-4 (the authors' constant).
+        (N,), scale-normalised, finite for any finite input: the distance of the two rays is taken as at least 1e-4
+        (the authors' constant), since equal rays have no solution.
     """
     n, m = bone
     (xn, yn), (xm, ym) = normalized[:, n].unbind(1), normalized[:, m].unbind(1)  # (N,) each
@@ -139,16 +138,10 @@ class RootRefinement(nn.Module):
 
     def __init__(self, keypoints: int) -> None:
         super().__init__()
-        width = 128
-        self.zroot_ref = nn.Sequential(
-            nn.Linear(3 * keypoints + 1, width),
-            nn.BatchNorm1d(width),
-            nn.LeakyReLU(),
-            nn.Linear(width, width),
-            nn.BatchNorm1d(width),
-            nn.LeakyReLU(),
-            nn.Linear(width, 1),
-        )
+        layers: list[nn.Module] = []
+        for inputs in (3 * keypoints + 1, 128):
+            layers += [nn.Linear(inputs, 128), nn.BatchNorm1d(128), nn.LeakyReLU()]
+        self.zroot_ref = nn.Sequential(*layers, nn.Linear(128, 1))
 
     def forward(self, normalized: Tensor, relative_depth: Tensor, root_depth: Tensor) -> Tensor:
         """(N, K, 2), (N, K), (N,) -> (N,), the correction."""
@@ -159,10 +152,9 @@ class RootRefinement(nn.Module):
 
 def build_head(config: PoseConfig, feature_dim: int) -> nn.Module:
     """(N, feature_dim) -> (N, 3 K): x, y, depth of each keypoint; x and y as `PoseNetwork` reads them."""
-    outputs = 3 * len(SKELETONS[config.skeleton])
+    outputs, hidden = 3 * len(SKELETONS[config.skeleton]), config.hidden
     if config.head == "linear":
         return nn.Linear(feature_dim, outputs)
-    hidden = config.hidden
     return nn.Sequential(nn.Linear(feature_dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
 
 
@@ -204,15 +196,15 @@ class PoseNetwork(nn.Module):
             return self._to_3d(raw, intrinsics.to(raw.dtype), side_px)
 
     def _to_3d(self, raw: Tensor, intrinsics: Tensor, side_px: int) -> PoseOutput:
+        """From the head's output (N, K, 3)."""
         keypoints_px = (raw[..., :2] + 0.5) * side_px  # (N, K, 2)
         is_root = torch.arange(len(self.skeleton), device=raw.device) == self._root
         relative_depth = raw[..., 2].masked_fill(is_root, 0)  # (N, K)
         normalized = normalize_keypoints(keypoints_px, intrinsics)  # (N, K, 2)
         # Without gradient, as in the authors' code: for a bone along the viewing ray it has no bound.
         bone = self.skeleton.reference_bone
-        unrefined = solve_root_depth(normalized, relative_depth, bone, least_discriminant=_FLOOR).detach()
-        unrefined = unrefined.clamp(*ROOT_DEPTH_RANGE)
-        root_depth = unrefined
+        solved = solve_root_depth(normalized, relative_depth, bone, least_discriminant=_FLOOR).detach()
+        root_depth = unrefined = solved.clamp(*ROOT_DEPTH_RANGE)
         if self.refinement is not None:
             root_depth = unrefined + self.refinement(normalized, relative_depth, unrefined)
         joints = back_project(normalized, relative_depth + root_depth[:, None])

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from errors import UserError
 from errors.terminal import in_one_line
 from models.encoders import Encoder
+from models.network import IMAGENET_MEAN, IMAGENET_STD
 
 log = logging.getLogger(__name__)
 
@@ -57,37 +58,27 @@ class TimmEncoder(Encoder):
         self._options = {"num_classes": 0}
         if published is not None and published.fixed_input_size:
             self._options["img_size"] = self._side_px
-        where = f"{self._key} with geometry.side_px = {self._side_px}"
         try:
             self.network: nn.Module = self._timm.create_model(self._model, **self._options)
-            self._check_patches(where)
-            silenced = _without_chance(self.network)
+            patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", 1)
+            patch_px = patch if isinstance(patch, int) else patch[-1]
+            if self._side_px % patch_px:  # timm may leave out the last rows and columns
+                raise ValueError(f"expected a multiple of its patch size, {patch_px} pixels")
+            disabled = _disable_dropout(self.network)
             first, second = _two_passes(self.network, self._side_px)
-        except UserError:
-            raise
         except Exception as error:  # each model raises its own
             raise UserError(
-                f"{where}: timm cannot build it ({in_one_line(error)}); its pretrained weights "
-                f"expect {native_px}-pixel views. Set geometry.side_px, or choose another encoder."
+                f"{self._key} with geometry.side_px = {self._side_px}: timm cannot build it ({in_one_line(error)}); "
+                f"its pretrained weights expect {native_px}-pixel views. Set geometry.side_px or another encoder."
             ) from error
         if not first.is_meta:
             if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
                 raise UserError(
                     f"{self._key} is random in training mode, so recomputing differs: choose an encoder without dropout"
                 )
-            if silenced:
+            if disabled:
                 log.info("%s: dropout and stochastic depth are off, since a recomputed pass must equal the first", name)
         self.feature_dim = first.shape[1]
-
-    def _check_patches(self, where: str) -> None:
-        patch = getattr(getattr(self.network, "patch_embed", None), "patch_size", 1)
-        patch_px = patch if isinstance(patch, int) else patch[-1]
-        if rest := self._side_px % patch_px:
-            fitting = sorted({max(patch_px, self._side_px - rest), self._side_px - rest + patch_px})
-            raise UserError(
-                f"{where}: expected a multiple of its patch size, {patch_px} pixels, such as "
-                f"{' or '.join(map(str, fitting))}"
-            )
 
     def undecayed(self) -> Collection[str]:
         """Parameters that timm exempts from weight decay, such as position embeddings and class tokens."""
@@ -103,20 +94,18 @@ class TimmEncoder(Encoder):
         published = self._timm.get_pretrained_cfg(self._model)
         talkers = {logger: logger.level for logger in map(logging.getLogger, ("huggingface_hub", "timm"))}
         try:
-            for logger in talkers:  # they tell of each attempt, and of weights that are not there
+            for logger in talkers:  # they log each attempt, and weights that are not there
                 logger.setLevel(logging.ERROR)
             network = self._timm.create_model(self._model, pretrained=True, **self._options)
         except Exception as error:  # no network, no such weights, a broken cache: each has its own
-            reason = in_one_line(error)
             raise UserError(
-                f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be downloaded ({reason}): set '
-                'encoder.weights = "random", or to the path of a file of weights.'
+                f'encoder.weights = "imagenet": timm\'s weights of {self._model} cannot be downloaded '
+                f'({in_one_line(error)}): set encoder.weights = "random", or to the path of a file of weights.'
             ) from error
         finally:
             for logger, level in talkers.items():
                 logger.setLevel(level)
-        constants = importlib.import_module("timm.data.constants")
-        if (published.mean, published.std) != (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD):
+        if (published.mean, published.std) != (IMAGENET_MEAN, IMAGENET_STD):
             log.warning(
                 "%s: its weights were trained with pixel mean %s and deviation %s; this project uses those of ImageNet",
                 self._model, published.mean, published.std,
@@ -127,19 +116,16 @@ class TimmEncoder(Encoder):
         """See `Encoder.load_library_state`. timm resamples position embeddings that were made for another size."""
         wanted = self.network.state_dict()
         if any(key in state and state[key].shape != value.shape for key, value in wanted.items()):
-            resample = getattr(sys.modules[type(self.network).__module__], "checkpoint_filter_fn", None)
-            if resample is not None:
-                with suppress(AttributeError, KeyError, RuntimeError):  # of another model: the check below says so
-                    state = resample(dict(state), self.network)
+            with suppress(AttributeError, KeyError, RuntimeError):  # no such function, or a state of another model
+                state = sys.modules[type(self.network).__module__].checkpoint_filter_fn(dict(state), self.network)
         super().load_library_state(state, origin, name)
 
 
-def _without_chance(network: nn.Module) -> bool:
+def _disable_dropout(network: nn.Module) -> bool:
     """Set all rates of dropout and stochastic depth to 0. Returns whether a rate was above 0."""
     changed = False
     for module in network.modules():
-        rates = (*_RATES, "p", "prob") if "Drop" in type(module).__name__ else _RATES
-        for rate in rates:
+        for rate in (*_RATES, "p", "prob") if "Drop" in type(module).__name__ else _RATES:
             if isinstance(getattr(module, rate, None), float) and getattr(module, rate) > 0:
                 setattr(module, rate, 0.0)
                 changed = True

@@ -1,4 +1,4 @@
-"""Reads files of weights without running their code, and translates the names that others give to the tensors.
+"""Reads files of weights without running their code, and translates the names of their tensors.
 
 Four namings are known: torchvision's ResNets, which include the authors' published encoders; the authors' published
 pose networks ("backend_model.", "zroot_ref."); Lightning checkpoints of their pre-training ("encoder.features."); and
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import pickle
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -38,25 +36,20 @@ _LIGHTNING: Final = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "lay
 """Name in torchvision's ResNet of the N-th module in "encoder.features.N"."""
 
 
-class _Foreign:
-    """Empty stand-in for the objects in a file that are not tensors; it ignores its arguments."""
+class _StandIn:
+    """Empty object in the place of one that is no tensor; it ignores its content."""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
+    def __init__(self, *_: object, **__: object) -> None: ...
 
-    def __setstate__(self, state: object) -> None:
-        pass
-
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
+    __setstate__ = __setitem__ = __init__
 
 
 def read_weights(path: Path, *, key: str, expected: str) -> State:
     """Read tensors by name from a file of safetensors or torch.save.
 
-    In a file of torch.save, the tensors are at the top level, under "state_dict" or under "network". No code in the
-    file is run. Lightning's checkpoints contain objects of other classes (callbacks, settings); these become empty
-    stand-ins. A prefix "module." (DataParallel) is removed.
+    The tensors are at the top level, under "state_dict" or under "network". No code in the file is run. Lightning's
+    checkpoints contain objects of other classes (callbacks, settings), which are left out. A prefix "module."
+    (DataParallel) is removed.
 
     Args:
         key: the option or key that names the file, for messages, such as "encoder.weights".
@@ -71,16 +64,9 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
         raise UserError(f"{key} = {str(path)!r} {found}: expected {expected}.")
     try:
         content: Any = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _load_tensors_only(path)
-    except (
-        safetensors.SafetensorError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        LookupError,
-    ) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # torch and safetensors raise many kinds for other files
         raise UserError(
             f"{key} = {str(path)!r} cannot be read as a file of tensors only: expected {expected}, "
             "saved by torch.save or safetensors."
@@ -94,10 +80,7 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
             f"{key} = {str(path)!r} holds no state dict: expected {expected}, its tensors by name "
             'at the top or under "state_dict".'
         )
-    names = [str(name) for name in content]
-    if all(name.startswith("module.") for name in names):  # torch's DataParallel puts this before every name
-        names = [name.removeprefix("module.") for name in names]
-    state = dict(zip(names, content.values(), strict=True))
+    state = {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
     require_finite(state, f"{key} = {str(path)!r}")
     return state
 
@@ -109,7 +92,7 @@ def _load_tensors_only(path: Path) -> Any:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if any(name.startswith(("torch", "torchvision")) for name in names):
             raise  # a pickled module holds its tensors inside, and a stand-in would drop them
-        with torch.serialization.safe_globals([(_Foreign, name) for name in names]):
+        with torch.serialization.safe_globals([(_StandIn, name) for name in names]):
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -129,9 +112,8 @@ def encoder_state(state: Mapping[str, Tensor]) -> State:
     prefix = _PREFIXES[found]
     inner = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     if found == "lightning":
-        names = {str(number): module for number, module in enumerate(_LIGHTNING)}
-        parts = ((*key.partition("."), tensor) for key, tensor in inner.items())
-        return {f"{names.get(number, number)}{dot}{rest}": tensor for number, dot, rest, tensor in parts}
+        for number, module in enumerate(_LIGHTNING):
+            inner = {re.sub(rf"^{number}\b", module, key): tensor for key, tensor in inner.items()}
     return inner
 
 
@@ -144,23 +126,21 @@ def resnet_name(state: Mapping[str, Tensor]) -> str | None:
 
 def to_lightning(network: Mapping[str, Tensor]) -> State:
     """Rename a pre-training network of this project, head included, to the names of the authors' pre-training code."""
-    renamed = {}
-    for key, tensor in network.items():
-        if key.startswith("encoder.resnet."):
-            module, dot, rest = key.removeprefix("encoder.resnet.").partition(".")
-            renamed[f"encoder.features.{_LIGHTNING.index(module)}{dot}{rest}"] = tensor
-        elif key.startswith("projector."):
-            renamed[f"projection_head.{key.removeprefix('projector.')}"] = tensor
-    return renamed
+    prefixes = {f"encoder.resnet.{module}": f"encoder.features.{number}" for number, module in enumerate(_LIGHTNING)}
+    prefixes["projector"] = "projection_head"
+    return {
+        theirs + key.removeprefix(ours): tensor
+        for key, tensor in network.items()
+        for ours, theirs in prefixes.items()
+        if key.startswith(f"{ours}.")
+    }
 
 
 def pose_from_published(state: Mapping[str, Tensor]) -> State:
     """Convert a pose network of the authors to our names, order and units, with the palm as keypoint 0.
 
     Their last layer gives x and y in pixels of a 224-pixel view. Ours gives them in units of the side, from the centre.
-    Theirs has a 64th output, which nothing reads.
-
-    Shapes are not checked here.
+    Theirs has a 64th output, which nothing reads. Shapes are not checked here.
     """
     ours = {f"encoder.resnet.{key}": tensor for key, tensor in encoder_state(state).items() if key[:3] != "fc."}
     rows = hand_rows("peclr", "freihand")

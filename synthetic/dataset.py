@@ -38,13 +38,10 @@ from writing import write_bytes, write_text
 
 VERSIONS = 4
 """Backgrounds per pose in the training part."""
-
 FORMAT = 1
 """Version of the renderer; raised when the same arguments give other bytes."""
-
 _FINISHED = "dataset.json"
 _BEGUN = "dataset.unfinished.json"
-_BOXES = "evaluation_boxes.csv"
 _POSES_PER_TASK = 8
 # First word after the seed of every random stream, so that each kind of draw has its own stream.
 _SCENE_STREAM, _POSE_STREAM, _PLACE_STREAM, _PHOTO_STREAM = range(4)
@@ -64,15 +61,17 @@ class Recipe:
 
 @dataclass(frozen=True)
 class DatasetPart:
-    """A part of the dataset: training or evaluation."""
+    """A part of the dataset: training or evaluation.
+
+    Attributes:
+        number: in the seeds of the random streams.
+        versions: number of images of each pose.
+    """
 
     name: str
     number: int
-    """The part's number in the seeds of the random streams."""
-
     poses: int
     versions: int
-    """Number of images of each pose."""
 
     def image(self, pose: int, version: int) -> str:
         """Path of an image relative to the dataset."""
@@ -81,10 +80,8 @@ class DatasetPart:
 
 def parts_of(recipe: Recipe) -> tuple[DatasetPart, DatasetPart]:
     """The two parts of a dataset."""
-    return (
-        DatasetPart("training", 0, recipe.poses, VERSIONS),
-        DatasetPart("evaluation", 1, max(1, recipe.poses // 10), 1),
-    )
+    evaluation = DatasetPart("evaluation", 1, max(1, recipe.poses // 10), versions=1)
+    return DatasetPart("training", 0, recipe.poses, VERSIONS), evaluation
 
 
 def make_dataset(
@@ -118,10 +115,9 @@ def make_dataset(
     if _is_finished(out, recipe):
         return
     _begin(out, recipe)
-    annotations: dict[str, list[Annotation]] = {part.name: [] for part in parts_of(recipe)}
-    total = sum(part.poses * part.versions for part in parts_of(recipe))
-    done = 0
-    for part, annotation in _made(out, recipe, workers):
+    annotations: dict[str, list[Annotation]] = {"training": [], "evaluation": []}
+    done, total = 0, sum(part.poses * part.versions for part in parts_of(recipe))
+    for part, annotation in _render_poses(out, recipe, workers):
         annotations[part.name].append(annotation)
         done += part.versions
         if progress is not None:
@@ -129,7 +125,7 @@ def make_dataset(
     for name, entries in annotations.items():
         for key in ("K", "xyz", "scale"):
             write_text(out / f"{name}_{key}.json", json.dumps([entry[key] for entry in entries]))
-    write_text(out / _BOXES, _boxes(annotations["evaluation"]))
+    write_text(out / "evaluation_boxes.csv", _boxes(annotations["evaluation"]))
     write_text(out / _FINISHED, _marker(recipe))
     (out / _BEGUN).unlink()
 
@@ -156,17 +152,12 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
                 found = json.loads(path.read_bytes())
             except ValueError:
                 found = path.read_text(errors="replace")[:80]
-            if isinstance(found, dict) and {**found, "format": FORMAT} == asdict(recipe) != found:
-                raise UserError(
-                    f"{out} holds this dataset as another version of make-data rendered it: choose another folder, or "
-                    "remove this one"
-                )
             if found != asdict(recipe):
                 raise UserError(
                     f"{out} holds a dataset made with {found}, not with {asdict(recipe)}: "
                     "give the same arguments, choose another folder, or remove this one"
                 )
-            return name == _FINISHED and (out / _BOXES).is_file()  # earlier versions wrote no boxes
+            return name == _FINISHED
     if any(out.iterdir()):
         raise UserError(
             f"{out} is not empty and holds no dataset of 'make-data' (no {_FINISHED}): choose a new or an empty folder"
@@ -186,22 +177,18 @@ def _boxes(entries: Sequence[Annotation]) -> str:
 
 def _begin(out: Path, recipe: Recipe) -> None:
     """Write the arguments down, so that a later call can continue, and remove half-written files."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / _BEGUN, _marker(recipe))
-        for part in parts_of(recipe):
-            folder = out / part.name / "rgb"
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob("*.part"):
-                leftover.unlink()
-    except OSError as error:
-        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / _BEGUN, _marker(recipe))
+    for part in parts_of(recipe):
+        folder = out / part.name / "rgb"
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob("*.part"):
+            leftover.unlink()
 
 
-def _made(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[DatasetPart, Annotation]]:
+def _render_poses(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[DatasetPart, Annotation]]:
     """Render all poses; yields the annotations of each pose, in order, when its images are written."""
-    parts = [part for part in parts_of(recipe) for _ in range(part.poses)]
-    poses = [pose for part in parts_of(recipe) for pose in range(part.poses)]
+    parts, poses = zip(*((part, pose) for part in parts_of(recipe) for pose in range(part.poses)), strict=True)
     make = partial(_make_pose, out, recipe)
     if workers == 1:
         yield from zip(parts, map(make, parts, poses), strict=True)

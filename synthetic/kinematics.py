@@ -20,50 +20,28 @@ SEGMENTS = 3
 ABDUCTION, FLEX_1, FLEX_2, FLEX_3 = range(4)
 """Columns of the joint angles (5, 4): spread at the digit's first joint, then flexion of the three joints."""
 
-# Centres of the first joint of each digit (thumb: carpometacarpal) in an adult hand of medium size.
-_ROOTS_M = np.array(
+# A medium adult hand, a row per digit: centre of the first joint (thumb: carpometacarpal), lengths of the three
+# segments, half the thickness at the first, second and third joint and at the tip.
+_MEDIUM_M = np.array(
     [
-        [-0.0215, 0.0195, -0.0105],
-        [-0.0245, 0.0875, -0.0010],
-        [-0.0020, 0.0900, 0.0020],
-        [0.0175, 0.0845, 0.0000],
-        [0.0345, 0.0755, -0.0050],
+        [-0.0215, 0.0195, -0.0105, 0.0440, 0.0320, 0.0265, 0.0135, 0.0112, 0.0100, 0.0082],
+        [-0.0245, 0.0875, -0.0010, 0.0425, 0.0255, 0.0225, 0.0108, 0.0096, 0.0081, 0.0066],
+        [-0.0020, 0.0900, 0.0020, 0.0460, 0.0290, 0.0235, 0.0110, 0.0098, 0.0083, 0.0067],
+        [0.0175, 0.0845, 0.0000, 0.0425, 0.0275, 0.0235, 0.0105, 0.0092, 0.0078, 0.0063],
+        [0.0345, 0.0755, -0.0050, 0.0335, 0.0195, 0.0210, 0.0093, 0.0080, 0.0069, 0.0056],
     ]
 )
-_SEGMENTS_M = np.array(
-    [
-        [0.0440, 0.0320, 0.0265],
-        [0.0425, 0.0255, 0.0225],
-        [0.0460, 0.0290, 0.0235],
-        [0.0425, 0.0275, 0.0235],
-        [0.0335, 0.0195, 0.0210],
-    ]
-)
-# Half the thickness of the digit at its first, second, third joint and at the tip.
-_RADII_M = np.array(
-    [
-        [0.0135, 0.0112, 0.0100, 0.0082],
-        [0.0108, 0.0096, 0.0081, 0.0066],
-        [0.0110, 0.0098, 0.0083, 0.0067],
-        [0.0105, 0.0092, 0.0078, 0.0063],
-        [0.0093, 0.0080, 0.0069, 0.0056],
-    ]
-)
+_ROOTS_M, _SEGMENTS_M, _RADII_M = np.split(_MEDIUM_M, [3, 6], axis=1)
 
-_DEGREE = np.pi / 180
-LIMITS_RAD = (
-    np.array(
-        [
-            # spread, first, second, third joint: lowest and highest
-            [[-12, 42], [-22, 38], [-8, 58], [-18, 78]],
-            [[-14, 20], [-14, 88], [0, 108], [-4, 72]],
-            [[-12, 12], [-12, 90], [0, 108], [-4, 72]],
-            [[-12, 16], [-12, 90], [0, 110], [-4, 72]],
-            [[-14, 26], [-16, 90], [0, 106], [-4, 74]],
-        ],
-        dtype=np.float64,
-    )
-    * _DEGREE
+LIMITS_RAD = np.deg2rad(
+    [
+        # spread, first, second, third joint: lowest and highest
+        [[-12, 42], [-22, 38], [-8, 58], [-18, 78]],
+        [[-14, 20], [-14, 88], [0, 108], [-4, 72]],
+        [[-12, 12], [-12, 90], [0, 108], [-4, 72]],
+        [[-12, 16], [-12, 90], [0, 110], [-4, 72]],
+        [[-14, 26], [-16, 90], [0, 106], [-4, 74]],
+    ]
 )
 """Anatomical range of every joint, (5, 4, 2). Spread is positive away from the middle finger; for the thumb it is
 palmar abduction (out of the plane of the palm)."""
@@ -95,10 +73,10 @@ def _frame(along: tuple[float, float, float], dorsal: tuple[float, float, float]
 _REST_FRAMES = np.stack(
     [
         _frame((-0.66, 0.68, -0.40), (-0.86, -0.18, 0.42)),
-        rotation_z(3.5 * _DEGREE) @ rotation_y(-7 * _DEGREE),
-        rotation_z(0.5 * _DEGREE),
-        rotation_z(-3.5 * _DEGREE) @ rotation_y(6 * _DEGREE),
-        rotation_z(-8.0 * _DEGREE) @ rotation_y(13 * _DEGREE),
+        rotation_z(np.deg2rad(3.5)) @ rotation_y(np.deg2rad(-7.0)),
+        rotation_z(np.deg2rad(0.5)),
+        rotation_z(np.deg2rad(-3.5)) @ rotation_y(np.deg2rad(6.0)),
+        rotation_z(np.deg2rad(-8.0)) @ rotation_y(np.deg2rad(13.0)),
     ]
 )
 _SPREAD_SIGN = np.array([1.0, 1.0, 1.0, -1.0, -1.0])

@@ -32,8 +32,7 @@ def shade(rendering: Rendering, light: Light, intrinsics: Floats) -> Pixels:
     """Light the rendering. Returns (H, W, 4): linear RGB multiplied by the coverage, then the coverage."""
     height, width = rendering.depth_m.shape
     picture = np.zeros((height, width, 4), np.float32)
-    lens = np.array([intrinsics[0, 0], intrinsics[1, 1], intrinsics[0, 2], intrinsics[1, 2]])
-    _accumulate(rendering, lens, light, picture.reshape(height * width, 4))
+    _accumulate(rendering, intrinsics[[0, 1, 0, 1], [0, 1, 2, 2]], light, picture.reshape(height * width, 4))
     return picture
 
 

@@ -256,13 +256,7 @@ def _fabric(rng: np.random.Generator) -> Pixels:
     columns = np.sin((across[None, :] + warp) * (2 * np.pi / period))
     rows = np.sin((across[:, None] + warp) * (2 * np.pi / period))
     style = int(rng.integers(3))
-    share = (
-        (columns > 0.3) * 0.6 + (rows > 0.3) * 0.4
-        if style == 0
-        else columns > 0
-        if style == 1
-        else columns * rows > 0.4
-    )
+    share = [(columns > 0.3) * 0.6 + (rows > 0.3) * 0.4, columns > 0, columns * rows > 0.4][style]
     canvas = first + np.asarray(share, np.float32)[..., None] * (second - first)
     if style == 0:
         canvas = np.where((np.abs(columns) < 0.08)[..., None], third, canvas)

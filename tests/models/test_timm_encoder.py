@@ -25,7 +25,7 @@ def _create(*names: str, **options: Any) -> torch.nn.Module:
     return model
 
 
-def _by_chance(*names: str, **options: Any) -> torch.nn.Module:
+def _with_dropout(*names: str, **options: Any) -> torch.nn.Module:
     """test_vit with every kind of rate that a transformer of timm has."""
     rates = {"drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "patch_drop_rate"}
     return _create(*names, **options, **dict.fromkeys(rates, 0.5))
@@ -33,17 +33,17 @@ def _by_chance(*names: str, **options: Any) -> torch.nn.Module:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_dropout_and_stochastic_depth_are_off(fused: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model = _by_chance("test_vit", num_classes=0, img_size=32)
+    model = _with_dropout("test_vit", num_classes=0, img_size=32)
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             setattr(module, "fused_attn", fused)  # noqa: B010  - torch types it as a module
     first, second = timm_encoder._two_passes(model, 32)
     assert not torch.allclose(first, second, rtol=1e-3)
-    assert timm_encoder._without_chance(model)
+    assert timm_encoder._disable_dropout(model)
     first, second = timm_encoder._two_passes(model, 32)
     assert torch.equal(first, second)
-    assert not timm_encoder._without_chance(model)
-    with patch("timm.create_model", _by_chance), caplog.at_level(logging.INFO):
+    assert not timm_encoder._disable_dropout(model)
+    with patch("timm.create_model", _with_dropout), caplog.at_level(logging.INFO):
         make_encoder("timm/test_vit", 32)
     assert caplog.messages == [
         "timm/test_vit: dropout and stochastic depth are off, since a recomputed pass must equal the first"
@@ -51,7 +51,7 @@ def test_dropout_and_stochastic_depth_are_off(fused: bool, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet"])
-def test_a_network_without_chance_is_no_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_without_dropout_is_not_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         build_encoder(EncoderConfig(f"timm/{name}", "random"), 32)
     assert caplog.messages == []
@@ -59,8 +59,8 @@ def test_a_network_without_chance_is_no_line(name: str, caplog: pytest.LogCaptur
 
 def test_a_network_that_stays_random_is_refused() -> None:
     with (
-        patch("timm.create_model", _by_chance),
-        patch.object(timm_encoder, "_without_chance"),
+        patch("timm.create_model", _with_dropout),
+        patch.object(timm_encoder, "_disable_dropout"),
         pytest.raises(UserError, match=r"'timm/test_vit' is random in training mode, so recomputing differs"),
     ):
         make_encoder("timm/test_vit", 32)
@@ -71,8 +71,8 @@ def test_a_network_that_stays_random_is_refused() -> None:
     [
         ("vit_smal_patch16_224", 32, r"has no model of this name; did you mean 'timm/vit_small_patch16_224'\?"),
         ("qqqqq", 32, r"has no model of this name; timm.list_models\(\) lists all names"),
-        ("test_vit", 40, r"side_px = 40: expected a multiple of its patch size, 16 pixels, such as 32 or 48"),
-        ("test_vit", 8, r"side_px = 8: expected a multiple of its patch size, 16 pixels, such as 16"),
+        ("test_vit", 40, r"side_px = 40: timm cannot build it .expected a multiple of its patch size, 16 pixels"),
+        ("vit_small_patch16_224", 8, r"side_px = 8: timm cannot build it .expected a multiple of its patch size, 16"),
         ("vgg11", 8, r"side_px = 8: timm cannot build it .*expect 224-pixel views. Set geometry.side_px"),
     ],
 )

@@ -144,8 +144,8 @@ class ExactStep(MicroBatchStep, Generic[B]):
         free = free_bytes(self.world) + graph_bytes  # the first graph is in memory already
         lacks = torch.tensor(float(count * graph_bytes > _SHARE_OF_FREE_MEMORY * free), device=self.world.device)
         decision: Recompute = "always" if self.world.max_(lacks).item() else "never"
-        told = "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free"
-        log.info(told, decision, count * graph_bytes / 2**30, count, free / 2**30)
+        message = "recompute = %r: %.2f GiB for the graphs of %d micro-batches, %.2f GiB free"
+        log.info(message, decision, count * graph_bytes / 2**30, count, free / 2**30)
         return decision
 
     def _loss_and_gradient(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:

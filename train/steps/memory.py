@@ -19,9 +19,9 @@ from train.distributed.world import World
 
 
 def free_bytes(world: World) -> int:
-    """Free bytes for this rank on its device; on the CPU, its share of the machine's free memory.
+    """Free bytes for this rank on its device; on the CPU, its share of the machine's.
 
-    On the CPU, limits of the address space (`ulimit -v`) and of control groups, as in containers, are respected.
+    On the CPU, limits of the address space (`ulimit -v`) and of control groups, as in containers, count.
     """
     if world.device.type == "cuda":
         cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
@@ -33,14 +33,12 @@ def free_bytes(world: World) -> int:
 
 
 def free_in_control_groups(system: Path = Path("/")) -> float:
-    """Smallest number of free bytes among this process's control group and those above it; page cache counts as free.
-
-    Infinity if there is no limit, or none that can be read.
-    """
+    """Smallest number of free bytes among this process's control group and those above it; infinity without a limit."""
     return min((_free_in(group) for group in groups("memory", system)), default=math.inf)
 
 
 def _free_in(group: Path) -> float:
+    """Free bytes of a group, its page cache among them; infinity if it has no limit that can be read."""
     limit, used, cache = (read(group / f"memory.{name}") for name in ("max", "current", "stat"))
     prefix = ""
     if not limit:  # version 1
@@ -62,8 +60,8 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
         keys: result of `TrainingState.size_keys`, for the `UserError`.
     """
     with torch.device("meta"):
-        network = build()
-    needed = {name: _bytes_in_training(part, dtype) for name, part in network.named_children()}
+        parts = dict(build().named_children())
+    needed = {name: _values_in_training(part) * dtype.itemsize for name, part in parts.items()}
     total, free = sum(needed.values()), free_bytes(world)
     if total > free:
         largest = max(keys, key=lambda name: needed[name])
@@ -74,9 +72,9 @@ def require_memory(build: Callable[[], nn.Module], dtype: torch.dtype, world: Wo
         )
 
 
-def _bytes_in_training(part: nn.Module, dtype: torch.dtype) -> int:
-    weights = sum(parameter.numel() * (4 if parameter.requires_grad else 1) for parameter in part.parameters())
-    return (weights + sum(buffer.numel() for buffer in part.buffers())) * dtype.itemsize
+def _values_in_training(part: nn.Module) -> int:
+    weights = sum(weight.numel() * (4 if weight.requires_grad else 1) for weight in part.parameters())
+    return weights + sum(buffer.numel() for buffer in part.buffers())
 
 
 def with_graph_bytes(network: nn.Module, forward: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, int]:

@@ -27,14 +27,13 @@ class Lars(torch.optim.Optimizer):
         g      = factor (g + wd w)
 
     and the inner optimiser steps with this gradient and no weight decay of its own, not even AdamW's. A tensor with
-    |w| = 0 or |g| = 0 keeps its gradient as it is. A group takes three foreach calls (norms, decay, factor), which copy
-    no tensor and do not wait for the GPU. On a GPU, torch makes few kernels of the first two, and one kernel for each
-    tensor of the third, since a factor has another shape than its tensor.
-    docs/fidelity.md compares this with apex and lightly.
+    |w| = 0 or |g| = 0 keeps its gradient. A group takes three foreach calls (norms, decay, factor), which copy no
+    tensor and do not wait for the GPU; on a GPU, the third takes a kernel for each tensor. docs/fidelity.md compares
+    this with apex and lightly.
 
     Parameter groups and state are the inner optimiser's own, so schedulers, GradScaler and checkpoints see one
-    optimiser, and state dicts are interchangeable with the inner one's. Gradients are changed in place; under
-    GradScaler they are unscaled before, by `unscale_` or by the scaler's own `step`, which changes nothing on overflow.
+    optimiser, and state dicts are interchangeable with the inner one's. Gradients are changed in place, after
+    GradScaler has unscaled them.
 
     Args:
         inner: the optimiser that makes the step, such as torch.optim.SGD. Groups without a weight decay have none.
@@ -55,16 +54,12 @@ class Lars(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.trust_coefficient, self.clip, self.eps = inner, trust_coefficient, clip, eps
         self.least_dims = least_dims
-        self._share_with_inner()
-
-    def _share_with_inner(self) -> None:
-        self.param_groups = self.inner.param_groups
-        self.state = self.inner.state
+        self.param_groups, self.state = inner.param_groups, inner.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this optimiser or of the inner one."""
         self.inner.load_state_dict(state_dict)
-        self._share_with_inner()
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -154,8 +149,7 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> floa
     Args:
         step: optimiser steps made so far.
         total_steps: number of steps of the whole run. From this step on, the factor is 0.
-        warmup_steps: number of steps of the warm-up. At this step the factor is 1. The ramp starts above zero, so that
-            no step is without effect.
+        warmup_steps: at this step the factor is 1. The ramp starts above zero, so that no step is without effect.
     """
     if step >= total_steps:
         return 0.0
@@ -189,8 +183,8 @@ def _build_adam(
 def _adapt_state(adam: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
     """Convert a state of torch's Adam for apex's FusedAdam, or the reverse; None if it has the form of `adam`.
 
-    The moments are the same tensors. torch counts steps for each tensor, apex for each group, and each has options that
-    the other lacks. An option that would change the steps is a `UserError`.
+    torch counts steps for each tensor, apex for each group, and each has options that the other lacks. An option that
+    would change the steps is a `UserError`.
     """
     to_apex = "bias_correction" in adam.defaults
     if to_apex == ("bias_correction" in saved["param_groups"][0]):

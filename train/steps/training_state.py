@@ -62,8 +62,8 @@ class TrainingState(ABC, Generic[N, R]):
     own_work: Stopwatch
 
     def __init__(self, config: Config | FinetuneConfig, world: World, steps_per_epoch: int, *, fresh: bool) -> None:
-        train, random = config.train, dataclasses.replace(config.encoder, weights="random")
-        self.world = world
+        self.world, train = world, config.train
+        random = dataclasses.replace(config.encoder, weights="random")
         self.precision = resolve_precision(config, world.device)
         self.dtype, self.autocast_dtype = PRECISIONS[self.precision]
         self.total_steps = train.epochs * steps_per_epoch
@@ -116,8 +116,7 @@ class TrainingState(ABC, Generic[N, R]):
 
     def weights_are_finite(self) -> bool:
         """Whether all parameters and buffers are finite; waits for the device."""
-        tensors = [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
-        return bool(torch.stack([tensor.isfinite().all() for tensor in tensors]).all())
+        return bool(torch.stack([tensor.isfinite().all() for tensor in self.network.state_dict().values()]).all())
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values only."""
@@ -126,9 +125,7 @@ class TrainingState(ABC, Generic[N, R]):
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "bad_files": copy.deepcopy(
-                self.bad_files
-            ),  # a copy, since counting continues while a checkpoint is written
+            "bad_files": copy.deepcopy(self.bad_files),  # counting continues while a checkpoint is written
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
