@@ -1,9 +1,8 @@
 import json
-import shutil
-from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -17,7 +16,7 @@ from pipelines.sources.freihand import load_freihand
 from synthetic import dataset, make_dataset
 from synthetic.dataset import Recipe, parts_of, scenes_of
 from synthetic.hand import project
-from synthetic.scenes import Scene, draw_scene
+from synthetic.scenes import draw_scene
 from tests.full_disk import files_of_at_most
 
 # More poses than one task takes, so that two workers share them.
@@ -27,8 +26,13 @@ POSES, SEED, SCENES = 9, 5, 6
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "hands"
-    make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    render(out)
     return out
+
+
+def render(out: Path, **arguments: Any) -> None:
+    """Render the dataset of `made`, but for these arguments."""
+    make_dataset(out, **{"poses": POSES, "seed": SEED, "scenes": SCENES, "workers": 1, **arguments})
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -67,14 +71,6 @@ def test_boxes_are_those_that_the_loader_takes_from_the_joints(made: Path) -> No
     np.testing.assert_allclose(boxes.box_px, joints.box_px, atol=0.02)
 
 
-def test_boxes_are_added_to_a_dataset_of_an_earlier_version(made: Path, tmp_path: Path) -> None:
-    older = tmp_path / "older"
-    shutil.copytree(made, older)
-    (older / "evaluation_boxes.csv").unlink()
-    make_dataset(older, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
-    assert contents(older) == contents(made)
-
-
 def test_versions_are_numbered_as_in_freihand() -> None:
     training, evaluation = parts_of(Recipe(poses=32560, seed=0, scenes=40))
     assert training.image(7, 0) == "training/rgb/00000007.jpg"
@@ -99,21 +95,14 @@ def test_versions_show_four_scenes(made: Path) -> None:
 
 def test_two_workers_write_the_same_bytes_as_one(made: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    make_dataset(
-        tmp_path / "two",
-        poses=POSES,
-        seed=SEED,
-        scenes=SCENES,
-        workers=2,
-        progress=lambda done, of: seen.append((done, of)),
-    )
+    render(tmp_path / "two", workers=2, progress=lambda done, total: seen.append((done, total)))
     assert contents(tmp_path / "two") == contents(made)
     assert seen[-1] == (4 * POSES + 1, 4 * POSES + 1)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
 def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
-    make_dataset(tmp_path / "other", poses=1, seed=SEED + 1, scenes=SCENES, workers=1)
+    render(tmp_path / "other", poses=1, seed=SEED + 1)
     one, other = contents(made), contents(tmp_path / "other")
     assert one["training/rgb/00000000.jpg"] != other["training/rgb/00000000.jpg"]
     # Another hand, not only another photograph of it.
@@ -121,16 +110,11 @@ def test_another_seed_gives_other_pictures(made: Path, tmp_path: Path) -> None:
 
 
 def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    drawn: list[int] = []
-
-    def counting(rng: np.random.Generator) -> Scene:
-        drawn.append(1)
-        return draw_scene(rng)
-
+    drawn = Mock(side_effect=draw_scene)
     dataset._scene.cache_clear()
-    monkeypatch.setattr(dataset, "draw_scene", counting)
-    make_dataset(tmp_path / "few", poses=4, seed=9, scenes=2, workers=1)
-    assert len(drawn) == 2
+    monkeypatch.setattr(dataset, "draw_scene", drawn)
+    render(tmp_path / "few", poses=4, seed=9, scenes=2)
+    assert drawn.call_count == 2
     recipe = Recipe(poses=300, seed=1, scenes=40)
     training, evaluation = parts_of(recipe)
     places = np.array([scenes_of(recipe, training, pose) for pose in range(300)])
@@ -141,56 +125,38 @@ def test_scenes_are_shared_and_as_many_as_asked_for(monkeypatch: pytest.MonkeyPa
 
 def test_a_finished_dataset_is_left_alone(made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
-    make_dataset(made, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    render(made)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
 
-def test_a_dataset_of_another_renderer_is_refused(made: Path, tmp_path: Path) -> None:
-    other = {**json.loads((made / "dataset.json").read_text()), "format": dataset.FORMAT + 1}
-    (tmp_path / "dataset.json").write_text(json.dumps(other))
-    with pytest.raises(UserError, match="as another version of make-data rendered it: choose another folder"):
-        make_dataset(tmp_path, poses=POSES, seed=SEED, scenes=SCENES)
-
-
 def test_other_arguments_for_a_used_folder_are_refused(made: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"hands holds a dataset made with .*'seed': 5.*'seed': 6.*choose another folder"
-    ):
-        make_dataset(made, poses=POSES, seed=SEED + 1, scenes=SCENES)
+    with pytest.raises(UserError, match=r"hands holds a dataset made with .*'seed': 5.*'seed': 6.*another folder"):
+        render(made, seed=SEED + 1)
 
 
-def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="is not empty and holds no dataset of 'make-data'") as refusal:
-        make_dataset(tmp_path, poses=1, seed=0)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("out/thesis.tex", "precious", "is not empty and holds no dataset of 'make-data'"),
+        ("out/dataset.json", "{broken", r"made with \{broken"),
+        ("out/dataset.json", json.dumps({"poses": 9, "seed": 5, "scenes": 6, "format": 2}), "made with .*'format': 2"),
+        ("out", "", "is a file"),
+    ],
+)
+def test_a_place_with_something_else_is_refused(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message) as refusal:
+        render(tmp_path / "out")
     assert "\n" not in str(refusal.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_damaged_marker_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "dataset.json").write_text("{broken")
-    with pytest.raises(UserError, match=r"\{broken"):
-        make_dataset(tmp_path, poses=1, seed=0)
-
-
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        make_dataset(tmp_path / "out", poses=1, seed=0)
+    assert contents(tmp_path) == {name: content.encode()}
 
 
 @pytest.mark.parametrize("wrong", [{"poses": 0}, {"seed": -1}, {"scenes": 0}, {"workers": 0}])
 def test_arguments_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
-    arguments = {"poses": 1, "seed": 0, "scenes": 1, "workers": 1} | wrong
-    name = next(iter(wrong))
-    with pytest.raises(UserError, match=f"{name} is {wrong[name]}"):
-        make_dataset(
-            tmp_path / "out",
-            poses=arguments["poses"],
-            seed=arguments["seed"],
-            scenes=arguments["scenes"],
-            workers=arguments["workers"],
-        )
+    ((name, value),) = wrong.items()
+    with pytest.raises(UserError, match=f"{name} is {value}"):
+        render(tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
 
 
@@ -202,15 +168,15 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1, progress=interrupt)
+        render(out, progress=interrupt)
     assert not (out / "dataset.json").exists()
     with pytest.raises(UserError, match="give the same arguments"):
-        make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES + 1)
+        render(out, scenes=SCENES + 1)
     first = out / "training/rgb/00000000.jpg"
     kept = first.stat().st_mtime_ns
     (out / "training/rgb/00000003.jpg").unlink()
     (out / "training/rgb/00000000.jpg.part").write_bytes(b"half")
-    make_dataset(out, poses=POSES, seed=SEED, scenes=SCENES, workers=1)
+    render(out)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)
 
@@ -219,33 +185,15 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
 def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Path, tmp_path: Path) -> None:
     """`made` has compiled everything, so nothing else is written meanwhile. New processes have the limit, too."""
     with files_of_at_most(3000), pytest.raises(UserError, match=r"0{6}\d\d.jpg cannot be written: File too large"):
-        make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=1, workers=workers)
+        render(tmp_path / "hands", scenes=1, workers=workers)
     left = {path for path in (tmp_path / "hands").rglob("*") if path.is_file()}
     left.remove(tmp_path / "hands" / "dataset.unfinished.json")
     for image in left:  # of another worker, small enough
         check_image(image.read_bytes())
 
 
-class KilledWorkers:
-    """A pool of processes whose workers are killed as soon as they have work."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def __enter__(self) -> "KilledWorkers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def map(self, *tasks: object, chunksize: int) -> Iterator[Any]:
-        raise BrokenProcessPool("terminated abruptly")
-
-    def shutdown(self, *, cancel_futures: bool) -> None:
-        pass
-
-
 def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "ProcessPoolExecutor", KilledWorkers)
+    killed = Mock(side_effect=BrokenProcessPool("terminated abruptly"))
+    monkeypatch.setattr(dataset.ProcessPoolExecutor, "map", killed)
     with pytest.raises(UserError, match=r"hands: a rendering process was killed from outside.*--workers 1"):
-        make_dataset(tmp_path / "hands", poses=POSES, seed=SEED, scenes=SCENES, workers=2)
+        render(tmp_path / "hands", workers=2)

@@ -7,8 +7,11 @@ computes on any device, in the parameters' own type.
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -41,3 +44,11 @@ class FusedAdam(torch.optim.Optimizer):
                 second.mul_(beta_2).add_(weight.grad.square(), alpha=1 - beta_2)
                 update = (first / correct[0]) / ((second / correct[1]).sqrt() + group["eps"])
                 weight -= group["lr"] * (update + group["weight_decay"] * weight)
+
+
+def install_apex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an apex importable whose `FusedAdam` is the one here."""
+    optimizers = types.ModuleType("apex.optimizers")
+    optimizers.FusedAdam = FusedAdam  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
+    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)

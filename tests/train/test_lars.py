@@ -1,0 +1,347 @@
+"""`Lars` against the formulas of apex's LARC and lightly's LARS, written as loops in float64, and as an optimiser.
+
+apex/parallel/LARC.py as of the commit before cb65b8ed, which removed it; lightly/utils/lars.py of e8d317fc.
+docs/fidelity.md has the table of what differs; a test here asserts each difference.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from train import Lars
+from train.steps.optim import learning_rate_factor
+
+SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1,)]
+LR, TRUST, EPS = 0.05, 0.02, 1e-8
+Scale = Callable[[list[float], list[float], float], list[float]]
+
+
+def tensors(seed: int, scale: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+
+
+def set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+
+
+def with_gradients(weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(weight.clone()) for weight in weights]
+    set_gradients(parameters, gradients)
+    return parameters
+
+
+def gradient_after(lars: Lars, parameter: nn.Parameter) -> Tensor:
+    lars.step()
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def norm(numbers: Sequence[float]) -> float:
+    return math.sqrt(sum(number * number for number in numbers))
+
+
+def larc(clip: bool, lr: float = LR) -> Scale:
+    """The gradient as LARC leaves it for the inner optimiser, whose weight decay is 0 meanwhile."""
+
+    def scale(w: list[float], g: list[float], decay: float) -> list[float]:
+        if norm(w) == 0 or norm(g) == 0:
+            return g
+        adaptive_lr = TRUST * norm(w) / (norm(g) + norm(w) * decay + EPS)
+        if clip:
+            adaptive_lr = min(adaptive_lr / lr, 1)
+        return [(gi + decay * wi) * adaptive_lr for gi, wi in zip(g, w, strict=True)]
+
+    return scale
+
+
+def lightly(w: list[float], g: list[float], decay: float) -> list[float]:
+    """What lightly's momentum takes in: nothing is scaled where there is no weight decay, and there is no clipping."""
+    if decay == 0 or norm(w) == 0 or norm(g) == 0:
+        return g
+    lars_lr = norm(w) / (norm(g) + norm(w) * decay + EPS) * TRUST
+    return [(gi + decay * wi) * lars_lr for gi, wi in zip(g, w, strict=True)]
+
+
+class Sgd:
+    """torch's SGD, and lightly's own, as loops over numbers."""
+
+    def __init__(self, momentum: float, dampening: float = 0.0, nesterov: bool = False) -> None:
+        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
+        self.velocity: list[float] = []
+
+    def direction(self, g: list[float]) -> list[float]:
+        mu, old = self.momentum, self.velocity
+        if not mu:
+            return g
+        v = [mu * vi + (1 - self.dampening) * gi for vi, gi in zip(old, g, strict=True)] if old else g
+        self.velocity = v
+        return [gi + mu * vi for gi, vi in zip(g, v, strict=True)] if self.nesterov else v
+
+
+class Adam:
+    """torch's Adam as loops over numbers."""
+
+    def __init__(self, fused: bool) -> None:
+        self.steps = 0
+        self.first: list[float] = []
+        self.second: list[float] = []
+
+    def direction(self, g: list[float]) -> list[float]:
+        self.steps += 1
+        zeros, (m, v) = [0.0] * len(g), (1 - 0.9**self.steps, 1 - 0.999**self.steps)
+        self.first = [0.9 * old + 0.1 * gi for old, gi in zip(self.first or zeros, g, strict=True)]
+        self.second = [0.999 * old + 0.001 * gi * gi for old, gi in zip(self.second or zeros, g, strict=True)]
+        return [a / m / (math.sqrt(b / v) + 1e-8) for a, b in zip(self.first, self.second, strict=True)]
+
+
+SGD: list[tuple[Any, Any, dict[str, Any]]] = [
+    (torch.optim.SGD, Sgd, options)
+    for options in ({"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.3},
+                    {"momentum": 0.9, "nesterov": True})
+]  # fmt: skip
+ADAM: list[tuple[Any, Any, dict[str, Any]]] = [(torch.optim.Adam, Adam, {"fused": fused}) for fused in (False, True)]
+
+
+def difference(
+    scale: Scale, inner: tuple[Any, Any, dict[str, Any]], decay: float, clip: bool, zero: str, least_dims: int = 0
+) -> float:
+    """Largest difference of a weight after four steps of ours and of the loops."""
+    kind, loops, options = inner
+    starts = tensors(0)
+    if zero == "weight":
+        starts[1].zero_()
+    weights, oracles = [start.flatten().tolist() for start in starts], [loops(**options) for _ in starts]
+    parameters = [nn.Parameter(start) for start in starts]
+    lars = Lars(kind(parameters, lr=LR, weight_decay=decay, **options), TRUST, clip, EPS, least_dims=least_dims)
+    for step, size in enumerate((2.0, 0.05, 2.0, 2.0)):  # the clip acts at the second step
+        gradients = tensors(10 + step, size)
+        if zero == "gradient":
+            gradients[2].zero_()
+        set_gradients(parameters, gradients)
+        lars.step()
+        for k, gradient in enumerate(gradients):
+            w, g = weights[k], gradient.flatten().tolist()
+            unscaled = [gi + decay * wi for gi, wi in zip(g, w, strict=True)]
+            direction = oracles[k].direction(unscaled if gradient.ndim < least_dims else scale(w, g, decay))
+            weights[k] = [wi - LR * di for wi, di in zip(w, direction, strict=True)]
+    assert lars.param_groups[0]["weight_decay"] == decay
+    ends = [torch.tensor(w, dtype=torch.float64) for w in weights]
+    return max(float((p.detach().flatten() - end).abs().max()) for p, end in zip(parameters, ends, strict=True))
+
+
+@pytest.mark.parametrize("inner", SGD + ADAM, ids=str)
+@pytest.mark.parametrize("zero", ["none", "weight", "gradient"])
+def test_equals_apex(zero: str, inner: tuple[Any, Any, dict[str, Any]]) -> None:
+    """Also where vectors are not scaled: they decay as in the inner optimiser alone."""
+    for clip, decay, least_dims in itertools.product((True, False), (0.0, 0.3), (0, 2)):
+        assert difference(larc(clip), inner, decay, clip, zero, least_dims) < 1e-13, (clip, decay, least_dims)
+
+
+@pytest.mark.parametrize("inner", SGD, ids=str)
+@pytest.mark.parametrize("zero", ["none", "weight", "gradient"])
+def test_equals_lightly_where_there_is_weight_decay(zero: str, inner: tuple[Any, Any, dict[str, Any]]) -> None:
+    """Without clipping, which lightly lacks."""
+    assert difference(lightly, inner, 0.3, clip=False, zero=zero) < 1e-13
+
+
+def test_differs_from_lightly_without_weight_decay() -> None:
+    """There lightly leaves the gradient alone; here and in apex it is scaled."""
+    weight, gradient = tensors(0)[0], tensors(1)[0]
+    (parameter,) = with_gradients([weight], [gradient])
+    scaled = gradient_after(Lars(torch.optim.SGD([parameter], lr=LR), TRUST, clip=False), parameter)
+    torch.testing.assert_close(scaled, gradient * TRUST * weight.norm() / (gradient.norm() + EPS))
+    assert lightly(weight.flatten().tolist(), gradient.flatten().tolist(), 0.0) == gradient.flatten().tolist()
+
+
+def test_differs_from_lightly_in_the_clip() -> None:
+    """A small gradient: lightly makes it larger, the clip leaves it as it is."""
+    weight, gradient = tensors(0)[0], tensors(1, 1e-3)[0]
+    (parameter,) = with_gradients([weight], [gradient])
+    clipped = gradient_after(Lars(torch.optim.SGD([parameter], lr=LR, weight_decay=1e-6), TRUST), parameter)
+    torch.testing.assert_close(clipped, gradient + 1e-6 * weight, atol=0, rtol=1e-12)
+    theirs = lightly(weight.flatten().tolist(), gradient.flatten().tolist(), 1e-6)
+    assert norm(theirs) > 10 * float(clipped.norm())
+
+
+def test_weight_decay_of_adamw_is_inside_the_factor() -> None:
+    """As in apex: AdamW gets the decay with the gradient, and none of its own."""
+    weight, gradient = tensors(0)[0], tensors(1)[0]
+    ours, plain = with_gradients([weight, weight], [gradient, gradient])
+    lars = Lars(torch.optim.AdamW([ours], lr=LR, weight_decay=0.3), TRUST)
+    scaled = torch.tensor(larc(True)(weight.flatten().tolist(), gradient.flatten().tolist(), 0.3)).view_as(weight)
+    torch.testing.assert_close(gradient_after(lars, ours), scaled.double(), atol=1e-7, rtol=1e-6)
+    plain.grad = ours.grad
+    torch.optim.AdamW([plain], lr=LR, weight_decay=0.0).step()
+    assert torch.equal(ours, plain)
+    assert lars.param_groups[0]["weight_decay"] == 0.3
+
+
+def test_around_an_optimiser_without_weight_decay() -> None:
+    (parameter,) = with_gradients(tensors(0)[:1], tensors(1)[:1])
+    lars = Lars(torch.optim.Rprop([parameter], lr=LR))
+    scaled = gradient_after(lars, parameter)
+    trust = TRUST * float(tensors(0)[0].norm() / tensors(1)[0].norm())
+    torch.testing.assert_close(scaled, min(trust / LR, 1) * tensors(1)[0])
+    assert "weight_decay" not in lars.param_groups[0]
+
+
+def test_groups_have_their_own_decay_and_rate_and_missing_gradients_are_skipped() -> None:
+    first, second, third = with_gradients(tensors(0)[:3], tensors(1)[:3])
+    third.grad = None
+    groups = [{"params": [first], "weight_decay": 0.5, "lr": 0.1}, {"params": [second, third], "weight_decay": 0.0}]
+    Lars(torch.optim.Adam(groups, lr=0.01)).step()
+    for index, parameter, decay, lr in ((0, first, 0.5, 0.1), (1, second, 0.0, 0.01)):
+        weight, gradient = (of[index].flatten().tolist() for of in (tensors(0), tensors(1)))
+        expected = torch.tensor(larc(True, lr)(weight, gradient, decay), dtype=torch.float64)
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.flatten(), expected)
+    assert torch.equal(third, tensors(0)[2])
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("decay", [0.0, 1e-6, 0.3])
+def test_gradients_of_kernels_and_of_zeros(decay: float, dtype: torch.dtype, bound: float) -> None:
+    """Channels-last and 1 x 1 kernels, and where weights, gradients or both are zero."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(8, 4, 3, 3), (8, 4, 1, 1), (16, 8), (8,), (8,), (8,), (1,)]
+    weights, gradients = (
+        [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes] for _ in range(2)
+    )
+    weights[0], weights[1] = (tensor.contiguous(memory_format=torch.channels_last) for tensor in weights[:2])
+    for zero in (weights[4], gradients[5], weights[6], gradients[6]):
+        zero.zero_()
+    parameters = with_gradients(weights, gradients)
+    Lars(torch.optim.SGD(parameters, lr=0.02, weight_decay=decay)).step()  # some factors below 1, some clamped
+    for parameter, weight, gradient in zip(parameters, weights, gradients, strict=True):
+        expected = larc(True, 0.02)(weight.double().flatten().tolist(), gradient.double().flatten().tolist(), decay)
+        assert parameter.grad is not None
+        torch.testing.assert_close(
+            parameter.grad.flatten(), torch.tensor(expected, dtype=torch.float64).to(dtype), atol=bound, rtol=bound
+        )
+
+
+def test_the_gradient_of_a_vector_is_its_own_plus_the_decay() -> None:
+    (weight,) = with_gradients([torch.tensor([1.0, -2.0]).double()], [torch.tensor([0.25, 0.0]).double()])
+    Lars(torch.optim.SGD([weight], lr=0.5, weight_decay=0.1), least_dims=2).step()
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.825, -1.9], dtype=torch.float64))
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that are called, and the largest tensor that one of them makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        self.names.append(operator._schema.name.removeprefix("aten::"))
+        made = [tensor for tensor in (result if isinstance(result, list) else [result]) if isinstance(tensor, Tensor)]
+        self.largest = max([self.largest, *(tensor.numel() for tensor in made)])
+        return result
+
+
+def test_a_group_is_scaled_by_three_calls_on_its_tensors() -> None:
+    """One for all norms, one for the decay, which an exempt group does not need, and one for the factor."""
+    decayed = with_gradients([torch.ones(100, 100)] * 5, [torch.ones(100, 100)] * 5)
+    exempt = with_gradients([torch.ones(100)], [torch.ones(100)])
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": exempt}]
+    lars = Lars(torch.optim.Adam(groups, fused=True))
+    lars.step()  # makes the state
+    with Calls() as calls:
+        lars.step()
+    assert [name for name in calls.names if name.startswith(("_foreach", "_fused"))] == [
+        "_foreach_norm", "_foreach_add_", "_foreach_mul_", "_foreach_norm", "_foreach_mul_",
+        "_foreach_add_", "_fused_adam_", "_foreach_add_", "_fused_adam_",  # Adam, which first counts its steps
+    ]  # fmt: skip
+    assert calls.largest <= 2 * len(decayed)  # norms and factors: no copy of weights or gradients
+
+
+def test_zero_learning_rate_changes_nothing() -> None:
+    parameters = with_gradients(tensors(0), tensors(1))
+    Lars(torch.optim.Adam(parameters, lr=0.0, fused=True)).step()
+    assert all(torch.equal(p, w) for p, w in zip(parameters, tensors(0), strict=True))
+
+
+def test_mixed_precisions_in_one_group() -> None:
+    ones = [torch.ones(3, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    parameters = with_gradients(ones, ones)
+    Lars(torch.optim.Adam(parameters, lr=1.0)).step()
+    torch.testing.assert_close(parameters[0].grad, torch.full((3,), 0.02))
+    torch.testing.assert_close(parameters[0].double(), parameters[1], atol=1e-6, rtol=0)
+
+
+def take_steps(lars: Lars, parameters: list[nn.Parameter], steps: range) -> None:
+    for step in steps:
+        set_gradients(parameters, tensors(100 + step))
+        lars.step()
+
+
+def test_state_dict_round_trip_continues_bit_identically() -> None:
+    ours = with_gradients(tensors(0), tensors(1))
+    whole = Lars(torch.optim.Adam(ours, lr=0.01, weight_decay=0.1, fused=True))
+    take_steps(whole, ours, range(3))
+    saved, theirs = copy.deepcopy(whole.state_dict()), [nn.Parameter(p.detach().clone()) for p in ours]
+    take_steps(whole, ours, range(3, 6))
+
+    resumed = Lars(torch.optim.Adam(theirs, lr=9.0, fused=True))
+    resumed.load_state_dict(saved)
+    assert resumed.param_groups is resumed.inner.param_groups
+    assert resumed.param_groups[0]["lr"] == 0.01
+    take_steps(resumed, theirs, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert saved.keys() == torch.optim.Adam(theirs).state_dict().keys()
+
+
+def test_schedulers_drive_the_inner_optimiser() -> None:
+    lars = Lars(torch.optim.Adam(with_gradients(tensors(0), tensors(1)), lr=2.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(lars, lambda step: learning_rate_factor(step, 10, 3))
+    rates = []
+    for _ in range(11):
+        rates.append(lars.inner.param_groups[0]["lr"])
+        lars.step()
+        schedule.step()
+    assert rates == pytest.approx([2 * learning_rate_factor(step, 10, 3) for step in range(11)])
+
+
+def test_added_groups_reach_the_inner_optimiser() -> None:
+    lars = Lars(torch.optim.Adam(with_gradients(tensors(0), tensors(1)), lr=0.5))
+    lars.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.25})
+    assert [group["lr"] for group in lars.inner.param_groups] == [0.5, 0.25]
+    assert lars.param_groups[1]["weight_decay"] == 0
+
+
+def test_grad_scaler_unscales_before_the_norms_and_skips_overflow() -> None:
+    plain, scaled = with_gradients(tensors(0), tensors(1)), with_gradients(tensors(0), tensors(1))
+    reference, lars = (Lars(torch.optim.Adam(p, lr=0.01, weight_decay=0.1, fused=True)) for p in (plain, scaled))
+    scaler = GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    scaler.scale(torch.zeros(()))  # creates the scale tensor
+    take_steps(reference, plain, range(2))
+    for step in range(2):
+        set_gradients(scaled, tensors(100 + step, 1024.0))
+        if step == 1:
+            scaler.unscale_(lars)  # by hand, as for clipping: it must not happen twice
+        scaler.step(lars)
+        scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
+
+    before, state = [p.detach().clone() for p in scaled], copy.deepcopy(lars.state_dict())
+    set_gradients(scaled, [torch.full_like(p, math.inf) for p in scaled])
+    scaler.step(lars)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert all(torch.equal(a, b) for a, b in zip(before, scaled, strict=True))
+    torch.testing.assert_close(lars.state_dict(), state, rtol=0, atol=0)
