@@ -5,11 +5,6 @@ from synthetic.kinematics import LIMITS_RAD, draw_shape, pose_hand
 from synthetic.poses import MAX_OVERLAP_M, deepest_overlap, draw_pose, within_limits
 
 
-def bone_lengths(joints: np.ndarray) -> np.ndarray:
-    digits = joints[1:].reshape(5, 4, 3)
-    return np.asarray(np.linalg.norm(np.diff(digits, axis=1), axis=2))
-
-
 @pytest.mark.parametrize("grasp", [False, True])
 def test_drawn_poses_stay_within_the_joint_limits_and_apart(grasp: bool) -> None:
     overlaps = []
@@ -45,7 +40,8 @@ def test_bones_keep_their_length_in_every_pose() -> None:
     shape = draw_shape(rng)
     for _ in range(50):
         skeleton = pose_hand(shape, rng.uniform(LIMITS_RAD[..., 0], LIMITS_RAD[..., 1]))
-        np.testing.assert_allclose(bone_lengths(skeleton.joints_m), shape.segments_m, atol=1e-12)
+        bones = np.diff(skeleton.joints_m[1:].reshape(5, 4, 3), axis=1)
+        np.testing.assert_allclose(np.linalg.norm(bones, axis=2), shape.segments_m, atol=1e-12)
         np.testing.assert_allclose(skeleton.joints_m[1::4], shape.roots_m, atol=0)
 
 

@@ -19,24 +19,26 @@ def rendered(seed: int) -> tuple[Hand, Rendering]:
 
 
 HANDS = 30
+CAMERA = np.array([[500.0, 0, 112], [0, 500.0, 112], [0, 0, 1]])
+
+
+def coverage_of(picture: Rendering) -> np.ndarray:
+    """Share of each pixel that surfaces cover, (SIDE_PX, SIDE_PX)."""
+    coverage = np.zeros(SIDE_PX * SIDE_PX)
+    np.add.at(coverage, picture.pixels, picture.samples[:, 0])
+    return coverage.reshape(SIDE_PX, SIDE_PX)
 
 
 def one_capsule(start: np.ndarray, end: np.ndarray, radius: float) -> Solids:
     """Every part of the hand collapsed into one tiny far one, but for the index finger's first."""
     parts = np.zeros((PARTS, 10))
-    parts[:, 0:3] = np.array([0.0, 0.0, 50.0])
-    parts[:, 3:6] = np.array([0.0, 0.0, 1e-3])
-    parts[:, 9] = 1e6
-    parts[15, 0:3] = start
-    parts[15, 3:6] = end - start
-    parts[15, 6] = radius
-    parts[15, 9] = 1 / ((end - start) ** 2).sum()
+    parts[:] = [0, 0, 50, 0, 0, 1e-3, 0, 0, 0, 1e6]
+    parts[15] = [*start, *(end - start), radius, 0, 0, 1 / ((end - start) ** 2).sum()]
     bounds = np.repeat(parts[:1], 6, axis=0)
     bounds[0, 3:6] = 0.0
     bounds[2] = parts[15]
     bounds[2, 6] += 0.01
-    frames = np.zeros((PARTS, 9))
-    return Solids(parts, frames, bounds, np.zeros(8), np.zeros(16))
+    return Solids(parts, np.zeros((PARTS, 9)), bounds, np.zeros(8), np.zeros(16))
 
 
 def test_keypoints_project_into_the_picture_around_its_centre() -> None:
@@ -97,16 +99,13 @@ def test_a_fingertip_ends_where_its_keypoint_is() -> None:
 
 def test_pixels_are_corner_based() -> None:
     hand, _ = rendered(0)
-    intrinsics = np.array([[500.0, 0, 112], [0, 500.0, 112], [0, 0, 1]])
     target = np.array([130.3, 91.8])
     centre = np.array([*((target - 112) / 500 * 0.6), 0.6])
     ball = one_capsule(centre, centre + np.array([0, 0, 1e-5]), 0.012)
-    picture = render(ball, hand.paint, 1.0, intrinsics, SIDE_PX)
-    coverage = np.zeros(SIDE_PX * SIDE_PX)
-    np.add.at(coverage, picture.pixels, picture.samples[:, 0])
-    covered = coverage.reshape(SIDE_PX, SIDE_PX)
+    picture = render(ball, hand.paint, 1.0, CAMERA, SIDE_PX)
+    coverage = coverage_of(picture)
     pixel = np.arange(SIDE_PX) + 0.5
-    found = np.array([(covered.sum(0) * pixel).sum(), (covered.sum(1) * pixel).sum()]) / coverage.sum()
+    found = np.array([(coverage.sum(0) * pixel).sum(), (coverage.sum(1) * pixel).sum()]) / coverage.sum()
     # Outlines have four samples per pixel, hence the tolerance; a frame with centres at whole numbers is off by 0.5.
     np.testing.assert_allclose(found, target, atol=0.1)
     radius_px = np.sqrt(coverage.sum() / np.pi)
@@ -118,15 +117,12 @@ def test_pixels_are_corner_based() -> None:
 @pytest.mark.parametrize("upright", [True, False])
 def test_edges_are_antialiased_across_and_down(upright: bool) -> None:
     hand, _ = rendered(0)
-    intrinsics = np.array([[500.0, 0, 112], [0, 500.0, 112], [0, 0, 1]])
     axis = np.array([0.0, 0.03, 0.0] if upright else [0.03, 0.0, 0.0])
     centre = np.array([0.0, 0.0, 0.6])
     # A rod 20.5 pixels thick: from a quarter before a pixel to a quarter into one.
     rod = one_capsule(centre - axis, centre + axis, 10.25 * 0.6 / 500 - HIT_M)
-    picture = render(rod, hand.paint, 1.0, intrinsics, SIDE_PX)
-    coverage = np.zeros(SIDE_PX * SIDE_PX)
-    np.add.at(coverage, picture.pixels, picture.samples[:, 0])
-    thickness_px = coverage.reshape(SIDE_PX, SIDE_PX).sum(axis=1 if upright else 0)[102:122]
+    picture = render(rod, hand.paint, 1.0, CAMERA, SIDE_PX)
+    thickness_px = coverage_of(picture).sum(axis=1 if upright else 0)[102:122]
     np.testing.assert_allclose(thickness_px, 20.5, atol=0.01)
 
 
@@ -148,13 +144,10 @@ def test_the_nearer_part_hides_the_farther() -> None:
 
 def test_outlines_are_antialiased_and_coverage_never_exceeds_one() -> None:
     _, picture = rendered(3)
-    coverage = np.zeros(SIDE_PX * SIDE_PX)
-    np.add.at(coverage, picture.pixels, picture.samples[:, 0])
+    coverage = coverage_of(picture)
     assert coverage.max() <= 1.0
-    partial = (coverage > 0) & (coverage < 1)
-    assert partial.sum() > 100
-    inner = picture.depth_m.reshape(-1)[coverage == 1]
-    assert np.mean(inner > 0) > 0.99
+    assert ((coverage > 0) & (coverage < 1)).sum() > 100
+    assert np.mean(picture.depth_m[coverage == 1] > 0) > 0.99
 
 
 def test_normals_face_the_camera_and_are_unit() -> None:

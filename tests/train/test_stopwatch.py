@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from train.steps.stopwatch import Stopwatch
 GPU = torch.device("cuda", 0)
 
 
+@dataclass
 class Script:
-    """A GPU of which only the clock is looked at: an event is reached when the host gets to it and the queue is done.
+    """The clock of a GPU: an event is reached when the host gets to it and the queue is done.
 
     Attributes:
         host_ms: the host's clock.
@@ -21,9 +23,9 @@ class Script:
         waits: how often the host waited for an event.
     """
 
-    def __init__(self) -> None:
-        self.host_ms = self.busy_until_ms = 0.0
-        self.waits = 0
+    host_ms: float = 0.0
+    busy_until_ms: float = 0.0
+    waits: int = 0
 
     def queue(self, work_ms: float) -> None:
         """Work that begins when what is queued is done."""
@@ -106,7 +108,7 @@ def test_events_are_forgotten_although_nobody_takes_the_seconds(script: Script) 
         with watch.running(GPU):
             script.queue(work_ms=1)
         script.host_ms += 1
-    assert len(watch._spans) <= 257
+    assert len(watch._spans) <= 2
     assert script.waits == 0
     assert watch.take_s() == pytest.approx(2.0)
 
