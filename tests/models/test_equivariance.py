@@ -93,11 +93,6 @@ def test_points_are_interleaved_and_y_points_down() -> None:
     torch.testing.assert_close(back, torch.tensor([[1.0, 0.0, 2.0, 0.0]]))
 
 
-def test_none_is_the_identity() -> None:
-    projection = torch.randn(3, 4)
-    assert undo_view(projection, random_affine(3), "none") is projection
-
-
 def test_upstream_equals_the_authors_procedure_written_as_a_loop() -> None:
     """OpenCV's rotation by minus the drawn angle about the mean, after the shift; both rows are normalised."""
     generator = torch.Generator().manual_seed(5)

@@ -7,34 +7,23 @@ from torch.nn import functional as F
 
 from models.health import health
 
-
-def both(first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack([first, second])  # (2, N, D)
-
-
-def test_perfect_and_orthogonal() -> None:
-    basis = torch.eye(6, dtype=torch.float64)
-    figures = health(both(3 * basis, basis))  # lengths do not matter
-    assert figures.alignment.item() == 0
-    assert figures.uniformity.item() == pytest.approx(-4, abs=1e-12)  # every squared distance is 2
-    assert figures.positive_rank.item() == 1
+BASIS, SAME = torch.eye(6, dtype=torch.float64), torch.ones(5, 4, dtype=torch.float64)
+POLES = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
 
 
-def test_collapse() -> None:
-    same = torch.ones(5, 4, dtype=torch.float64)
-    figures = health(both(same, same))
-    assert figures.alignment.item() == pytest.approx(0, abs=1e-12)
-    assert figures.uniformity.item() == pytest.approx(0, abs=1e-12)
-    assert figures.positive_rank.item() == 5  # chance
-
-
-def test_antipodes() -> None:
-    points = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
-    figures = health(both(points, -points))  # each positive is the antipode, as is the negative of the same view
-    assert figures.alignment.item() == 4
-    assert figures.uniformity.item() == pytest.approx(-8, abs=1e-12)
-    # The other view's negative lies on the anchor: better; the same view's negative ties with the positive.
-    assert figures.positive_rank.item() == 2.5
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (3 * BASIS, BASIS, (0, -4, 1)),  # perfect and orthogonal: every squared distance is 2; lengths do not matter
+        (SAME, SAME, (0, 0, 5)),  # collapsed: the rank of chance
+        # Each positive is the antipode, as is the negative of the same view, which ties with it; the other view's
+        # negative lies on the anchor.
+        (POLES, -POLES, (4, -8, 2.5)),
+    ],
+)
+def test_closed_forms(first: Tensor, second: Tensor, expected: tuple[float, float, float]) -> None:
+    figures = health(torch.stack([first, second]))
+    assert [figure.item() for figure in figures] == pytest.approx(expected, abs=1e-12)
 
 
 def test_chance_is_the_middle_rank() -> None:

@@ -1,12 +1,15 @@
-"""Normalisation of pixels."""
+"""Normalisation of pixels, and the projection head."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.network import IMAGENET_MEAN, IMAGENET_STD, Normalize
+from models.config import ProjectorConfig
+from models.network import IMAGENET_MEAN, IMAGENET_STD, Normalize, build_projector
 
 
 def every_pixel(layout: torch.memory_format) -> torch.Tensor:
@@ -43,3 +46,26 @@ def test_autocast_gets_the_rounded_float32_in_one_pass(dtype: torch.dtype, layou
     assert rounded.dtype == dtype
     assert rounded.is_contiguous(memory_format=layout)
     assert torch.equal(rounded, normalize(pixels).to(dtype))
+
+
+def test_the_projection_head_is_the_authors() -> None:
+    head = build_projector(ProjectorConfig(), feature_dim=32)
+    assert [type(layer) for layer in head] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    shapes = [tuple(value.shape) for value in head.parameters()]
+    assert shapes == [(512, 32), (512,), (512,), (512,), (128, 512)]  # the last layer without bias
+    assert head(torch.randn(4, 32)).shape == (4, 128)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"dim": 127}, r"dim = 127, expected an even number such as 128: .* points \(x, y\)"),
+        ({"dim": 1}, r"dim = 1, expected an even number such as 2: .* points \(x, y\)"),
+        ({"hidden": 0}, "greater than or equal to 1"),
+        ({"dim": 0}, "greater than or equal to 1"),
+        ({"dim": -2}, "greater than or equal to 1"),
+    ],
+)
+def test_wrong_sizes_of_the_head_are_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ProjectorConfig(**sizes)

@@ -67,42 +67,28 @@ def test_a_limit_on_addresses_counts() -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def hands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("hands")
-    tiny_hands.write_hands(root, poses=12)
-    return root
-
-
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("command", "key", "needs"),
     [
-        ("projector.hidden=1000000000", "projector.hidden = 1000000000: the network needs 7.6 TiB of memory on cpu"),
-        ("projector.dim=1000000000", "projector.dim = 1000000000: the network needs"),
+        ("pretrain", "projector.hidden", "7.6 TiB of memory on cpu"),
+        ("pretrain", "projector.dim", ""),
+        ("finetune", "pose.hidden", ""),
     ],
 )
 def test_a_head_too_wide_is_refused(
-    override: str, said: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, key: str, needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = tiny_run.settings(images, tmp_path / "run", override)
-    assert run_cli("pretrain", *(part for word in words for part in ("--set", word))) == 2
+    if command == "pretrain":
+        tiny_run.write_images(tmp_path / "data")
+        settings = tiny_run.settings(tmp_path / "data", tmp_path / "run", f"{key}=1000000000")
+    else:
+        tiny_hands.write_hands(tmp_path / "data", poses=12)
+        settings = tiny_hands.settings(tmp_path / "data", tmp_path / "run", "pose.head=mlp", f"{key}=1000000000")
+    assert run_cli(command, *(part for setting in settings for part in ("--set", setting))) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"error: {said}")
+    assert last.startswith(f"error: {key} = 1000000000: the network needs {needs}")
     assert "are free" in last
     assert not (tmp_path / "run" / "config.toml").exists()
-
-
-def test_a_pose_head_too_wide_is_refused(hands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = tiny_hands.settings(hands, tmp_path / "run", "pose.head=mlp", "pose.hidden=1000000000")
-    assert run_cli("finetune", *(part for word in words for part in ("--set", word))) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: pose.hidden = 1000000000: the network needs ")
 
 
 def _pretrain_in_little(settings: list[str]) -> None:
@@ -131,7 +117,7 @@ def _leave(mib: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pretrain", "overrides", "said"),
+    ("pretrain", "overrides", "message"),
     [
         (_pretrain_in_little, (), "error: encoder.name = 'resnet18': the network needs 170"),
         (
@@ -143,10 +129,10 @@ def _leave(mib: int) -> None:
     ],
 )
 def test_too_little_memory_is_one_line(
-    pretrain: Callable[[list[str]], None], overrides: tuple[str, ...], said: str, images: Path, tmp_path: Path
+    pretrain: Callable[[list[str]], None], overrides: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    settings = tiny_run.settings(images, tmp_path / "run", *overrides)
+    tiny_run.write_images(tmp_path / "images")
+    log, settings = tmp_path / "log", tiny_run.settings(tmp_path / "images", tmp_path / "run", *overrides)
     printed = ranks.finish(ranks.start_ranks(1, pretrain, settings, log=log), log, code=2)
     assert "Traceback" not in printed
-    assert printed.splitlines()[-1].startswith(said), printed
+    assert printed.splitlines()[-1].startswith(message), printed

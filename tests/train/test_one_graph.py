@@ -70,34 +70,32 @@ def test_the_pose_network_is_one_graph() -> None:
             assert counter.frame_count == graphs
 
 
-@pytest.mark.parametrize(("precision", "recompute"), [("fp32", "always"), ("bf16", "auto")])
-def test_a_step_of_pretraining_has_one_graph(precision: str, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+LARGE_CARD = ("peclr_rn50.toml", "cards/a100.toml")
+SMALL = ["train.batch=12", "train.micro_batch=4", "train.device=cpu", "encoder.weights=random"]
+
+
+@pytest.mark.parametrize(
+    ("files", "settings"),
+    [
+        ((), [*TINY, "train.precision=fp32", "train.recompute=always", "train.compile=true"]),
+        ((), [*TINY, "train.precision=bf16", "train.recompute=auto", "train.compile=true"]),
+        pytest.param(LARGE_CARD, [*SMALL, "train.precision=bf16"], marks=pytest.mark.slow),  # traces a ResNet-50
+    ],
+)
+def test_a_step_of_pretraining_has_one_graph(
+    files: tuple[str, ...], settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For all micro-batches of two steps; another one in evaluation."""
     counter = graph_counter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
-    settings = [*TINY, f"train.precision={precision}", f"train.recompute={recompute}", "train.compile=true"]
-    state = Pretraining(load_config(Config, [], [*settings, "geometry.side_px=8"]), World(), 10, fresh=True)
+    config = load_config(Config, [ROOT / "configs" / name for name in files], [*settings, "geometry.side_px=8"])
+    assert config.train.compile
+    state = Pretraining(config, World(), 10, fresh=True)
     for _ in range(2):
         state.step(as_loaded(12))  # three micro-batches
     assert counter.frame_count == 1
     torch.compile(state.network.eval())(as_loaded(4).views[0].image)
     assert counter.frame_count == 2
-
-
-@pytest.mark.slow  # traces a ResNet-50
-def test_the_configuration_for_large_cards_has_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its files say, with a small batch and narrow layers."""
-    counter = graph_counter()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
-    files = [ROOT / "configs" / name for name in ("peclr_rn50.toml", "cards/a100.toml")]
-    small = ["train.batch=12", "train.micro_batch=4", "train.device=cpu", "encoder.weights=random"]
-    config = load_config(Config, files, [*small, "train.precision=bf16", "geometry.side_px=8"])
-    assert config.train.compile
-    assert config.encoder.name == "resnet50"
-    state = Pretraining(config, World(), 10, fresh=True)
-    for _ in range(2):
-        state.step(as_loaded(12))
-    assert counter.frame_count == 1
 
 
 def test_the_loss_is_one_graph_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,26 +45,23 @@ def test_equals_the_naive_double_loop(samples: int, temperature: float) -> None:
     assert nt_xent(first, second, temperature).item() == pytest.approx(naive(first, second, temperature), abs=1e-12)
 
 
-@pytest.mark.parametrize("samples", [1, 2, 16])
-def test_all_identical_is_the_logarithm_of_the_others(samples: int) -> None:
-    same = torch.ones(samples, 4, dtype=torch.float64)
-    assert nt_xent(same, same).item() == pytest.approx(math.log(2 * samples - 1), abs=1e-14)
+SAME, BASIS = torch.ones(16, 4, dtype=torch.float64), torch.eye(32, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("samples", [2, 8])
-def test_orthogonal_embeddings(samples: int) -> None:
-    basis = torch.eye(2 * samples, dtype=torch.float64)
-    # All 2N orthogonal: the positive is as far as the negatives.
-    assert nt_xent(basis[:samples], basis[samples:]).item() == pytest.approx(math.log(2 * samples - 1), abs=1e-14)
-    # Perfect alignment: positives equal, negatives orthogonal.
-    aligned = math.log(1 + (2 * samples - 2) * math.exp(-1 / 0.5))
-    assert nt_xent(basis[:samples], basis[:samples]).item() == pytest.approx(aligned, abs=1e-14)
-
-
-def test_opposite_positives() -> None:
-    basis = torch.eye(4, dtype=torch.float64)
-    expected = math.log(math.exp(-2) + 6) + 2  # 2N - 2 orthogonal negatives
-    assert nt_xent(basis, -basis).item() == pytest.approx(expected, abs=1e-14)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (SAME[:1], SAME[:1], 0.0),
+        (SAME, SAME, math.log(31)),  # all identical: the logarithm of the number of others
+        (BASIS[:2], BASIS[2:4], math.log(3)),  # all orthogonal: the positive is as far as the negatives
+        (BASIS[:8], BASIS[8:16], math.log(15)),
+        (BASIS[:2], BASIS[:2], math.log(1 + 2 * math.exp(-2))),  # aligned: positives equal, negatives orthogonal
+        (BASIS[:8], BASIS[:8], math.log(1 + 14 * math.exp(-2))),
+        (BASIS[:4], -BASIS[:4], math.log(math.exp(-2) + 6) + 2),  # opposite positives
+    ],
+)
+def test_closed_forms(first: Tensor, second: Tensor, expected: float) -> None:
+    assert nt_xent(first, second).item() == pytest.approx(expected, abs=1e-14)
 
 
 def test_cold_temperature_neither_overflows_nor_underflows() -> None:
