@@ -15,10 +15,10 @@ from models.encoders import build_encoder, make_encoder
 
 def save_resnet18(path: Path) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = torchvision.models.resnet18(weights=None).state_dict()
+    saved = {f"module.{name}": tensor for name, tensor in state.items()} if "parallel" in path.name else state
     if path.suffix == ".safetensors":
-        safetensors.torch.save_file(state, path)
+        safetensors.torch.save_file(saved, path)
     else:
-        saved = {f"module.{name}": tensor for name, tensor in state.items()} if "parallel" in path.name else state
         torch.save({"state_dict": saved} if "nested" in path.name else saved, path)
     return state
 

@@ -42,16 +42,13 @@ def random_hands(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Ten
         skeletons.append(pose_hand(draw_shape(rng), angles).joints_m)
     hands = np.stack(skeletons)[rng.integers(len(skeletons), size=count)]
     turns = np.linalg.qr(rng.normal(size=(count, 3, 3)))[0]  # mirrored half of the time: left hands
-    center = np.stack(
-        [rng.uniform(-0.1, 0.1, count), rng.uniform(-0.1, 0.1, count), rng.uniform(0.35, 1.2, count)], axis=1
-    )
+    center = rng.uniform([-0.1, -0.1, 0.35], [0.1, 0.1, 1.2], (count, 3))
     joints = hands @ turns + center[:, None]
     scale = np.linalg.norm(joints[:, HAND.reference_bone[0]] - joints[:, HAND.reference_bone[1]], axis=1)
-    intrinsics = np.zeros((count, 3, 3))
+    intrinsics = np.tile(np.eye(3), (count, 1, 1))
     intrinsics[:, 0, 0], intrinsics[:, 1, 1] = rng.uniform(300, 900, (2, count))
     intrinsics[:, 0, 1] = rng.uniform(-2, 2, count)
     intrinsics[:, :2, 2] = rng.uniform(80, 350, (count, 2))
-    intrinsics[:, 2, 2] = 1
     linear = np.linalg.qr(rng.normal(size=(count, 2, 2)))[0] * rng.uniform(0.3, 2.5, (count, 1, 1))
     views = np.concatenate([linear, rng.uniform(-100, 200, (count, 2, 1))], axis=2)
     joints_m, scale_m, k, matrix = (torch.from_numpy(array) for array in (joints, scale, intrinsics, views))
@@ -115,14 +112,11 @@ def test_root_depth_equals_a_search_for_the_bones_length() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=6, max_size=6))
-def test_root_depth_is_finite_whatever_the_network_says(values: list[float]) -> None:
-    normalized, depths = torch.zeros(1, 21, 2), torch.zeros(1, 21)
-    normalized[0, HAND.reference_bone[0]], normalized[0, HAND.reference_bone[1]] = (
-        torch.tensor(values[i : i + 2]) for i in (0, 2)
-    )
-    depths[0, HAND.reference_bone[0]], depths[0, HAND.reference_bone[1]] = values[4], values[5]
+def test_root_depth_is_finite_for_any_output(values: list[float]) -> None:
+    normalized, depths = torch.zeros(2, 21, 2), torch.zeros(2, 21)  # and a hand of zeros
+    normalized[0, HAND.reference_bone] = torch.tensor(values[:4]).view(2, 2)
+    depths[0, HAND.reference_bone] = torch.tensor(values[4:])
     assert solve_root_depth(normalized, depths, HAND.reference_bone).isfinite().all()
-    assert solve_root_depth(torch.zeros(1, 21, 2), torch.zeros(1, 21), HAND.reference_bone).isfinite().all()
 
 
 def test_normalized_keypoints_do_not_depend_on_the_view() -> None:
@@ -130,16 +124,11 @@ def test_normalized_keypoints_do_not_depend_on_the_view() -> None:
     source_px = project(joints_m, k)
     in_view = normalize_keypoints(moved(source_px, matrix), view_intrinsics(k, matrix))
     torch.testing.assert_close(in_view, joints_m[..., :2] / joints_m[..., 2:], atol=1e-10, rtol=0)
+    torch.testing.assert_close(project(joints_m, view_intrinsics(k, matrix)), moved(source_px, matrix))
     homogeneous = torch.cat([source_px, torch.ones(100, 21, 1, dtype=torch.float64)], dim=2)
-    expected = homogeneous @ torch.linalg.inv(k).mT
-    torch.testing.assert_close(normalize_keypoints(source_px, k), expected[..., :2])
-    one_for_all = normalize_keypoints(source_px, k[:1])
-    torch.testing.assert_close(one_for_all, (homogeneous @ torch.linalg.inv(k[:1]).mT)[..., :2])
-
-
-def test_view_intrinsics_project_into_the_view() -> None:
-    joints_m, _, k, matrix = random_hands(20, seed=3)
-    torch.testing.assert_close(project(joints_m, view_intrinsics(k, matrix)), moved(project(joints_m, k), matrix))
+    for intrinsics in (k, k[:1]):  # one each, and one for all
+        expected = homogeneous @ torch.linalg.inv(intrinsics).mT
+        torch.testing.assert_close(normalize_keypoints(source_px, intrinsics), expected[..., :2])
 
 
 def test_wrist_is_as_far_beyond_the_palm_as_the_middle_finger_before_it() -> None:
@@ -150,34 +139,17 @@ def test_wrist_is_as_far_beyond_the_palm_as_the_middle_finger_before_it() -> Non
     assert torch.equal(wrist_from_palm(palm)[:, 1:], joints_m[:, 1:])
 
 
-class Fixed(nn.Module):
-    """A head that always says the same."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.values = values
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.values.flatten(1)
-
-
-def network_saying(keypoints_px: Tensor, depth: Tensor, side_px: int, config: PoseConfig) -> PoseNetwork:
-    network = PoseNetwork(make_encoder("resnet18"), config).double().eval()
-    values = torch.cat([keypoints_px / side_px - 0.5, depth[..., None]], dim=2)
-    network.head = Fixed(values)
-    return network
-
-
 def test_network_turns_a_perfect_head_into_the_true_hand() -> None:
     joints_m, scale_m, k, matrix = random_hands(64, seed=4)
     depths = relative_depths(joints_m, scale_m, "wrist")
     keypoints_px = moved(project(joints_m, k), matrix)
     root_depth = joints_m[:, 0, 2] / scale_m
     usual = (root_depth > ROOT_DEPTH_RANGE[0]) & (root_depth < ROOT_DEPTH_RANGE[1])
-    said = depths.clone()
-    said[:, 0] = 7  # what the head says of the root itself is ignored
-    network = network_saying(keypoints_px, said, 64, PoseConfig(refine=False))
-    output = network.from_features(torch.zeros(64, 512), view_intrinsics(k, matrix), side_px=64)
+    head_output = torch.cat([keypoints_px / 64 - 0.5, depths[..., None]], dim=2)
+    head_output[:, 0, 2] = 7  # the head's depth of the root itself is ignored
+    network = PoseNetwork(make_encoder("resnet18"), PoseConfig(refine=False)).double().eval()
+    network.head = nn.Flatten()
+    output = network.from_features(head_output, view_intrinsics(k, matrix), side_px=64)
     torch.testing.assert_close(output.keypoints_px, keypoints_px)
     torch.testing.assert_close(output.relative_depth, depths, atol=1e-12, rtol=0)
     assert torch.equal(output.root_depth, output.root_depth_unrefined)

@@ -71,7 +71,7 @@ def test_any_number_of_ranks_trains_the_same_function(
     model = network()
     loss, expected = plain_gradients(model, SAMPLES, MICRO_BATCH, loss_of)
     model = network()
-    alone = run(model, SAMPLES, MICRO_BATCH, loss=loss_of)
+    single = run(model, SAMPLES, MICRO_BATCH, loss=loss_of)
     shares = [len(micro_batch_share(SAMPLES, MICRO_BATCH, rank, world_size)) for rank in range(world_size)]
     assert len(set(shares)) == (2 if world_size == 3 else 1)
     for rank in range(world_size):
@@ -80,7 +80,7 @@ def test_any_number_of_ranks_trains_the_same_function(
         assert described == repr(World(rank, world_size, rank, torch.device("cpu"), world_size))
         assert difference == 0 if recompute == "always" else difference is None
         torch.testing.assert_close(their_loss, loss, atol=1e-12, rtol=0)
-        torch.testing.assert_close(embeddings, alone.embeddings, atol=1e-12, rtol=0)
+        torch.testing.assert_close(embeddings, single.embeddings, atol=1e-12, rtol=0)
         assert_same(their_gradients, expected)
         assert_same(their_buffers, buffers(model))
 
@@ -109,9 +109,9 @@ def test_synchronised_batch_norm_is_that_of_the_micro_batches_of_all_ranks(tmp_p
     views = tuple(View(v.image[order], v.matrix[order], v.source_to_view_px[order]) for v in everything.views)
     model = network()
     step = exact_step(model, batch=8, micro_batch=4)
-    alone = step(Batch(views, everything.samples[order], everything.positions[order]))
+    single = step(Batch(views, everything.samples[order], everything.positions[order]))
     for rank in range(2):
         loss, their_gradients, their_buffers = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
-        torch.testing.assert_close(loss, alone.loss, atol=1e-10, rtol=0)
+        torch.testing.assert_close(loss, single.loss, atol=1e-10, rtol=0)
         assert_same(their_gradients, gradients(model), relative=1e-8)
         assert_same(their_buffers[:2], buffers(model)[:2], relative=1e-8)
