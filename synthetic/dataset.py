@@ -98,7 +98,7 @@ def make_dataset(
     Workers are spawned, not forked: a script that calls this needs the usual `if __name__ == "__main__"`.
 
     Args:
-        out: output folder: missing, empty, or with this same dataset, finished or not.
+        out: missing, empty, or with this same dataset, finished or not.
         poses: number of poses of the training part; each has four images.
         scenes: backgrounds with their light, shared by all poses.
         workers: processes; by default one per core that this process may use.
@@ -140,7 +140,7 @@ def _marker(recipe: Recipe) -> str:
 
 
 def _is_finished(out: Path, recipe: Recipe) -> bool:
-    """Whether `out` holds this dataset, finished. Anything but this dataset or its beginning is a `UserError`."""
+    """Whether `out` holds this dataset, finished. Anything else than this dataset is a `UserError`."""
     if not out.exists():
         return False
     if not out.is_dir():

@@ -6,7 +6,6 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision
-from pydantic import ValidationError
 
 from errors import UserError
 from models.config import EncoderConfig
@@ -116,8 +115,3 @@ def test_failing_download_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
     with pytest.raises(UserError, match=r"resnet18.*cannot be downloaded .*no route to host.*\"random\".*state dict"):
         build_encoder(EncoderConfig("resnet18"))
-
-
-def test_config_names_its_mistakes() -> None:
-    with pytest.raises(ValidationError, match="resnet18"):
-        EncoderConfig(name="resnet20")

@@ -94,7 +94,7 @@ def test_timm_is_optional() -> None:
 
 def test_the_configuration_checks_only_the_family() -> None:
     assert EncoderConfig("timm/anything").name == "timm/anything"
-    for unknown in ("timm", "tim/test_vit", "test_vit", ""):
+    for unknown in ("timm", "tim/test_vit", "test_vit", "resnet20", ""):
         with pytest.raises(ValidationError, match=r"'resnet50'.* or a model of timm such as 'timm/vit_small"):
             EncoderConfig(unknown)
 

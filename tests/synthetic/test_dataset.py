@@ -1,5 +1,5 @@
 import json
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -194,6 +194,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_image(workers: int, made: Pa
 
 def test_killed_workers_are_one_line_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = Mock(side_effect=BrokenProcessPool("terminated abruptly"))
-    monkeypatch.setattr(dataset.ProcessPoolExecutor, "map", killed)
+    monkeypatch.setattr(ProcessPoolExecutor, "map", killed)
     with pytest.raises(UserError, match=r"hands: a rendering process was killed from outside.*--workers 1"):
         render(tmp_path / "hands", workers=2)

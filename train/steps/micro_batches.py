@@ -17,9 +17,8 @@ from train.steps.stopwatch import Stopwatch
 class MicroBatchStep:
     """Computes the gradient of one global batch. The caller runs the optimiser.
 
-    Batch norm sees one micro-batch. Running statistics take one momentum step per call, towards the mean of the
-    statistics of all micro-batches on all ranks. So loss, gradient and buffers depend on `micro_batch`, but not on the
-    number of ranks, up to the order of sums.
+    Batch norm sees one micro-batch; running statistics take one momentum step per call (see `batch_statistics`). So
+    loss, gradient and buffers depend on `micro_batch`, but not on the number of ranks, up to the order of sums.
 
     Attributes:
         network: the network whose parameters get the gradient.
