@@ -313,7 +313,8 @@ def test_an_encoder_starts_from_a_run_of_pre_training(tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = build_encoder(EncoderConfig("resnet18", "random"))
     network = {f"encoder.resnet.{name}": value for name, value in encoder.library_state_dict().items()}
-    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {**network, "projector.0.bias": torch.zeros(3)}}
+    config = {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}}
+    saved = {"config": config, "network": {**network, "projector.0.bias": torch.zeros(3)}}
     run = tmp_path / "run"
     checkpoint = Checkpoints(run / "checkpoints", keep=1).save(7, saved)
     for start in (run, checkpoint):

@@ -232,7 +232,7 @@ def test_a_run_to_compare_with_is_named_if_it_was_trained_on_the_images(
 
 
 def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
-    saved = {"config": {"encoder": {"name": "resnet18"}}, "network": {}}
+    saved = {"config": {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}}, "network": {}}
     Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)
     with pytest.raises(UserError, match="is from pre-training and predicts no poses"):
         call(run, tmp_path / "out", compare=tmp_path / "pre", progress=lambda *_: pytest.fail("it was measured first"))

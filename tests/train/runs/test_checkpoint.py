@@ -21,7 +21,7 @@ from train.runs.checkpoint import BackgroundWriter, Checkpoints, is_whole, load_
 
 def state(value: float = 1.0, count: int = 5000) -> dict[str, Any]:
     return {
-        "config": {"encoder": {"name": "resnet18"}},
+        "config": {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}},
         "network": {"weight": torch.full((count,), value)},
         "scheduler": {"steps": [1, 2]},
     }
