@@ -177,13 +177,16 @@ def _boxes(entries: Sequence[Annotation]) -> str:
 
 def _begin(out: Path, recipe: Recipe) -> None:
     """Write the arguments down, so that a later call can continue, and remove half-written files."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / _BEGUN, _marker(recipe))
-    for part in parts_of(recipe):
-        folder = out / part.name / "rgb"
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob("*.part"):
-            leftover.unlink()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / _BEGUN, _marker(recipe))
+        for part in parts_of(recipe):
+            folder = out / part.name / "rgb"
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*.part"):
+                leftover.unlink()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written to ({error.strerror}): choose another folder") from error
 
 
 def _render_poses(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[DatasetPart, Annotation]]:
