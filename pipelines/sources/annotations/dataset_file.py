@@ -24,7 +24,7 @@ def dataset_file(file: Path, expected: str, remedy: str = "Unpack the dataset ag
     """
     try:
         yield regular(file)
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}; expected {expected}. {remedy}") from error
