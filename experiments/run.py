@@ -24,7 +24,7 @@ from train.config.pretraining import Config
 from train.finetune import finetune
 from train.pose.metrics import METRICS, metric_of
 from train.pretrain import pretrain
-from train.probe.read_out import fit_read_out
+from train.read_out import fit_read_out
 from train.runs.checkpoint import find_checkpoint
 from train.runs.log import progress_bar
 from writing import write_text

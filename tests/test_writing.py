@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from errors import UserError
 from tests.full_disk import files_of_at_most
 from tests.test_structure import FILES, ROOT
-from train.pictures import save_figure, save_sheet
+from train.runs.pictures import save_figure, save_sheet
 from writing import NotWritten, refuse_inputs, whole_file, write_bytes, write_text
 
 

@@ -20,9 +20,9 @@ from pipelines.samples.index import Index
 from pipelines.samples.order import rows_per_batch
 from train.config.pretraining import Config
 from train.distributed.world import World
-from train.pictures import save_loss
 from train.probe.linear_probe import Probe, build_probe
 from train.runs.folder import Resume, RunFolder
+from train.runs.pictures import save_loss
 from train.steps.batch_statistics import synchronise
 from train.steps.exact import ExactStep, StepResult, embed_views
 from train.steps.optim import Lars, build_optimizer, describe

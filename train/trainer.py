@@ -27,12 +27,12 @@ from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.together import steps_of_all_ranks, together
 from train.distributed.world import World, described_world, joined, require_same
-from train.pictures import save_views
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, load_checkpoint
 from train.runs.folder import Resume, RunFolder
 from train.runs.log import warned_once
 from train.runs.meter import Meter
+from train.runs.pictures import save_views
 from train.runs.profiler import profiled
 from train.runs.trackers import require_installed
 from train.steps.optim import describe

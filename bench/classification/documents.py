@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from bench.measure import interval_of_mean
 from bench.rows import Row, rows_of
-from train.pictures import save_figure
+from train.runs.pictures import save_figure
 
 FILE: Final = "photographs.jsonl"
 PICTURE: Final = "photographs.png"

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.classification.encoders import Floats, Pixels
 from bench.classification.labels import Labels, Rows
-from train.pictures import Image, save_sheet
+from train.runs.pictures import Image, save_sheet
 
 SIDE_PX: Final = 64
 COUNT: Final = 5

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from bench.rows import Row
 from bench.studies.rows import FILES, SCALES, Gain, StudyRows, claims_of_paper, improvement, study_names, study_rows
 from train.config.load import read_toml
-from train.pictures import save_figure
 from train.pose.metrics import METRICS
+from train.runs.pictures import save_figure
 
 _AS_IN_PAPER, _OTHER_SIGN, _SEED = "#2f6f4f", "#b3412f", "#9aa5b1"
 

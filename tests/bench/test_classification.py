@@ -31,7 +31,7 @@ from tests.command_line import run_cli
 from tests.conftest import Record
 from tests.train.narrow import narrow_resnet18
 from tools import sign_digits
-from train.pictures import read_sheet
+from train.runs.pictures import read_sheet
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from matplotlib.figure import Figure
 
-from train.pictures import log_axis
+from train.runs.pictures import log_axis
 
 
 @pytest.mark.parametrize("values", [[36, 41], [0.9, 2.2], [3, 40], [9, 1000], [3, 4000]])

@@ -23,7 +23,7 @@ from train.evaluation.network_errors import evaluation_config
 from train.pose.inference import canonical_loader, estimate_poses
 from train.pose.labels import labels_to_learn
 from train.pose.pose_run import load_pose_run
-from train.probe.read_out import ALPHA, fit_read_out
+from train.read_out import ALPHA, fit_read_out
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -14,8 +14,8 @@ from skeleton import HAND
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.tables import to_dict
-from train.pictures import draw_skeleton
 from train.runs.checkpoint import Checkpoints
+from train.runs.pictures import draw_skeleton
 from train.weights.starting_weights import start_pose_network
 
 SIDE_PX = 64

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skeleton import BODY
-from train.pictures import draw_skeleton
+from train.runs.pictures import draw_skeleton
 
 SIDE_PX = 64
 _STANDING = {

@@ -109,7 +109,7 @@ def probe(start: str | None, out: str | None, resume: Resume, **options: Any) ->
     from train.config.finetuning import FinetuneConfig
 
     config = _resolve(FinetuneConfig, {"encoder.weights": start, "run.out": out}, fresh=resume == "never", **options)
-    from train.probe.read_out import fit_read_out
+    from train.read_out import fit_read_out
     from train.runs.log import configure_logging
 
     configure_logging()

@@ -11,7 +11,7 @@ from pipelines.loader import Loader
 from pipelines.samples.order import RankSlice, Schedule, build_order
 from pipelines.sources import load_index
 from train.config.pretraining import Config
-from train.pictures import save_views
+from train.runs.pictures import save_views
 from writing import refuse_inputs
 
 

@@ -21,7 +21,6 @@ from rich.table import Table
 from errors.terminal import printable
 from pipelines.config import each_source
 from train.evaluation.network_errors import Evaluation
-from train.pictures import Image, save_figure, save_sheet
 from train.pose.inference import Poses
 from train.pose.metrics import (
     METRICS,
@@ -34,6 +33,7 @@ from train.pose.metrics import (
     pck_curve,
 )
 from train.pose.pictures import pose_picture
+from train.runs.pictures import Image, save_figure, save_sheet
 from writing import write_text
 
 CAPTION_PX = 20

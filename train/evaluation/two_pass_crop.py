@@ -16,9 +16,9 @@ from models.pose import PoseNetwork, view_intrinsics
 from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.pictures import Image
 from train.pose.inference import Floats, Poses, Progress, with_wrist
 from train.pose.labels import PoseLabels, left_for_right
+from train.runs.pictures import Image
 from writing import whole_file, write_text
 
 FIRST_BOX_FRAC = 0.33

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from skeleton import Skeleton
-from train.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
 from train.pose.inference import Floats, Poses
 from train.pose.labels import PoseLabels
 from train.pose.validation import best_of
+from train.runs.pictures import Image, draw_skeleton, log_axis, save_figure, save_sheet
 
 POSE_PX = 192
 """Side in pixels of each picture of a pose in predictions.png and worst.png."""

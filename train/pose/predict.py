@@ -27,10 +27,10 @@ from pipelines.sources.boxes import squares_around
 from pipelines.sources.folder import load_folder
 from pipelines.views.reach import magnification_range
 from train.distributed.world import single_process
-from train.pictures import Image
 from train.pose.inference import Poses, Progress, estimate_poses
 from train.pose.pose_run import PoseRun, load_pose_run
 from train.pose.prediction_picture import Box, Prediction, save_prediction
+from train.runs.pictures import Image
 from writing import is_among, write_text
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")

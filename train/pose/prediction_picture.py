@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from errors.terminal import printable
 from skeleton import Skeleton
-from train.pictures import Image, save_figure
 from train.pose.metrics import Floats
+from train.runs.pictures import Image, save_figure
 
 Box = tuple[float, float, float, float]
 

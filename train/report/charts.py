@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from skeleton import Skeleton
-from train.pictures import level_line, log_axis
+from train.runs.pictures import level_line, log_axis
 
 SERIES: Final = 6
 """Number of colours for series, as in the page's style sheet."""

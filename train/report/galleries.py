@@ -12,11 +12,11 @@ import numpy as np
 
 from errors import UserError
 from train.evaluation.report import CAPTION_PX
-from train.pictures import Image, read_sheet, shown_side_px
 from train.pose.metrics import METRICS
 from train.pose.pictures import POSE_PX
 from train.report.contents import Measured, Run, read_json
 from train.report.numbers import as_text
+from train.runs.pictures import Image, read_sheet, shown_side_px
 
 SHOWN: Final = 12
 """Largest number of pictures of a kind."""

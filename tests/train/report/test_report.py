@@ -24,13 +24,13 @@ from train.config.load import load_config
 from train.config.pretraining import Config
 from train.evaluation.evaluate import evaluate
 from train.finetune import finetune
-from train.pictures import read_sheet, save_sheet
 from train.pose.metrics import METRICS
 from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.contents import Measured, measured, read_runs
 from train.report.numbers import as_text, in_words, table
 from train.report.write import write_report
+from train.runs.pictures import read_sheet, save_sheet
 
 pytestmark = pytest.mark.usefixtures("narrow")
 VOID = {"meta", "link", "img", "br", "hr", "input"}
