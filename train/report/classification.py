@@ -14,7 +14,7 @@ from errors import UserError
 from train.report.charts import Line, line_chart
 from train.report.contents import read_json
 from train.report.curves import Curves
-from train.report.galleries import Gallery, tile
+from train.report.galleries import Gallery, Tile, tile
 
 _BASELINES: Final = {
     "constant": "always the most frequent class",
@@ -77,29 +77,14 @@ def read_classification(folder: Path) -> Classification:
         ) from error
 
 
-def _shown(found: Mapping[str, Any], picture: Any) -> Classification:
+def _shown(found: Mapping[str, Any], picture: Tile) -> Classification:
     entries = found["encoders"]
     first = next(entry for entry in entries if "confusion" in entry)
     counts = np.array(first["confusion"], np.int64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     few = [int(count) for count in first["few"]]
-    accuracy = {entry["name"]: _share(entry["accuracy"]) for entry in entries}
-    others = ", ".join(
-        f"{accuracy[name].text} from {what}"
-        for name, what in (("pixels", "the pixels"), ("random", "the same network with random weights"))
-    )
-    measured = accuracy[first["name"]]
-    interval = f" (95\N{NO-BREAK SPACE}% interval {measured.interval})" if measured.interval else ""
-    verdict = (
-        f"On frozen features of “{first['name']}”, a linear classifier tells {len(found['classes'])} classes apart: it "
-        f"is right on {measured.text} of {found['tested']} samples{interval}, all of groups that it was not fitted to. "
-        f"For comparison: {others}, {accuracy['constant'].text} for always the same class."
-    )
-    if few:
-        alone = [fmean(entry["few"][str(few[0])]) for entry in entries if entry["name"] in (first["name"], "pixels")]
-        verdict += f" With the labels of only {few[0]} groups: {alone[0]:.1%}, and {alone[1]:.1%} from the pixels."
     return Classification(
-        verdict,
+        _verdict(found, first, few),
         ["logistic regression", f"{found['neighbours']} nearest neighbours",
          *(f"labels of {count} groups" for count in few)],
         [
@@ -109,7 +94,7 @@ def _shown(found: Mapping[str, Any], picture: Any) -> Classification:
             ])
             for entry in entries
         ],
-        [_how(found), *_seen(entries)],
+        _notes(found),
         _curves(entries, few) if few else None,
         found["classes"],
         [list(zip(row, part, strict=True)) for row, part in zip(counts.tolist(), shares.tolist(), strict=True)],
@@ -123,29 +108,45 @@ def _shown(found: Mapping[str, Any], picture: Any) -> Classification:
     )  # fmt: skip
 
 
+def _verdict(found: Mapping[str, Any], first: Mapping[str, Any], few: Sequence[int]) -> str:
+    entries = {entry["name"]: entry for entry in found["encoders"]}
+    accuracy = {name: _share(entry["accuracy"]) for name, entry in entries.items()}
+    measured = accuracy[first["name"]]
+    interval = f" (95\N{NO-BREAK SPACE}% interval {measured.interval})" if measured.interval else ""
+    words = (
+        f"On frozen features of “{first['name']}”, a linear classifier tells {len(found['classes'])} classes apart: it "
+        f"is right on {measured.text} of {found['tested']} samples{interval}, all of groups that it was not fitted to. "
+        f"For comparison: {accuracy['pixels'].text} from the pixels, {accuracy['random'].text} from the same network "
+        f"with random weights, {accuracy['constant'].text} for always the same class."
+    )
+    if few:
+        trained, pixels = (fmean(entry["few"][str(few[0])]) for entry in (first, entries["pixels"]))
+        words += f" With the labels of only {few[0]} groups: {trained:.1%}, and {pixels:.1%} from the pixels."
+    return words
+
+
 def _what(entry: Mapping[str, Any]) -> str:
     """What an encoder is, in a few words."""
     kind = entry.get("trained")
     if kind is None:
         return _BASELINES[entry["name"]]
-    method = {"pre-training": {"none": "pre-trained by SimCLR"}.get(entry.get("variant", ""), "pre-trained by PeCLR")}
-    how = method.get(kind, "fine-tuned with labels")
+    method = "SimCLR" if entry.get("variant") == "none" else "PeCLR"
+    how = f"pre-trained by {method}" if kind == "pre-training" else "fine-tuned with labels"
     return f"{entry['encoder']}, {how}, {entry['steps']:,} steps of {entry['batch']} images"
 
 
-def _how(found: Mapping[str, Any]) -> str:
-    return (
+def _notes(found: Mapping[str, Any]) -> list[str]:
+    """How it was measured, and which encoders were trained on tested images."""
+    notes = [
         f"{found['tested']} of {found['samples']} samples are tested, of {found['groups_tested']} of {found['groups']} "
         "groups. The classifier is fitted to samples of other groups. Intervals are 95 %, bootstrapped over groups, "
         "and do not include the variation between training runs. With few labels: the mean of several draws of groups."
-    )
-
-
-def _seen(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line about encoders that were trained on tested images."""
-    seen = {entry["name"]: entry["trained_on_tested"] for entry in entries if entry["trained_on_tested"] != 0}
-    told = [f"“{name}” on {'an unknown number' if count is None else count}" for name, count in seen.items()]
-    return [f"Trained on tested files: {', '.join(told)}. Copies elsewhere are not recognised."] if told else []
+    ]
+    seen = {entry["name"]: entry["trained_on_tested"] for entry in found["encoders"]}
+    words = [f"“{name}” on {'an unknown number' if n is None else n}" for name, n in seen.items() if n != 0]
+    if words:
+        notes.append(f"Trained on tested files: {', '.join(words)}. Copies elsewhere are not recognised.")
+    return notes
 
 
 def _share(interval: Mapping[str, float | None] | None) -> Any:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 from errors import UserError
-from parsing import regular
+from parsing import parse_json, regular
+from train.config.finetuning import FinetuneConfig
+from train.config.load import load_config, read_toml
+from train.config.pretraining import Config
 from train.runs.folder import RunFolder
 
-Kind = Literal["pre-training", "fine-tuning"]
-
-_CURVES: Final[Mapping[Kind, Sequence[str]]] = {
-    "pre-training": ("positive_rank",),
-    "fine-tuning": ("keypoints_px", "depth"),
-}
-"""Keys of metrics.jsonl that only one kind of run has."""
+Row = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,21 +23,22 @@ class Run:
 
     Attributes:
         name: displayed name: the starting weights of fine-tuning, or the folder's name.
-        config: tables of the configuration, as plain values.
-        config_text: the configuration as TOML.
         rows: rows of metrics.jsonl.
         validations: rows of validation.jsonl: validations of fine-tuning, probes of pre-training.
         evaluation: results of `evaluate`, or None.
     """
 
     folder: RunFolder
-    kind: Kind
     name: str
-    config: Mapping[str, Any]
-    config_text: str
-    rows: Sequence[Mapping[str, Any]]
-    validations: Sequence[Mapping[str, Any]]
+    config: Config | FinetuneConfig
+    rows: Sequence[Row]
+    validations: Sequence[Row]
     evaluation: Mapping[str, Any] | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the run in words."""
+        return "pre-training" if isinstance(self.config, Config) else "fine-tuning"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,55 +65,29 @@ def read_run(root: Path) -> Run:
         UserError: the folder is not a run's folder, or a file in it cannot be read.
     """
     folder = RunFolder(root, keep=1)
-    try:
-        text = regular(folder.config_file).read_text()
-        config = tomllib.loads(text)
-        if not config:
-            raise ValueError("it is empty")
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+    tables = read_toml(folder.config_file) if folder.config_file.exists() else {}
+    if not tables:
         raise UserError(
-            f"{root} is not a run's folder: config.toml cannot be read ({why}); expected a folder that pretrain or "
-            "finetune wrote. Name such a folder"
-        ) from error
-    kind: Kind = "fine-tuning" if "pose" in config else "pre-training"
-    if not _is_of_run(config):
-        raise UserError(
-            f"{folder.config_file} holds no configuration of a run; expected what pretrain or finetune wrote. Restore "
-            "it, or name another run"
+            f"{root} is not a run's folder: {folder.config_file.name} is missing or empty; expected a folder that "
+            "pretrain or finetune wrote. Name such a folder"
         )
-    rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in _CURVES[kind])]
+    config: Config | FinetuneConfig
+    if "pose" in tables:
+        config = load_config(FinetuneConfig, [folder.config_file], [])
+        starts = {"random": "from scratch", "imagenet": "from ImageNet"}
+        name, shown = starts.get(config.encoder.weights, "pre-trained"), ["keypoints_px", "depth"]
+        validations = folder.read_validations()
+    else:
+        config = load_config(Config, [folder.config_file], [])
+        name, shown, validations = root.name, ["positive_rank"], folder.read_probes()
+    rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in shown)]
     if not rows:
         raise UserError(
             f"{root} has no rows in metrics.jsonl: it has not trained yet, or it is a result of 'probe', which takes "
             "no steps. Name a run of pretrain or finetune"
         )
-    evaluation_file = root / "evaluation" / "metrics.json"
-    evaluation = read_json(evaluation_file) if evaluation_file.exists() else None
-    name = root.name
-    if kind == "fine-tuning":
-        starts = {"random": "from scratch", "imagenet": "from ImageNet"}
-        name = starts.get(config["encoder"]["weights"], "pre-trained")
-    validations = folder.read_validations() if kind == "fine-tuning" else folder.read_probes()
-    return Run(folder, kind, name, config, text, rows, validations, evaluation)
-
-
-def sources_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tables of the run's datasets."""
-    return config["data"] if isinstance(config["data"], list) else [config["data"]]
-
-
-def _is_of_run(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration has all keys that a report shows."""
-    try:
-        sources = sources_of(config)
-        words = [config["encoder"]["name"], config["encoder"]["weights"]]
-        words += [source[key] for source in sources for key in ("root", "split", "source")]
-        numbers = [config["train"]["batch"], config["geometry"]["side_px"]]
-        numbers += [source["label_fraction"] for source in sources]
-    except (KeyError, TypeError):
-        return False
-    return all(isinstance(word, str) for word in words) and all(type(number) in (int, float) for number in numbers)
+    evaluation = root / "evaluation" / "metrics.json"
+    return Run(folder, name, config, rows, validations, read_json(evaluation) if evaluation.exists() else None)
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:
@@ -136,47 +106,45 @@ def measured(runs: Sequence[Run]) -> Measured | None:
     Two runs that were compared come first, with the results stored in the comparison. Other runs are added if they were
     measured on the same images with the same crop and alignment.
     """
-    tuned = [run for run in runs if run.kind == "fine-tuning"]
-    pair = next(((run, other) for run in tuned for other in tuned if _compares(run, other)), None)
-    columns: list[tuple[Run, Mapping[str, Any]]] = []
-    difference = None
-    if pair is not None and (evaluation := pair[0].evaluation) is not None:
-        difference = evaluation["comparison"]["difference"]
-        columns = [(pair[0], evaluation), (pair[1], evaluation["comparison"]["other"])]
-    elsewhere = []
-    for run in tuned:
-        if run.evaluation is None or any(run is shown for shown, _ in columns):
-            continue
-        if columns and _measured_on(run.evaluation) != _measured_on(columns[0][1]):
-            elsewhere.append(run)
-        else:
-            columns.append((run, run.evaluation))
+    evaluations = [(run, run.evaluation) for run in runs if run.kind == "fine-tuning" and run.evaluation is not None]
+    columns, difference = evaluations[:1], None
+    for run, evaluation in evaluations:
+        comparison = evaluation.get("comparison")
+        other = next((other for other in runs if comparison and _is_of(comparison["minus"], other)), None)
+        if comparison and other is not None:
+            columns, difference = [(run, evaluation), (other, comparison["other"])], comparison["difference"]
+            break
     if not columns:
         return None
+    shown, elsewhere = [run for run, _ in columns], []
+    for run, evaluation in evaluations:
+        if run in shown:
+            continue
+        if _images_of(evaluation) == _images_of(columns[0][1]):
+            columns.append((run, evaluation))
+        else:
+            elsewhere.append(run)
     return Measured([run for run, _ in columns], [result for _, result in columns], difference, elsewhere)
 
 
-def _measured_on(evaluation: Mapping[str, Any]) -> list[Any]:
+def _is_of(checkpoint: str, run: Run) -> bool:
+    return run.folder.root.resolve() in Path(checkpoint).resolve().parents
+
+
+def _images_of(evaluation: Mapping[str, Any]) -> list[Any]:
     """What has to be equal for two evaluations to be compared: the images, and how they were cropped and aligned."""
     sources = [{**source, "box_margin": None} for source in evaluation.get("sources", ())]
     return [sources, *(evaluation[key] for key in ("data", "crop", "alignment", "images"))]
 
 
-def _compares(run: Run, other: Run) -> bool:
-    """Whether the evaluation of a run contains a comparison with the other."""
-    if run.evaluation is None or "comparison" not in run.evaluation:
-        return False
-    return other.folder.root.resolve() in Path(run.evaluation["comparison"]["minus"]).resolve().parents
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """Read an object from a JSON file. A file that cannot be read, or is not an object, is a `UserError`."""
     try:
-        content = json.loads(regular(file).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(regular(file).read_bytes())
+        if not isinstance(content, dict):
+            raise TypeError("it holds no JSON object")
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"{file} cannot be read ({error}); expected a file of evaluate or predict. Run that command again"
         ) from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds no JSON object; expected a file of evaluate or predict. Run that command again")
     return content

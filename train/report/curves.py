@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from models.losses import LOSSES
 from skeleton import SKELETONS
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
 from train.evaluation.report import PCK
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
 from train.report.contents import Measured, Run
@@ -29,11 +30,10 @@ class Curves(NamedTuple):
     charts: Sequence[Chart]
 
 
-def error_curves(found: Measured | None) -> list[Curves]:
+def error_curves(found: Measured) -> list[Curves]:
     """PCK curves and errors by keypoint."""
-    if found is None:
-        return []
-    charts = []
+    charts, config = [], found.runs[0].config
+    assert isinstance(config, FinetuneConfig), "no other run is evaluated"
     for name, (title, unit, factor, _) in PCK.items():
         if all(name in result["pck"] for result in found.results):
             lines = [
@@ -44,33 +44,33 @@ def error_curves(found: Measured | None) -> list[Curves]:
     for name, title in _PER_KEYPOINT.items():
         if all(name in result["per_keypoint"] for result in found.results):
             rows = [list(result["per_keypoint"][name].values()) for result in found.results]
-            charts.append(keypoint_chart(title, rows, SKELETONS[found.runs[0].config["pose"].get("skeleton", "hand")]))
+            charts.append(keypoint_chart(title, rows, SKELETONS[config.pose.skeleton]))
     text = "PCK: the share of keypoints whose error is at most the distance. Below, the error of each keypoint."
     return [Curves("Where the errors are", text, [run.name for run in found.runs], charts)]
 
 
 def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
     """Charts of the loss and of the rank of the positive."""
-    runs = [run for run in runs if run.kind == "pre-training"]
-    if not runs:
+    configs = [run.config for run in runs if isinstance(run.config, Config)]
+    if not configs:
         return []
+    runs = [run for run in runs if isinstance(run.config, Config)]
     rows = [run.rows for run in runs]
     text = "The rank says how well the other view of an image is found among all other views of a batch."
-    losses = {LOSSES.get(run.config.get("loss", {}).get("name", "nt_xent")) for run in runs}
-    loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
-    batches = {run.config["train"]["batch"] for run in runs}
-    chance = None
+    losses, batches = {type(config.loss) for config in configs}, {config.train.batch for config in configs}
+    level = None
     if len(batches) == 1:
-        batch = batches.pop()
+        (batch,) = batches
         text = f"Of the {2 * batch - 1} other views of a batch, one shows the same image. Its rank is at best 1."
-        chance = loss().chance(batch) if loss is not None else None
-    level = None if chance is None else (chance[0], f"chance, {chance[1]}")
+        if len(losses) == 1 and (chance := configs[0].loss.chance(batch)) is not None:
+            level = chance[0], f"chance, {chance[1]}"
+    title = configs[0].loss.title if len(losses) == 1 else "loss"
     charts = [
-        line_chart("loss" if loss is None else loss.title, _lines(rows, "loss"), x_label="step", level=level),
+        line_chart(title, _lines(rows, "loss"), x_label="step", level=level),
         line_chart("Mean rank of the other view", _lines(rows, "positive_rank"), x_label="step", log=True),
     ]
-    if any(run.validations for run in runs):
-        probes = [run.validations for run in runs]
+    probes = [run.validations for run in runs]
+    if any(probes):
         text += (
             " The probe reads keypoints out of the frozen features by ridge regression, on images it was not fitted to."
         )
@@ -83,7 +83,7 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
 
 def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
     """Charts of the losses, and of the errors on held-out images."""
-    runs = [run for run in runs if run.kind == "fine-tuning"]
+    runs = [run for run in runs if isinstance(run.config, FinetuneConfig)]
     if not runs:
         return []
     rows = [run.rows for run in runs]

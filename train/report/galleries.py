@@ -46,49 +46,44 @@ def views(runs: Sequence[Run]) -> list[Gallery]:
     run = next((run for run in runs if run.kind == "pre-training"), runs[0])
     if not run.folder.views_picture.exists():
         return []
-    side, count = shown_side_px(run.config["geometry"]["side_px"]), 2 if run.kind == "pre-training" else 1
+    side, count = shown_side_px(run.config.geometry.side_px), 2 if run.kind == "pre-training" else 1
     pictures = _sheet(run.folder.views_picture, side, count * side)[:SHOWN]
     text = "Two views of each image" if count == 2 else "Views of training images"
     text += ". Skeletons, where an image has keypoints, were transformed by the matrices that warped the pixels."
     return [Gallery("What the network saw", text, [tile(picture, "views of an image") for picture in pictures])]
 
 
-def predictions(folder: Path | None) -> list[Gallery]:
+def predictions(folder: Path) -> Gallery:
     """Predictions in a folder of `predict`. A folder without any, or a missing picture, is a `UserError`."""
-    if folder is None:
-        return []
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
     tiles = []
-    for file in files[:SHOWN]:
-        said, picture = read_json(file), cv2.imread(str(file.with_suffix(".png")))
-        try:
-            name = Path(said["image"]).name
-            warning = {"likely": ": needs a box"}.get(str(said["box_needed"]), "")
-        except (LookupError, TypeError) as error:
-            raise UserError(f"{file} is not a file written by 'predict' ({error}): run predict again") from error
-        if picture is None:
+    for file in sorted(folder.glob("*.json"))[:SHOWN]:
+        content, picture = read_json(file), cv2.imread(str(file.with_suffix(".png")))
+        if picture is None or not {"image", "box_needed"} <= content.keys():
             raise UserError(
-                f"{file} has no picture beside it; expected the .png that predict writes. Run predict again."
+                f"{file} is not a file written by 'predict', or has no .png beside it: run predict again, into a "
+                "folder of its own"
             )
-        tiles.append(tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", f"{name}{warning}"))
+        name = Path(content["image"]).name
+        caption = f"{name}: needs a box" if content["box_needed"] == "likely" else name
+        tiles.append(tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", caption))
+    if not tiles:
+        raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
     text = "The picture, the view of the network with its prediction, and the prediction in 3D."
     if any("needs a box" in tile.caption for tile in tiles):
         text += " “Needs a box”: on a crop around its prediction, the network predicts another pose."
-    return [Gallery("Predictions", text, tiles, wide=True)]
+    return Gallery("Predictions", text, tiles, wide=True)
 
 
-def held_out(found: Measured | None) -> list[Gallery]:
+def held_out(found: Measured) -> list[Gallery]:
     """Held-out samples of the first run: samples from validation, and those with the largest errors."""
-    if found is None:
-        return []
     run, alt, galleries = found.runs[0], "label, prediction and both from the side", []
     if run.folder.predictions_picture.exists():
         pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
-        text = f"Not selected, from the validation of “{run.name}”: the label, the prediction, and both from the side "
-        tiles = [tile(picture, alt) for picture in pictures]
-        galleries.append(Gallery("Held-out images", text + "with the label in grey.", tiles))
+        text = (
+            f"Not selected, from the validation of “{run.name}”: the label, the prediction, and both from the side "
+            "with the label in grey."
+        )
+        galleries.append(Gallery("Held-out images", text, [tile(picture, alt) for picture in pictures]))
     sheet = run.folder.root / "evaluation" / "worst.png"
     if run.evaluation is not None and sheet.exists():
         pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
@@ -99,10 +94,10 @@ def held_out(found: Measured | None) -> list[Gallery]:
     return galleries
 
 
-def _errors_of(hand: Mapping[str, Any]) -> str:
-    shown = [(METRICS[name], hand.get(name)) for name in ("pa_epe_cm", "epe_cm", "epe_px")]
+def _errors_of(pose: Mapping[str, Any]) -> str:
+    shown = [(METRICS[name], pose.get(name)) for name in ("pa_epe_cm", "epe_cm", "epe_px")]
     words = [f"{metric.title} {as_text(value, metric)} {metric.unit}" for metric, value in shown if value is not None]
-    return " · ".join([Path(hand["file"]).name, *words[:2]])
+    return " · ".join([Path(pose["file"]).name, *words[:2]])
 
 
 def _sheet(path: Path, height: int, width: int) -> list[Image]:

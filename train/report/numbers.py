@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from train.pose.metrics import METRICS, Metric, constants_in_words
 from train.report.contents import Measured
-
-NO_INTERVAL: Final = "no interval: there is only one pose"
 
 Mark = Literal["", "better", "worse", "open"]
 
@@ -68,59 +66,58 @@ def table(found: Measured) -> list[Row]:
 
 def in_words(found: Measured) -> str:
     """The errors of the only run, or the result of the comparison."""
-    if len(found.runs) == 1:
-        return _errors_in_words(found)
-    if found.difference is None:
-        return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
-    return _comparison_in_words(found, found.difference)
-
-
-def _errors_in_words(found: Measured) -> str:
+    if len(found.runs) > 1:
+        return _comparison_in_words(found)
     (run,), (result,) = found.runs, found.results
-    said = []
+    errors = []
     for name in ("pa_epe_cm", "epe_px"):
         if name in result["metrics"]:
             metric, cell = METRICS[name], _cell(result["metrics"][name], METRICS[name])
-            limits = NO_INTERVAL if cell.interval is None else f"95\N{NO-BREAK SPACE}% interval {cell.interval}"
-            said.append(f"a {metric.title} of {cell.text} {metric.unit} ({limits})")
-    return f"On {result['images']} images, “{run.name}” has {' and '.join(said)}."
+            errors.append(f"a {metric.title} of {cell.text} {metric.unit} ({_limits(cell)})")
+    return f"On {result['images']} images, “{run.name}” has {' and '.join(errors)}."
 
 
-def _comparison_in_words(found: Measured, difference: Mapping[str, Mapping[str, float | None]]) -> str:
-    cells = {name: _cell(difference[name], metric, signed=True) for name, metric in METRICS.items()
-             if name in difference}  # fmt: skip
-    first, *others = cells
+def _comparison_in_words(found: Measured) -> str:
+    difference = found.difference
+    if difference is None:
+        return "No two of these runs were compared on the same images: evaluate RUN --compare RUN2 does that."
+    (metric, cell), *others = (
+        (metric, _cell(difference[name], metric, signed=True)) for name, metric in METRICS.items() if name in difference
+    )
     ours, theirs = (f"“{run.name}”" for run in found.runs[:2])
-    metric, cell = METRICS[first], cells[first]
-    said = {
+    result = {
         "better": f"{ours} is better than {theirs}",
         "worse": f"{ours} is worse than {theirs}",
         "open": f"{ours} and {theirs} cannot be told apart",
     }[cell.mark]
     unit = f" {metric.unit}" if metric.unit else ""
-    limits = NO_INTERVAL if cell.interval is None else f"95\N{NO-BREAK SPACE}% interval {cell.interval}"
-    words = f"By {metric.title}, {said}: {cell.text}{unit}, {limits}."
+    words = f"By {metric.title}, {result}: {cell.text}{unit}, {_limits(cell)}."
     rest = [
         f"{mark}: {', '.join(titles)}"
         for mark in ("better", "worse", "open")
-        if (titles := [METRICS[name].title for name in others if cells[name].mark == mark])
+        if (titles := [other.title for other, of_other in others if of_other.mark == mark])
     ]
     return f"{words} The other metrics: {'; '.join(rest)}." if rest else words
+
+
+def _limits(cell: Cell) -> str:
+    if cell.interval is None:
+        return "no interval: there is only one pose"
+    return f"95\N{NO-BREAK SPACE}% interval {cell.interval}"
 
 
 def facts(found: Measured) -> list[str]:
     """Notes on the data, the alignment and the limits of the numbers."""
     first = found.results[0]
-    left_out = [f"{count} {reason}" for reason, count in first["left_out"].items() if count]
-    said = [
-        f"Measured on {first['images']} images of {first['data']}"
-        + (f", left out: {', '.join(left_out)}" if left_out else "")
-        + f". Alignment: {first['alignment']}.",
+    left_out = ", ".join(f"{count} {reason}" for reason, count in first["left_out"].items() if count)
+    notes = [
+        f"Measured on {first['images']} images of {first['data']}{f', left out: {left_out}' if left_out else ''}. "
+        f"Alignment: {first['alignment']}.",
         "Constant predictions do not look at the picture; their constants are fitted to these labels.",
         "Intervals are 95 %, bootstrapped over images. They do not include the variation between training runs: with "
         "other seeds, the result may differ.",
     ]
     if found.elsewhere:
         names = ", ".join(f"“{run.name}”" for run in found.elsewhere)
-        said.append(f"Not shown, since they were measured on other images: {names}.")
-    return said
+        notes.append(f"Not shown, since they were measured on other images: {names}.")
+    return notes

@@ -9,10 +9,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from errors import UserError
+from pipelines.config import each_source
 from train.report import curves, galleries, numbers
 from train.report.charts import SERIES
 from train.report.classification import read_classification
-from train.report.contents import Run, measured, read_runs, sources_of
+from train.report.contents import Run, measured, read_runs
 from writing import write_text
 
 
@@ -35,21 +36,25 @@ def write_report(
     if out.suffix != ".html":
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
     read = read_runs(runs)
+    judged = None if classification is None else read_classification(classification)
     try:
         found = measured(read)
-        figures = {"table": [], "verdict": "", "facts": []} if found is None else {
-            "table": numbers.table(found), "verdict": numbers.in_words(found), "facts": numbers.facts(found)
-        }  # fmt: skip
-        error_curves, worst = curves.error_curves(found), galleries.held_out(found)
+        table, verdict, facts, error_curves, held_out = (
+            (
+                numbers.table(found), numbers.in_words(found), numbers.facts(found), curves.error_curves(found),
+                galleries.held_out(found),
+            ) if found else ([], "", [], [], [])
+        )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
-    judged = None if classification is None else read_classification(classification)
     content = {
-        **figures,
-        "judged": judged,
-        "measured": found,
         "title": title,
+        "verdict": verdict,
+        "measured": found,
+        "table": table,
+        "facts": facts,
+        "judged": judged,
         "curves": [
             *([judged.curves] if judged and judged.curves else []),
             *error_curves,
@@ -59,14 +64,14 @@ def write_report(
         "galleries": [
             *([judged.neighbours] if judged else []),
             *galleries.views(read),
-            *galleries.predictions(predictions),
-            *worst,
+            *([galleries.predictions(predictions)] if predictions else []),
+            *held_out,
         ],
         "runs": [(run, _summary(run)) for run in read],
         "rendered": any(  # data of `make-data`
-            table["source"] == "freihand" and (Path(table["root"]) / "dataset.json").exists()
+            source.source == "freihand" and (Path(source.root) / "dataset.json").exists()
             for run in read
-            for table in sources_of(run.config)
+            for source in each_source(run.config.data)
         ),
         "series": SERIES,
     }
@@ -85,15 +90,15 @@ def write_report(
 def _summary(run: Run) -> dict[str, str]:
     """Short facts about a run."""
     config, rows = run.config, run.rows
-    sources = [f"{table['root']}, {table['split']}" for table in sources_of(config)]
-    if run.kind == "fine-tuning":
-        shares = [f"{table['label_fraction']:.0%} of the labels" for table in sources_of(config)]
-        sources = [f"{source}, {share}" for source, share in zip(sources, shares, strict=True)]
+    sources = []
+    for source in each_source(config.data):
+        labels = f", {source.label_fraction:.0%} of the labels" if run.kind == "fine-tuning" else ""
+        sources.append(f"{source.root}, {source.split}{labels}")
     images_per_s, waited = (float(np.median([row[key] for row in rows])) for key in ("images_per_s", "wait_share"))
     return {
         "data": "; ".join(sources),
-        "encoder": f"{config['encoder']['name']} from {config['encoder']['weights']}",
-        "steps": f"{rows[-1]['step']} of {config['train']['batch']} images, {rows[-1]['epoch']:.3g} epochs",
+        "encoder": f"{config.encoder.name} from {config.encoder.weights}",
+        "steps": f"{rows[-1]['step']} of {config.train.batch} images, {rows[-1]['epoch']:.3g} epochs",
         "speed": f"{images_per_s:.0f} images/s, {waited:.1%} of the time waiting for data",
         "loss": f"{rows[0]['loss']:.3f} to {rows[-1]['loss']:.3f}",
     }
