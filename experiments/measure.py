@@ -132,7 +132,7 @@ def measure_errors(run: PoseRun, overrides: Sequence[str]) -> Arrays:
     images = HeldOut(run, overrides)
     with progress_bar("measuring") as progress:
         poses = images.poses(images.index, progress=progress)
-    tables = measure(run, images.config, images.index, images.labels, poses).tables()
+    tables = measure(run, images.config, images.index, images.labels, poses).tables
     group = images.index.group
     return {**tables, "groups": np.arange(len(images.index)) if group is None else group}
 

@@ -17,8 +17,9 @@ from errors import UserError
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.distributed.world import single_process
-from train.evaluation import network_errors, report
+from train.evaluation import report
 from train.evaluation.constants import evaluation_constants
+from train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
 from train.evaluation.two_pass_crop import estimate_in_two_passes, save_submission
 from train.pose.inference import Progress, estimate_poses
 from train.pose.labels import PoseLabels
@@ -66,12 +67,12 @@ def evaluate(
     """
     runs = [load_pose_run(path) for path in (source, compare) if path is not None]  # before the work, in case one fails
     run = runs[0]
-    config = network_errors.evaluation_config(run, files, overrides)
+    config = evaluation_config(run, files, overrides)
     world = single_process(config.train.device)
     index = load_index(config.data)
     labels = PoseLabels.of(index)
     _require_measurable(index, labels, runs, submission=submission)
-    folder = _folder(out, run, source)
+    folder = _folder(out, source)
     estimate = partial(_ESTIMATES[crop], world=world)
     poses = estimate(run.network, index, labels.intrinsics, config, progress=progress)
     written = list(save_submission(folder, poses, labels)) if submission else []
@@ -80,31 +81,27 @@ def evaluate(
         return Evaluated([], written)
 
     for one in runs:
-        if network_errors.trained_on(one, config):
+        if trained_on(one, config):
             log.warning("%s was trained on some or all of these images", one.path)
-    evaluation = network_errors.measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
-    measured = network_errors.intervals(evaluation)
     results = partial(
         report.results, constants=evaluation_constants(index, labels), proper_rotation=proper_rotation, crop=crop
     )
-    content = results(evaluation, measured)
-    tables = [report.table_of(_title(evaluation), measured, constants=content["constants"])]
-    rows = network_errors.worst_poses(evaluation, worst)
-    content["worst"] = report.of_poses(evaluation, rows.tolist())
+    evaluation = measure(run, config, index, labels, poses, proper_rotation=proper_rotation)
+    rows = evaluation.worst(worst)
+    content = {**results(evaluation), "worst": report.of_poses(evaluation, rows.tolist())}
+    tables = [report.table_of(_title(evaluation), evaluation.intervals, constants=content["constants"])]
     shown = {_name(run): content}
-    for other_run in runs[1:]:
-        same_images = network_errors.for_other_run(config, other_run)
+    for other in runs[1:]:
+        same_images = for_other_run(config, other)
         other_index = load_index(same_images.data)
-        others = estimate(other_run.network, other_index, labels.intrinsics, same_images, progress=progress)
-        other = network_errors.measure(
-            other_run, same_images, other_index, labels, others, proper_rotation=proper_rotation
-        )
-        differences = network_errors.difference(evaluation, other)
-        theirs = results(other, network_errors.intervals(other))
-        minus = {"minus": theirs["checkpoint"], "difference": report.intervals_for_json(differences)}
-        content["comparison"] = {**minus, "other": theirs}
-        tables.append(report.table_of(f"minus {other.run.path}, on the same images", differences, signed=True))
-        name = _name(other_run)
+        poses = estimate(other.network, other_index, labels.intrinsics, same_images, progress=progress)
+        compared = measure(other, same_images, other_index, labels, poses, proper_rotation=proper_rotation)
+        difference, theirs = evaluation.minus(compared), results(compared)
+        content["comparison"] = {
+            "minus": str(other.path), "difference": report.intervals_for_json(difference), "other": theirs
+        }  # fmt: skip
+        tables.append(report.table_of(f"minus {other.path}, on the same images", difference, signed=True))
+        name = _name(other)
         shown[name if name not in shown else f"{name}, the other"] = theirs
 
     # In the order of their errors: not as joined sources or blocks of shards, whose rows ascend.
@@ -138,15 +135,14 @@ def _require_measurable(index: Index, labels: PoseLabels, runs: Sequence[PoseRun
             )
 
 
-def _title(evaluation: network_errors.Evaluation) -> str:
+def _title(evaluation: Evaluation) -> str:
     """The checkpoint, the number of poses that were measured, and why others were not."""
     errors = evaluation.errors
-    count = len(evaluation.index) - sum(errors.left_out.values())
     left_out = f", left out: {errors.reasons}" if errors.reasons else ""
-    return f"{evaluation.run.path}, {count} {evaluation.labels.skeleton.plural}{left_out}"
+    return f"{evaluation.run.path}, {errors.measured} {evaluation.labels.skeleton.plural}{left_out}"
 
 
-def _folder(out: Path | None, run: PoseRun, source: Path) -> Path:
+def _folder(out: Path | None, source: Path) -> Path:
     folder = out or (source if source.is_dir() else source.parent) / "evaluation"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,27 @@ class Evaluation:
     poses: Poses
     errors: Errors
 
+    @cached_property
     def tables(self) -> dict[str, Floats]:
         """Tables (N, K) of all metrics that could be measured: a value for each sample and keypoint."""
         return {name: table for name, table in self.errors.tables().items() if not np.isnan(table).all()}
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        """The metrics with their bootstrap intervals over samples."""
+        return confidence_intervals(self.tables, groups=self.index.group)
+
+    def minus(self, other: Evaluation) -> dict[str, Interval]:
+        """Difference of the metrics on the samples measured for both, with intervals."""
+        names = [name for name in self.tables if name in other.tables]
+        ours, theirs = ({name: one.tables[name] for name in names} for one in (self, other))
+        return paired_difference(ours, theirs, groups=self.index.group)
+
+    def worst(self, count: int) -> npt.NDArray[np.int64]:
+        """Rows of the samples with the largest errors after alignment, the worst first."""
+        table = self.errors.in_3d.pa_error_m if "pa_epe_cm" in self.tables else self.errors.in_px
+        means = mean_over_samples(table.T)
+        return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]
 
 
 def evaluation_config(run: PoseRun, files: Sequence[Path], overrides: Sequence[str]) -> FinetuneConfig:
@@ -89,33 +108,13 @@ def measure(
     Raises:
         UserError: no sample can be measured.
     """
-    errors = errors_of(
-        poses,
-        labels,
-        unreadable=poses.samples != np.arange(len(index)),
-        proper_rotation=proper_rotation,
-    )
-    if sum(errors.left_out.values()) == len(index):
+    unreadable = poses.samples != np.arange(len(index))
+    errors = errors_of(poses, labels, unreadable=unreadable, proper_rotation=proper_rotation)
+    if errors.measured == 0:
         raise UserError(
             f"{index.root} ({index.name}): no sample can be measured ({errors.reasons}): check images and labels"
         )
     return Evaluation(run, config, index, labels, poses, errors)
-
-
-def intervals(evaluation: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
-    """The metrics with their bootstrap intervals over samples."""
-    return confidence_intervals(evaluation.tables(), groups=evaluation.index.group, resamples=resamples)
-
-
-def difference(one: Evaluation, other: Evaluation, *, resamples: int = 1000) -> dict[str, Interval]:
-    """Difference of the metrics, `one` minus `other`, on the samples measured for both, with intervals."""
-    ours, theirs = one.tables(), other.tables()
-    return paired_difference(
-        {name: ours[name] for name in ours if name in theirs},
-        {name: theirs[name] for name in ours if name in theirs},
-        groups=one.index.group,
-        resamples=resamples,
-    )
 
 
 def for_other_run(config: FinetuneConfig, run: PoseRun) -> FinetuneConfig:
@@ -147,11 +146,3 @@ def trained_on(run: PoseRun, config: FinetuneConfig) -> bool:
         for source in each_source(config.data)
         for trained in each_source(run.config.data)
     )
-
-
-def worst_poses(evaluation: Evaluation, count: int) -> npt.NDArray[np.int64]:
-    """Rows of the samples with the largest errors after alignment, the worst first."""
-    errors = evaluation.errors
-    table = errors.in_3d.pa_error_m if "pa_epe_cm" in evaluation.tables() else errors.in_px
-    means = mean_over_samples(table.T)
-    return np.argsort(-means, kind="stable")[: min(count, int(np.isfinite(means).sum()))]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import cv2
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
 from rich.markup import escape
 from rich.table import Table
@@ -48,15 +49,9 @@ PCK: Final = {
 
 
 def results(
-    evaluation: Evaluation,
-    intervals: Mapping[str, Interval],
-    *,
-    constants: Mapping[str, Mapping[str, float]],
-    proper_rotation: bool,
-    crop: str,
+    evaluation: Evaluation, *, constants: Mapping[str, Mapping[str, float]], proper_rotation: bool, crop: str
 ) -> dict[str, Any]:
     """All results, for JSON."""
-    tables = evaluation.tables()
     return {
         "checkpoint": str(evaluation.run.path),
         "step": evaluation.run.step,
@@ -67,13 +62,13 @@ def results(
         "images": len(evaluation.index),
         "left_out": evaluation.errors.left_out,
         "predicted_as_one_point": int(evaluation.errors.in_3d.collapsed.sum()),
-        "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in tables.items()},
-        "metrics": intervals_for_json(intervals),
+        "poses": {name: int((~np.isnan(table)).any(axis=1).sum()) for name, table in evaluation.tables.items()},
+        "metrics": intervals_for_json(evaluation.intervals),
         "confidence": 0.95,
         "constants": constants,
         "per_keypoint": {
             name: dict(zip(evaluation.labels.skeleton.keypoints, _for_json(mean_over_samples(table)), strict=True))
-            for name, table in tables.items()
+            for name, table in evaluation.tables.items()
         },
         "pck": {
             name: {"thresholds": thresholds.tolist(), "share": _for_json(pck_curve(errors, thresholds))}
@@ -84,11 +79,10 @@ def results(
 
 def intervals_for_json(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
     """Value, low and high of each metric; low and high are None if there is no interval."""
-    limits = {name: _for_json(np.array([interval.low, interval.high])) for name, interval in intervals.items()}
-    return {name: {"value": intervals[name].value, "low": low, "high": high} for name, (low, high) in limits.items()}
+    return {name: dict(zip(interval._fields, _for_json(interval), strict=True)) for name, interval in intervals.items()}
 
 
-def _for_json(values: Floats) -> list[float | None]:
+def _for_json(values: Iterable[float]) -> list[float | None]:
     """Replace NaN by None, since JSON has no NaN."""
     return [None if np.isnan(value) else float(value) for value in values]
 
@@ -127,19 +121,14 @@ def table_of(
 
 def of_poses(evaluation: Evaluation, rows: Iterable[int]) -> list[dict[str, Any]]:
     """For each row: its file, and each metric's mean over the keypoints (None if not measured)."""
-    tables, poses = evaluation.tables(), []
-    for row in rows:
-        pose: dict[str, Any] = {"file": evaluation.index.paths[row]}
-        for name, table in tables.items():
-            (pose[name],) = _for_json(mean_over_samples(table[row][:, None]))
-        poses.append(pose)
-    return poses
+    means = {name: _for_json(mean_over_samples(table.T)) for name, table in evaluation.tables.items()}
+    return [{"file": evaluation.index.paths[row], **{name: means[name][row] for name in means}} for row in rows]
 
 
 def save_poses(path: Path, evaluation: Evaluation) -> None:
     """Write `of_poses` of all images as CSV; a value that was not measured is empty."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, ["file", *evaluation.tables()])
+    table = csv.DictWriter(text, ["file", *evaluation.tables])
     table.writeheader()
     for pose in of_poses(evaluation, range(len(evaluation.index))):
         table.writerow({key: f"{cell:.6g}" if isinstance(cell, float) else cell for key, cell in pose.items()})
@@ -176,16 +165,18 @@ def save_pck(path: Path, results_of: Mapping[str, Mapping[str, Any]]) -> None:
         save_figure(path, figure, dpi=130)
 
 
-def save_worst(path: Path, evaluation: Evaluation, rows: np.ndarray[Any, np.dtype[np.int64]], poses: Poses) -> None:
+def save_worst(path: Path, evaluation: Evaluation, rows: npt.NDArray[np.int64], poses: Poses) -> None:
     """Draw the samples of some rows: three pictures each, with the errors above. `poses` has the views' images."""
-    tables = evaluation.tables()
     pictures = []
-    for number, row in enumerate(rows.tolist()):
+    for number, (row, errors) in enumerate(zip(rows.tolist(), of_poses(evaluation, rows.tolist()), strict=True)):
         picture = pose_picture(poses, number, evaluation.labels, row, depth=evaluation.run.depth)
-        words = [f"{n.removesuffix('_cm').upper().replace('_', '-')} {np.nanmean(tables[n][row]):.2f} cm"
-                 for n in ("pa_epe_cm", "epe_cm") if n in tables and not np.isnan(tables[n][row]).all()]  # fmt: skip
+        words = [
+            f"{METRICS[name].title} {errors[name]:.2f} cm"
+            for name in ("pa_epe_cm", "epe_cm")
+            if errors.get(name) is not None
+        ]
         caption: Image = np.full((CAPTION_PX, picture.shape[1], 3), 255, np.uint8)
-        text = "   ".join([Path(evaluation.index.paths[row]).name, *words])
+        text = "   ".join([Path(errors["file"]).name, *words])
         cv2.putText(caption, text, (3, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (0, 0, 0), 1, cv2.LINE_AA)
         pictures.append(np.concatenate([caption, picture]))
     save_sheet(path, pictures, columns=2)

@@ -119,8 +119,7 @@ def pose_errors(
         proper_rotation: forbid alignment by a reflection, as the authors' code does. FreiHAND's script allows it.
 
     Raises:
-        ValueError: the shapes do not fit, no keypoint is valid, a valid one is not finite, or a true pose is a single
-            point.
+        ValueError: the shapes do not fit, a valid keypoint is not finite, or a true pose is a single point.
     """
     predicted, true, counts = _checked(predicted_m, true_m, valid, dimensions=3)
     alignable = counts.sum(axis=1) >= LEAST_KEYPOINTS_TO_ALIGN
@@ -296,8 +295,6 @@ def _checked(
     counts = np.ones(theirs.shape[:2], bool) if valid is None else np.asarray(valid, bool)
     if counts.shape != theirs.shape[:2]:
         raise ValueError(f"valid has shape {counts.shape}, expected {theirs.shape[:2]}")
-    if not counts.any():
-        raise ValueError("no keypoint is valid, so there is nothing to measure")
     for name, points in (("predictions", ours), ("truth", theirs)):
         bad = np.flatnonzero((~np.isfinite(points).all(axis=2) & counts).any(axis=1))
         if len(bad):

@@ -29,6 +29,11 @@ class Errors:
     left_out: dict[str, int]
 
     @property
+    def measured(self) -> int:
+        """The number of samples that are measured."""
+        return len(self.in_px) - sum(self.left_out.values())
+
+    @property
     def reasons(self) -> str:
         """The reasons why samples are not measured, with counts; empty if all are measured."""
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
@@ -57,24 +62,19 @@ def errors_of(
     true, true_px = labels.joints.astype(np.float64), labels.keypoints_px.astype(np.float64)
     # Alignment does not need the scale.
     unit = np.where(np.isnan(labels.scale_m), 1.0, labels.scale_m.astype(np.float64))
-    joints = poses.joints * unit[:, None, None]
-    keypoints_px = poses.keypoints_px
-    known = [np.asarray(np.isfinite(points).all(axis=2)) for points in (true, true_px)]  # (N, K) each
+    joints, keypoints_px = poses.joints * unit[:, None, None], poses.keypoints_px
+    known, known_px = (np.asarray(np.isfinite(points).all(axis=2)) for points in (true, true_px))  # (N, K) each
     reasons = {
         "unreadable": np.zeros(len(joints), bool) if unreadable is None else unreadable,
-        "without labels": ~(known[0] | known[1]).any(axis=1),
-        "label is one point": in_one_place(true, known[0]),
+        "without labels": ~(known | known_px).any(axis=1),
+        "label is one point": in_one_place(true, known),
         "prediction is not finite": ~np.isfinite(joints).all(axis=(1, 2)) | ~np.isfinite(keypoints_px).all(axis=(1, 2)),
     }
     usable, left_out = np.ones(len(joints), bool), {}
     for reason, found in reasons.items():  # each sample counts only for its first reason
         left_out[reason] = int((found & usable).sum())
         usable &= ~found
-    valid, seen = (which & usable[:, None] for which in known)
-    nothing = np.full(valid.shape, np.nan)
-    in_3d = PoseErrors(nothing, nothing, np.zeros(len(valid), bool))
-    if valid.any():
-        in_3d = pose_errors(joints, true, valid=valid, proper_rotation=proper_rotation)
-        in_3d.error_m[~(labels.has_camera & ~np.isnan(labels.scale_m) & labels.in_metres)] = np.nan
-    in_px = pixel_errors(keypoints_px, true_px, valid=seen) if seen.any() else nothing
+    in_3d = pose_errors(joints, true, valid=known & usable[:, None], proper_rotation=proper_rotation)
+    in_3d.error_m[~(labels.has_camera & ~np.isnan(labels.scale_m) & labels.in_metres)] = np.nan
+    in_px = pixel_errors(keypoints_px, true_px, valid=known_px & usable[:, None])
     return Errors(in_3d, in_px, labels.in_metres, left_out)

@@ -20,24 +20,16 @@ from pipelines.samples.store import Store
 from pipelines.sources import load_index
 from pipelines.sources.shards.pack import pack
 from tests.train import tiny_hands
-from tests.train.pose_metrics import pixel_metrics, pose_metrics
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
 from train.config.tables import to_dict
 from train.distributed.world import World
 from train.evaluation.evaluate import Evaluated, evaluate
-from train.evaluation.network_errors import (
-    difference,
-    evaluation_config,
-    for_other_run,
-    intervals,
-    measure,
-    trained_on,
-    worst_poses,
-)
-from train.evaluation.two_pass_crop import crops_around, estimate_in_two_passes
+from train.evaluation.network_errors import Evaluation, evaluation_config, for_other_run, measure, trained_on
+from train.evaluation.two_pass_crop import _view, crops_around, estimate_in_two_passes
 from train.pose.inference import estimate_poses
 from train.pose.labels import PoseLabels
+from train.pose.metrics import metric_of, pixel_errors, pose_errors, score_tables
 from train.pose.pose_run import PoseRun, load_pose_run
 from train.runs.checkpoint import Checkpoints
 
@@ -66,9 +58,8 @@ def call(run: Path, out: Path, *overrides: str, **options: Any) -> Evaluated:
 class Knowing(PoseNetwork):
     """Says the truth, plus an error that is its own choice; it finds the hand by the view's intrinsics."""
 
-    def know(self, joints: Tensor, intrinsics: Tensor, error: Tensor) -> None:
-        self.joints, self.intrinsics, self.error = joints, intrinsics, error
-        self.calls = 0
+    def know(self, joints: Tensor, error: Tensor) -> None:
+        self.joints, self.error, self.calls = joints, error, 0
 
     def forward(self, image: Tensor, intrinsics: Tensor) -> PoseOutput:
         rows = torch.arange(self.calls, self.calls + len(image)) % len(self.joints)  # the last batch is filled up
@@ -79,7 +70,7 @@ class Knowing(PoseNetwork):
         return PoseOutput(homogeneous[..., :2] / homogeneous[..., 2:], nothing, nothing[:, 0], nothing[:, 0], joints)
 
 
-def knowing_run(run: Path, error: float = 0.0, precision: str = "fp32") -> tuple[PoseRun, FinetuneConfig]:
+def knowing_run(run: Path, error: float = 0.0, precision: str = "fp32") -> tuple[PoseRun, FinetuneConfig, Index]:
     loaded = load_pose_run(run)
     overrides = ["data.split=all", "data.versions=['gs']", f"train.precision={precision}"]
     config = evaluation_config(loaded, [], overrides)
@@ -87,43 +78,40 @@ def knowing_run(run: Path, error: float = 0.0, precision: str = "fp32") -> tuple
     scale = index.targets["scale_m"][:, None, None]
     network = Knowing(loaded.network.encoder, loaded.config.pose)
     wrong = error * torch.randn(len(index), 21, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    network.know(torch.from_numpy(index.targets["xyz_m"] / scale).double(), torch.zeros(1), wrong)
-    return dataclasses.replace(loaded, network=network), config
+    network.know(torch.from_numpy(index.targets["xyz_m"] / scale).double(), wrong)
+    return dataclasses.replace(loaded, network=network), config, index
+
+
+def measured(run: PoseRun, config: FinetuneConfig, index: Index) -> Evaluation:
+    truth = PoseLabels.of(index)
+    poses = estimate_poses(run.network, index, truth.intrinsics, config, World())
+    return measure(run, config, index, truth, poses)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_perfect_network_has_no_error(run: Path, precision: str) -> None:
     """So frames, units and orders agree from the labels to the metrics, and geometry is not computed in 16 bits."""
-    knowing, config = knowing_run(run, precision=precision)
-    index = load_index(config.data)
-    truth = PoseLabels.of(index)
-    found = measure(
-        knowing, config, index, truth, estimate_poses(knowing.network, index, truth.intrinsics, config, World())
-    )
-    values = {name: interval.value for name, interval in intervals(found, resamples=10).items()}
+    found = measured(*knowing_run(run, precision=precision))
+    values = {name: interval.value for name, interval in found.intervals.items()}
     assert values["epe_cm"] < 1e-4
     assert values["pa_epe_cm"] < 1e-4
     assert values["epe_px"] < 1e-3
     assert values["auc"] > 0.99
-    assert sum(found.errors.left_out.values()) == 0
+    assert found.errors.measured == len(found.index)
 
 
 def test_errors_are_those_of_the_metrics_and_the_worst_come_first(run: Path) -> None:
-    knowing, config = knowing_run(run, error=0.5)
-    index = load_index(config.data)
-    truth = PoseLabels.of(index)
-    found = measure(
-        knowing, config, index, truth, estimate_poses(knowing.network, index, truth.intrinsics, config, World())
-    )
-    expected = pose_metrics(found.poses.joints * truth.scale_m[:, None, None], truth.joints)
-    assert expected["epe_cm"] > 0.5
-    values = {name: interval.value for name, interval in intervals(found, resamples=10).items()}
-    for name in ("epe_cm", "auc", "pa_epe_cm", "pa_auc"):
-        assert values[name] == pytest.approx(expected[name])
-    assert values["epe_px"] == pytest.approx(pixel_metrics(found.poses.keypoints_px, truth.keypoints_px)["epe_px"])
+    found = measured(*knowing_run(run, error=0.5))
+    truth = found.labels
+    expected = score_tables(pose_errors(found.poses.joints * truth.scale_m[:, None, None], truth.joints))
+    expected["epe_px"] = pixel_errors(found.poses.keypoints_px, truth.keypoints_px)
+    assert metric_of(expected["epe_cm"]) > 0.5
+    assert found.intervals.keys() == expected.keys()
+    for name, interval in found.intervals.items():
+        assert interval.value == pytest.approx(metric_of(expected[name]))
     means = found.errors.in_3d.pa_error_m.mean(axis=1)
-    assert worst_poses(found, 4).tolist() == np.argsort(-means)[:4].tolist()
-    assert all(interval.value == 0 for interval in difference(found, found, resamples=10).values())
+    assert found.worst(4).tolist() == np.argsort(-means)[:4].tolist()
+    assert all(interval.value == 0 for interval in found.minus(found).values())
 
 
 def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, tmp_path: Path) -> None:
@@ -144,8 +132,7 @@ def test_alignment_forbids_reflections_only_where_asked(run: Path, hands: Path, 
 
 
 def test_what_cannot_be_measured_is_counted(run: Path) -> None:
-    knowing, config = knowing_run(run)
-    index = load_index(config.data)
+    knowing, config, index = knowing_run(run)
     truth = PoseLabels.of(index)
     poses = estimate_poses(knowing.network, index, truth.intrinsics, config, World())
     poses.joints[2] = np.nan
@@ -163,7 +150,7 @@ def test_what_cannot_be_measured_is_counted(run: Path) -> None:
         "label is one point": 2,
         "prediction is not finite": 1,
     }
-    tables = found.tables()
+    tables = found.tables
     for row in (2, 5, 7, 12, 13):
         assert all(np.isnan(table[row]).all() for table in tables.values())
     assert np.isnan(tables["epe_cm"][9]).all()
@@ -227,78 +214,73 @@ def test_a_run_to_compare_with_is_named_if_it_was_trained_on_the_images(
 ) -> None:
     other = tiny_hands.untrained_run(tmp_path / "other", f"data.root={hands}", "data.split=all")
     call(run, tmp_path / "out", compare=other)
-    (told,) = [line.message for line in caplog.records if "was trained on" in line.message]
-    assert told == f"{load_pose_run(other).path} was trained on some or all of these images"
+    (warning,) = [line.message for line in caplog.records if "was trained on" in line.message]
+    assert warning == f"{load_pose_run(other).path} was trained on some or all of these images"
 
 
-def test_a_run_to_compare_with_is_read_before_anything_is_measured(run: Path, tmp_path: Path) -> None:
-    saved = {"config": {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}}, "network": {}}
-    Checkpoints(tmp_path / "pre" / "checkpoints", keep=1).save(1, saved)
-    with pytest.raises(UserError, match="is from pre-training and predicts no poses"):
-        call(run, tmp_path / "out", compare=tmp_path / "pre", progress=lambda *_: pytest.fail("it was measured first"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_run_of_another_skeleton_to_compare_with_is_refused_before_anything_is_measured(
-    run: Path, hands: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("pretraining", "is from pre-training and predicts no poses"),
+        ("body", "has labels of a hand, but .*body.* predicts a body: use another source"),
+    ],
+)
+def test_a_run_to_compare_with_is_read_before_anything_is_measured(
+    kind: str, message: str, run: Path, hands: Path, tmp_path: Path
 ) -> None:
-    body = tiny_hands.untrained_run(tmp_path / "body", f"data.root={hands}", "pose.skeleton=body")
-    with pytest.raises(UserError, match=r"has labels of a hand, but .*body.* predicts a body: use another source"):
-        call(run, tmp_path / "out", compare=body, progress=lambda *_: pytest.fail("it was measured first"))
+    if kind == "body":
+        tiny_hands.untrained_run(tmp_path / kind, f"data.root={hands}", "pose.skeleton=body")
+    else:
+        saved = {"config": {"encoder": {"name": "resnet18"}, "geometry": {"side_px": 32}}, "network": {}}
+        Checkpoints(tmp_path / kind / "checkpoints", keep=1).save(1, saved)
+    with pytest.raises(UserError, match=message):
+        call(run, tmp_path / "out", compare=tmp_path / kind, progress=lambda *_: pytest.fail("it was measured first"))
     assert not (tmp_path / "out").exists()
+
+
+def changed(run: Path, *, sources: int = 1, **data: Any) -> PoseRun:
+    """The run with other keys of its data, or with its source so many times."""
+    loaded = load_pose_run(run)
+    tables = to_dict(loaded.config)
+    tables["data"].update(data)
+    if sources > 1:
+        tables["data"] = [tables["data"]] * sources
+    return dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
 
 
 def test_training_data_of_the_run_is_recognised(run: Path) -> None:
-    loaded = load_pose_run(run)
-    assert not trained_on(loaded, evaluation_config(loaded, [], []))
-    assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=train"]))
-    assert trained_on(loaded, evaluation_config(loaded, [], ["data.split=all"]))
-    assert not trained_on(loaded, evaluation_config(loaded, [], ["data.split=all", "data.part=evaluation"]))
-
-
-def test_a_part_makes_no_other_images_of_a_source_without_parts(run: Path) -> None:
-    loaded = load_pose_run(run)
-    tables = to_dict(loaded.config)
-    tables["data"].update(source="dexter_object", split="all")
-    on_dexter = dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
-    assert trained_on(on_dexter, evaluation_config(on_dexter, [], ["data.part=evaluation"]))
+    loaded, on_dexter = load_pose_run(run), changed(run, source="dexter_object", split="all")
+    for one, settings, expected in (
+        (loaded, [], False),
+        (loaded, ["data.split=train"], True),
+        (loaded, ["data.split=all"], True),
+        (loaded, ["data.split=all", "data.part=evaluation"], False),
+        (on_dexter, ["data.part=evaluation"], True),  # a source without parts has no other images
+    ):
+        assert trained_on(one, evaluation_config(one, [], settings)) is expected, settings
 
 
 @pytest.mark.parametrize("setting", ["data.part=evaluation", "data.0.part=evaluation", "data.source=dexter_object"])
 def test_parts_that_are_not_split_are_used_whole_unless_a_split_is_set(setting: str, run: Path) -> None:
     """The run's own split is of its training part, and nobody asked for it here."""
     loaded = load_pose_run(run)
-    (found,) = each_source(evaluation_config(loaded, [], [setting]).data)
-    assert found.split == "all"
-    (named,) = each_source(evaluation_config(loaded, [], [setting, "data.split=val"]).data)
-    assert named.split == "val"
-
-
-def test_of_two_sources_only_the_one_that_is_not_split_is_used_whole(run: Path) -> None:
-    loaded = load_pose_run(run)
-    tables = to_dict(loaded.config)
-    tables["data"] = [tables["data"], tables["data"]]
-    both = dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
-    found = each_source(evaluation_config(both, [], ["data.1.part=evaluation"]).data)
-    assert [source.split for source in found] == ["val", "all"]
+    for settings, split in (([setting], "all"), ([setting, "data.split=val"], "val")):
+        (found,) = each_source(evaluation_config(loaded, [], settings).data)
+        assert found.split == split
+    two = each_source(evaluation_config(changed(run, sources=2), [], ["data.1.part=evaluation"]).data)
+    assert [source.split for source in two] == ["val", "all"]
 
 
 def test_fewer_labels_in_training_are_not_fewer_in_the_evaluation(run: Path) -> None:
-    loaded = load_pose_run(run)
-    tables = to_dict(loaded.config)
-    tables["data"]["label_fraction"] = 0.1
-    tenth = dataclasses.replace(loaded, config=load_config(FinetuneConfig, [], [], base=tables))
-    assert evaluation_config(tenth, [], []) == evaluation_config(loaded, [], [])
+    whole, tenth = load_pose_run(run), changed(run, label_fraction=0.1)
+    assert evaluation_config(tenth, [], []) == evaluation_config(whole, [], [])
 
 
-def test_keys_of_the_network_cannot_be_changed(run: Path) -> None:
-    loaded = load_pose_run(run)
-    with pytest.raises(UserError, match=r"pose belongs to the network of .*cannot be changed"):
-        evaluation_config(loaded, [], ["pose.root=middle_mcp"])
-    with pytest.raises(UserError, match=r"encoder\.name belongs"):
-        evaluation_config(loaded, [], ["encoder.name=resnet50"])
-    with pytest.raises(UserError, match=r"geometry\.side_px belongs"):
-        evaluation_config(loaded, [], ["geometry.side_px=64"])
+@pytest.mark.parametrize("setting", ["pose.root=middle_mcp", "encoder.name=resnet50", "geometry.side_px=64"])
+def test_keys_of_the_network_cannot_be_changed(setting: str, run: Path) -> None:
+    key = setting.partition("=")[0].removesuffix(".root")
+    with pytest.raises(UserError, match=rf"{key} belongs to the network of .*cannot be changed"):
+        evaluation_config(load_pose_run(run), [], [setting])
 
 
 def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, tmp_path: Path) -> None:
@@ -334,8 +316,7 @@ def test_a_submission_holds_what_the_leaderboard_reads(run: Path, hands: Path, t
 
 def test_two_passes_crop_as_the_authors_code_does(run: Path) -> None:
     """The second view shows the rectangle around the first prediction, in whole pixels, at 0.7 of its side."""
-    knowing, config = knowing_run(run)
-    index = load_index(config.data)
+    knowing, config, index = knowing_run(run)
     network = knowing.network
     assert isinstance(network, Knowing)
     config = dataclasses.replace(config, validation=dataclasses.replace(config.validation, batch=len(index)))
@@ -373,8 +354,8 @@ class Seen(Store):
 
 def test_two_passes_show_mirrored_hands_as_the_network_knows_them(run: Path) -> None:
     """A left hand, which is a right one in a mirror, gives the views and the pose of the right one."""
-    knowing, config = knowing_run(run)
-    index, count = load_index(config.data), 5
+    knowing, config, index = knowing_run(run)
+    count = 5
     right = index.select(np.arange(count))
     right = dataclasses.replace(right, store=Seen(right, mirrored=False))
     camera = right.targets["K"]
@@ -404,8 +385,8 @@ class Wide(Store):
 def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    knowing, config = knowing_run(run)
-    index = dataclasses.replace(load_index(config.data).select(np.arange(1)), store=Wide())
+    knowing, config, index = knowing_run(run)
+    index = dataclasses.replace(index.select(np.arange(1)), store=Wide())
     seen: list[Tensor] = []
     forward = knowing.network.forward
 
@@ -423,33 +404,26 @@ def test_the_first_crop_takes_its_side_from_the_longer_one_of_the_picture(
 
 
 def test_another_run_is_measured_with_views_as_in_its_training(run: Path) -> None:
-    one, other = load_pose_run(run), load_pose_run(run)
+    """With its side and its boxes' margins, of each source that it was trained on."""
+    one = load_pose_run(run)
     config = evaluation_config(one, [], ["data.split=all"])
-    tables = to_dict(other.config)
-    tables["data"]["box_margin"], tables["geometry"]["side_px"] = 2.5, 48
-    other = dataclasses.replace(other, config=load_config(FinetuneConfig, [], [], base=tables))
+    tables = to_dict(one.config)
+    first, second = {**tables["data"], "box_margin": 2.5}, {**tables["data"], "root": "elsewhere", "box_margin": 1.75}
+    tables["geometry"]["side_px"] = 48
+    other, of_two = (
+        dataclasses.replace(one, config=load_config(FinetuneConfig, [], [], base={**tables, "data": data}))
+        for data in (first, [first, second])
+    )
     found = for_other_run(config, other)
     assert isinstance(config.data, FinetuneDataConfig)
     assert found.data == dataclasses.replace(config.data, box_margin=2.5)
     assert found.geometry.side_px == 48
-
-
-def test_another_run_s_sources_keep_their_own_margins(run: Path) -> None:
-    one, other = load_pose_run(run), load_pose_run(run)
-    tables = to_dict(other.config)
-    second = {**tables["data"], "root": "elsewhere", "box_margin": 1.75}
-    tables["data"] = [{**tables["data"], "box_margin": 2.5}, second]
-    other = dataclasses.replace(other, config=load_config(FinetuneConfig, [], [], base=tables))
-    mixed = load_config(
-        FinetuneConfig, [], [], base={**to_dict(one.config), "data": [second, to_dict(one.config)["data"]]}
-    )
-    assert [source.box_margin for source in each_source(for_other_run(mixed, other).data)] == [1.75, 2.5]
+    mixed = load_config(FinetuneConfig, [], [], base={**tables, "data": [second, to_dict(one.config)["data"]]})
+    assert [source.box_margin for source in each_source(for_other_run(mixed, of_two).data)] == [1.75, 2.5]
 
 
 def test_a_crop_shows_the_picture_where_its_matrix_says() -> None:
     """A bright square's middle, found in the view, is where the matrix carries it, in either frame."""
-    from train.evaluation.two_pass_crop import _view
-
     image = np.zeros((100, 100, 3), np.uint8)
     image[40:50, 60:70] = 255  # corner-based middle (65, 45), centre-based (64.5, 44.5)
     crops = crops_around(np.array([[60.0, 50.0]] * 2), np.array([40.0] * 2), 64, np.array([False, True]))
