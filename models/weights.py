@@ -124,18 +124,6 @@ def resnet_name(state: Mapping[str, Tensor]) -> str | None:
     return (deep if "layer1.0.conv3.weight" in state else {8: "resnet18", 16: "resnet34"}).get(len(blocks))
 
 
-def to_lightning(network: Mapping[str, Tensor]) -> State:
-    """Rename a pre-training network of this project, head included, to the names of the authors' pre-training code."""
-    prefixes = {f"encoder.resnet.{module}": f"encoder.features.{number}" for number, module in enumerate(_LIGHTNING)}
-    prefixes["projector"] = "projection_head"
-    return {
-        theirs + key.removeprefix(ours): tensor
-        for key, tensor in network.items()
-        for ours, theirs in prefixes.items()
-        if key.startswith(f"{ours}.")
-    }
-
-
 def pose_from_published(state: Mapping[str, Tensor]) -> State:
     """Convert a pose network of the authors to our names, order and units, with the palm as keypoint 0.
 

@@ -172,10 +172,10 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, classifica
 @click.argument("out", type=FILE)
 @click.option(
     "--to",
-    type=click.Choice(["ours", "published", "lightning"]),
+    type=click.Choice(["ours", "published"]),
     default="ours",
     show_default=True,
-    help="Format of OUT: this project's, or that of the authors' published files or pre-training checkpoints.",
+    help="Format of OUT: this project's, or that of the authors' published files.",
 )
 def convert(source: Path, out: Path, to: Any) -> None:
     """Convert weights of PeCLR's authors in SOURCE to this project's format, or a run of this project to theirs.

@@ -22,13 +22,12 @@ from models.weights import (
     pose_to_published,
     read_weights,
     resnet_name,
-    to_lightning,
 )
 from train.runs.checkpoint import find_checkpoint, load_checkpoint, write_checkpoint
-from train.weights.export import save_tensors
+from train.weights.export import require_ending, save_tensors
 from writing import refuse_inputs
 
-Target = Literal["ours", "published", "lightning"]
+Target = Literal["ours", "published"]
 
 PUBLISHED_POSE = PoseConfig(first_keypoint="palm")
 
@@ -42,10 +41,9 @@ def convert(source: Path, out: Path, to: Target) -> str:
       pose network becomes a checkpoint that `evaluate`, `predict` and `export` take as a run.
     - "published": an encoder in torchvision's names under "state_dict", with an `fc` of zeros, which the authors'
       loading code needs but does not use; a pose network for their `RN_25D_wMLPref`.
-    - "lightning": a pre-training run as a checkpoint of their pre-training code, projection head included.
 
     `source` may also be a run's folder. `out` ends in .pth. The file of an encoder in our format may end in
-    .safetensors, that of a Lightning checkpoint in .ckpt.
+    .safetensors.
 
     Returns:
         A line about the written file.
@@ -54,20 +52,13 @@ def convert(source: Path, out: Path, to: Target) -> str:
         UserError: `source` is of another kind or does not fit, or `out` is `source` or cannot be written.
     """
     path = find_checkpoint(source, _EXPECTED)
-    endings = (".pth", {"ours": ".safetensors", "lightning": ".ckpt"}[to]) if to != "published" else (".pth",)
-    if out.suffix not in endings:
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
+    require_ending(out, ".pth", *([".safetensors"] if to == "ours" else []))
     refuse_inputs(out, [path])
     state = read_weights(path, key="SOURCE", expected=_EXPECTED)
-    if to == "ours":
-        return _to_ours(state, path, out)
-    if to == "lightning":
-        return _to_lightning(state, path, out)
-    return _to_published(state, path, out)
-
-
-def _to_ours(state: State, path: Path, out: Path) -> str:
     found = naming(state)
+    if to == "published":
+        is_pose = "head.weight" in state or "head.0.weight" in state
+        return _pose_to_published(state, path, out) if is_pose else _encoder_to_published(state, path, out)
     if found in ("ours", "ours_no_resnet"):
         raise UserError(
             f"{path} is a checkpoint of this project already; `export` writes its encoder, --to published converts it"
@@ -108,9 +99,7 @@ def _published_pose(state: State, path: Path) -> tuple[State, dict[str, Any]]:
     return pose_from_published(state), config
 
 
-def _to_published(state: State, path: Path, out: Path) -> str:
-    if "head.weight" in state or "head.0.weight" in state:
-        return _pose_to_published(state, path, out)
+def _encoder_to_published(state: State, path: Path, out: Path) -> str:
     encoder, name = _checked_encoder(state, path)
     features = make_encoder(name).feature_dim
     fc = {"fc.weight": torch.zeros(1000, features), "fc.bias": torch.zeros(1000)}
@@ -123,8 +112,7 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     pose, side_px = config["pose"], int(config["geometry"]["side_px"])
     if naming(state) != "ours":
         raise UserError(f"{path}: its encoder is {config['encoder']['name']}; the authors' pose network has a ResNet")
-    wanted = {"head": "linear", "refine": True, "root": "wrist"}
-    for key, value in wanted.items():
+    for key, value in {"head": "linear", "refine": True, "root": "wrist"}.items():
         if pose[key] != value:
             raise UserError(
                 f"{path}: pose.{key} = {pose[key]!r}; the authors' pose network has {value!r} only, so this one "
@@ -137,15 +125,6 @@ def _pose_to_published(state: State, path: Path, out: Path) -> str:
     if side_px != PUBLISHED_SIDE_PX:
         notes.append(f"it was trained on views of {side_px} pixels, the authors' networks on {PUBLISHED_SIDE_PX}")
     return f"{out}: the authors' pose network on a {config['encoder']['name']}" + "".join(f"; {note}" for note in notes)
-
-
-def _to_lightning(state: State, path: Path, out: Path) -> str:
-    if naming(state) != "ours" or not any(key.startswith("projector.") for key in state):
-        raise UserError(
-            f"{path} is not a pre-training run of this project; only such a run can become a Lightning checkpoint"
-        )
-    save_tensors({"state_dict": to_lightning(state)}, out, {})
-    return f"{out}: encoder and projection head in the names of the authors' pre-training code"
 
 
 def _checked_encoder(state: State, path: Path) -> tuple[State, str]:

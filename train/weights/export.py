@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +44,7 @@ def export_encoder(source: Path, out: Path) -> str:
     Raises:
         UserError: there is no checkpoint, or `out` is the checkpoint, has another ending or cannot be written.
     """
-    if out.suffix not in (".safetensors", ".pth"):
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors or .pth; --onnx writes .onnx")
+    require_ending(out, ".safetensors", ".pth")
     path = find_checkpoint(source, "the folder of a run, with checkpoints/ in it, or a checkpoint")
     refuse_inputs(out, [path])
     saved = load_checkpoint(path)
@@ -74,8 +71,7 @@ def export_network(source: Path, out: Path) -> str:
         UserError: `source` is not a fine-tuning run, or `out` is the checkpoint, has another ending or cannot be
             written.
     """
-    if out.suffix != ".safetensors":
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .safetensors")
+    require_ending(out, ".safetensors")
     run = load_pose_run(source)
     refuse_inputs(out, [run.path])
     saved = load_checkpoint(run.path)
@@ -90,6 +86,12 @@ def export_network(source: Path, out: Path) -> str:
 def _halved(tensor: Tensor) -> Tensor:
     half = tensor.half()
     return half if bool(half.isfinite().all()) else tensor
+
+
+def require_ending(out: Path, *endings: str) -> None:
+    """Refuse a file to write whose name has another ending."""
+    if out.suffix not in endings:
+        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected {' or '.join(endings)}")
 
 
 def save_tensors(content: Mapping[str, Any], out: Path, note: Mapping[str, str]) -> None:
@@ -130,23 +132,25 @@ def export_onnx(source: Path, out: Path) -> str:
         UserError: `source` is not a fine-tuning run, `out` does not end in .onnx or cannot be written, a package is
             missing, or the file's results differ from torch's.
     """
-    if out.suffix != ".onnx":
-        raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .onnx")
+    require_ending(out, ".onnx")
     if not out.parent.is_dir():  # the export below takes long
         raise NotWritten(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise UserError(
-                f"--onnx needs the package {package}, which cannot be imported ({error}): "
-                "install the extra by '.venv/bin/uv pip install -r pyproject.toml --extra onnx', or run make setup"
-            ) from error
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"--onnx needs the packages onnx, onnxscript and onnxruntime ({error}): install the extra by "
+            "'.venv/bin/uv pip install -r pyproject.toml --extra onnx', or run make setup"
+        ) from error
     run = load_pose_run(source)
     side_px = run.config.geometry.side_px
     network = PoseOnnx(run.network).eval()
     batch = torch.export.Dim("batch", min=1)
-    with _quiet():
+    logging.getLogger("torch.onnx._internal.exporter._schemas").setLevel(logging.ERROR)  # about torch's own code
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             network,
             _views(2, side_px, seed=0),
@@ -199,21 +203,6 @@ def preprocessing(run: PoseRun) -> dict[str, Any]:
         "keypoints": skeleton.keypoints,
         "keypoint_0_of_keypoints_px": "palm" if run.config.pose.first_keypoint == "palm" else skeleton.keypoints[0],
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the messages of torch's exporter about its own code."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._schemas")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|copyreg|onnxscript)(\..*)?$")
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch|onnxscript)(\..*)?$")
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 def _views(count: int, side_px: int, *, seed: int) -> tuple[Tensor, Tensor]:
