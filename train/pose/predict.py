@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from train.pose.pose_run import PoseRun, load_pose_run
 from train.pose.prediction_picture import Box, Prediction, save_prediction
 from train.runs.pictures import Image
 from writing import is_among, write_text
+
+Cameras = npt.NDArray[np.float32]
 
 ENDINGS: Final = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".ppm", ".pgm")
 """Endings of the files to take from a folder. A file given by name is always tried."""
@@ -85,28 +88,27 @@ def predict(
     """
     seen = _pictures(images, box_px) if boxes is None else _pictures_with_boxes(images, boxes)
     loaded = load_pose_run(run, single_process().device)
-    given = None if intrinsics is None else read_intrinsics(intrinsics)
-    sizes, unreadable = _sizes_px(list(dict.fromkeys(seen.path(row) for row in range(len(seen)))))
-    seen = seen.select(np.array([row for row in range(len(seen)) if seen.path(row) in sizes], np.int64))
+    camera = None if intrinsics is None else read_intrinsics(intrinsics)
+    sizes_px, unreadable = _sizes_px(list(dict.fromkeys(seen.path(row) for row in range(len(seen)))))
+    seen = seen.select(np.array([row for row in range(len(seen)) if seen.path(row) in sizes_px], np.int64))
     files = [seen.path(row) for row in range(len(seen))]
     if box_px is not None:
-        _check_box(box_px, sizes[files[0]])
-    inputs = [*files, *(file for file in (intrinsics, boxes) if file is not None)]
-    names = result_names(files, out, inputs=inputs)
-    cameras = [assumed_intrinsics(*sizes[file]) if given is None else given for file in files]
+        _check_box(box_px, sizes_px[files[0]])
+    names = result_names(files, out, inputs=[*files, *(file for file in (intrinsics, boxes) if file is not None)])
+    cameras = np.stack([assumed_intrinsics(*sizes_px[file]) if camera is None else camera for file in files])
     margins = np.array([1, 1, loaded.box_margin], np.float32)
     seen = dataclasses.replace(seen, box_px=seen.box_px * margins)  # a side of 0: the whole picture
     with_box = seen.box_px[:, 2] > 0
     first = _estimate(loaded, seen, cameras, progress)
     second = None if with_box.all() else _second_look(loaded, seen, first, cameras)
+    results = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        results = []
-        for row, file in enumerate(files):
-            needed, note = _box_needed(loaded, first, None if with_box[row] else second, row, sizes[file])
+        for row, (file, name) in enumerate(zip(files, names, strict=True)):
+            needed, note = _box_needed(loaded, first, None if with_box[row] else second, row, sizes_px[file])
             result = Prediction(
                 image=file,
-                picture=out / f"{names[row]}.png",
+                picture=out / f"{name}.png",
                 skeleton=loaded.network.skeleton,
                 keypoints_px=first.keypoints_px[row],
                 joints=first.joints[row] * (1.0 if scale_m is None else scale_m) if loaded.depth else None,
@@ -114,12 +116,12 @@ def predict(
                 box_px=_shown_px(first, row, loaded.config.geometry.side_px),
                 intrinsics=cameras[row].astype(np.float64),
                 mirrored=bool(seen.mirrored[row]),
-                intrinsics_assumed=given is None,
+                intrinsics_assumed=camera is None,
                 box_needed=needed,
                 note=note,
             )
             # The JSON file first: from it, a later call knows the drawing's picture.
-            write_text(out / f"{names[row]}.json", json.dumps(as_json(result, loaded), indent=2) + "\n")
+            write_text(out / f"{name}.json", json.dumps(as_json(result, loaded), indent=2) + "\n")
             save_prediction(result.picture, read_picture(str(file)), result)
             results.append(result)
     except OSError as error:
@@ -148,7 +150,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
+def read_intrinsics(file: Path) -> Cameras:
     """Read the camera matrix (3, 3) of a JSON file: a list of three rows, {"K": rows}, or {"fx", "fy", "cx", "cy"}.
 
     Raises:
@@ -161,24 +163,19 @@ def read_intrinsics(file: Path) -> npt.NDArray[np.float32]:
         camera = np.array(content["K"] if isinstance(content, dict) else content, np.float64)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         camera = np.empty(0)
-    if camera.ndim == 3 and camera.shape[1:] == (3, 3):
-        raise UserError(
-            f"{file} holds a list of {len(camera)} matrices, such as a dataset's: expected one 3 x 3 camera matrix, "
-            "which all of the pictures share. Write that of your picture to a file of its own"
-        )
     usable = camera.shape == (3, 3) and camera[2].tolist() == [0, 0, 1] and camera[1, 0] == 0
     if not usable or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all() or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]:
         raise UserError(
-            f"{file} holds no camera matrix in pixels: expected one of 3 x 3, [[fx, s, cx], [0, fy, cy], [0, 0, 1]], "
-            '{"K": [...]} or {"fx": ..., "fy": ..., "cx": ..., "cy": ...}, with fx and fy of at least '
-            f"{FOCAL_RANGE_PX[0]:g} pixels"
+            f"{file} holds no camera matrix in pixels: expected a single one for all pictures, of 3 x 3, "
+            '[[fx, s, cx], [0, fy, cy], [0, 0, 1]], {"K": [...]} or {"fx": ..., "fy": ..., "cx": ..., "cy": ...}, '
+            f"with fx and fy of at least {FOCAL_RANGE_PX[0]:g} pixels"
         )
     return camera.astype(np.float32)
 
 
-def assumed_intrinsics(width_px: int, height_px: int) -> npt.NDArray[np.float32]:
+def assumed_intrinsics(width_px: int, height_px: int) -> Cameras:
     """Camera matrix for an unknown camera: the focal length is the longer side, a field of view of 53 degrees."""
     focal_px = max(width_px, height_px)
     return np.array([[focal_px, 0, width_px / 2], [0, focal_px, height_px / 2], [0, 0, 1]], np.float32)
@@ -247,29 +244,26 @@ def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) ->
     A name is taken if a file of this name is another picture's result, no result, or one of `inputs`, the files that
     the command reads.
     """
-    stems = [file.stem for file in files]
-    alike = Counter(stem.casefold() for stem in stems)
-    alone = [alike[stem.casefold()] == 1 and _may_be_written(out, stem, inputs) for stem in stems]
-    taken = {stem.casefold() for stem, free in zip(stems, alone, strict=True) if free}
-    names = []
-    for stem, free in zip(stems, alone, strict=True):
-        name, number = stem, 0
-        while not free and (name.casefold() in taken or name == stem or not _may_be_written(out, name, inputs)):
-            name, number = f"{stem}_{number}", number + 1
-        taken.add(name.casefold())
-        names.append(name)
-    return names
+    alike = Counter(file.stem.casefold() for file in files)  # some file systems know one case
+    names: dict[str, str] = {}
+    for stem in (file.stem for file in files):
+        numbered = (f"{stem}_{number}" for number in itertools.count())
+        others = (name for name in numbered if name.casefold() not in {*alike, *names})
+        wanted = itertools.chain([stem] if alike[stem.casefold()] == 1 else [], others)
+        name = next(name for name in wanted if _may_be_written(out, name, inputs))
+        names[name.casefold()] = name
+    return list(names.values())
 
 
 def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
-    picture, said = out / f"{name}.png", out / f"{name}.json"
-    if not picture.exists() and not said.exists():
+    files = [out / f"{name}.png", out / f"{name}.json"]
+    if not any(file.exists() for file in files):
         return True
-    if is_among(picture, inputs) or is_among(said, inputs):
+    if any(is_among(file, inputs) for file in files):
         return False
     try:
-        return {"image", "checkpoint", "keypoints_px"} <= set(json.loads(said.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return {"image", "checkpoint", "keypoints_px"} <= set(parse_json(files[1].read_bytes()))
+    except (OSError, ValueError, TypeError):
         return False
 
 
@@ -300,17 +294,13 @@ def _pictures_with_boxes(images: Sequence[str], boxes: Path) -> Index:
 def _check_box(box_px: Box, size_px: tuple[int, int]) -> None:
     x0, y0, x1, y1 = box_px
     width, height = size_px
-    if not (np.isfinite(box_px).all() and x0 < x1 and y0 < y1):
-        raise UserError(f"--box {x0:g},{y0:g},{x1:g},{y1:g} is not a box: expected x0,y0,x1,y1, x0 < x1 and y0 < y1")
-    if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
+    if not (
+        x0 < min(x1, width) and y0 < min(y1, height) and min(x1, y1) > 0 and max(x1 - x0, y1 - y0) >= LEAST_SIDE_PX
+    ):
         raise UserError(
-            f"--box {x0:g},{y0:g},{x1:g},{y1:g} lies outside the picture of {width} x {height} pixels: "
-            "expected pixels from its upper left corner, as displayed"
-        )
-    if max(x1 - x0, y1 - y0) < LEAST_SIDE_PX:
-        raise UserError(
-            f"--box {x0:g},{y0:g},{x1:g},{y1:g} is smaller than {LEAST_SIDE_PX:g} pixels: expected pixels of the "
-            f"picture of {width} x {height}, not fractions of it"
+            f"--box {x0:g},{y0:g},{x1:g},{y1:g} is no box in the picture of {width} x {height} pixels: expected "
+            f"x0,y0,x1,y1 with x0 < x1 and y0 < y1, {LEAST_SIDE_PX:g} pixels or more apart, in pixels (not fractions) "
+            "from the picture's upper left corner as displayed"
         )
 
 
@@ -325,15 +315,13 @@ class _Pictures(Store):
         return cv2.imencode(".png", bgr, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
 
 
-def _estimate(
-    run: PoseRun, pictures: Index, cameras: Sequence[npt.NDArray[np.float32]], progress: Progress | None = None
-) -> Poses:
+def _estimate(run: PoseRun, pictures: Index, cameras: Cameras, progress: Progress | None = None) -> Poses:
     index = dataclasses.replace(pictures, store=_Pictures(pictures))
     config = dataclasses.replace(run.config, validation=dataclasses.replace(run.config.validation, batch=16))
-    return estimate_poses(run.network, index, np.stack(cameras), config, single_process(), progress=progress)
+    return estimate_poses(run.network, index, cameras, config, single_process(), progress=progress)
 
 
-def _second_look(run: PoseRun, pictures: Index, first: Poses, cameras: Sequence[npt.NDArray[np.float32]]) -> Poses:
+def _second_look(run: PoseRun, pictures: Index, first: Poses, cameras: Cameras) -> Poses:
     """Predict again on the part of the picture around the first prediction."""
     boxes_px = squares_around(first.keypoints_px.min(axis=1), first.keypoints_px.max(axis=1))
     boxes_px[:, 2] = np.maximum(boxes_px[:, 2], 2) * run.box_margin
