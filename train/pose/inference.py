@@ -15,7 +15,7 @@ from models.pose import PoseNetwork, view_intrinsics
 from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.augmentation import Augmentation, ColourConfig
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.distributed.together import together
@@ -50,13 +50,6 @@ class Poses:
     source_to_view_px: Floats
 
 
-def upright(geometry: GeometryConfig) -> GeometryConfig:
-    """The geometry of the canonical view: no rotation, shift, scale or crop."""
-    return dataclasses.replace(
-        geometry, rotation_deg=(0.0, 0.0), translation_frac=0.0, scale=(1.0, 1.0), crop_probability=0.0
-    )
-
-
 def canonical_loader(
     index: Index,
     rows: npt.NDArray[np.int64],
@@ -70,6 +63,13 @@ def canonical_loader(
     Every step has `each` views for each rank. Surplus views of the last step have positions from N on.
     """
     step_rows, first = each * world.world_size, each * world.rank
+    geometry = dataclasses.replace(
+        config.geometry,
+        rotation_deg=(rotation_deg, rotation_deg),
+        translation_frac=0.0,
+        scale=(1.0, 1.0),
+        crop_probability=0.0,
+    )
     return Loader(
         index,
         Schedule(
@@ -78,10 +78,7 @@ def canonical_loader(
             last_step=-(-len(rows) // step_rows),
         ),
         config.pipelines,
-        Augmentation(
-            dataclasses.replace(upright(config.geometry), rotation_deg=(rotation_deg, rotation_deg)),
-            ColourConfig(jitter="none"),
-        ),
+        Augmentation(geometry, ColourConfig(jitter="none")),
         device=world.device,
         views=1,
         processes_here=world.local_world_size,
@@ -152,16 +149,16 @@ def estimate_poses(
     together(world, estimate_share)
     for table in (samples, keypoints_px, joints, matrices):
         table.copy_(world.sum_(table.to(world.device)))  # exact, since only one number of each sum is not zero
-    side_px, found = config.geometry.side_px, samples[:count].numpy()
+    side_px = config.geometry.side_px
+    found, in_px, in_3d, affine = (table[:count].numpy() for table in (samples, keypoints_px, joints, matrices))
     mirrored = index.mirrored[found]
-    in_source_px = with_wrist(keypoints_px[:count].numpy(), joints[:count].numpy(), intrinsics[found], config.pose)
     return Poses(
         found,
-        left_for_right(in_source_px, mirrored, network.skeleton),
-        left_for_right(joints[:count].numpy(), mirrored, network.skeleton),
+        left_for_right(with_wrist(in_px, in_3d, intrinsics[found], config.pose), mirrored, network.skeleton),
+        left_for_right(in_3d, mirrored, network.skeleton),
         np.array(list(images), np.int64),
         np.stack(list(images.values())) if images else np.empty((0, side_px, side_px, 3), np.uint8),
-        matrices[:count].numpy(),
+        affine,
     )
 
 

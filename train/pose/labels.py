@@ -87,7 +87,7 @@ class PoseLabels:
         intrinsics = targets.get("K", unknown[:, :3])
         has_camera = np.asarray(np.isfinite(intrinsics).all(axis=(1, 2)))
         if not has_camera.all():
-            intrinsics = np.where(has_camera[:, None, None], intrinsics, _stand_in_cameras(index.box_px))
+            intrinsics = np.where(has_camera[:, None, None], intrinsics, _assumed_cameras(index.box_px))
         return cls(
             index.skeleton,
             joints,
@@ -184,7 +184,7 @@ def left_for_right(points: Points, mirror: npt.NDArray[np.bool_], skeleton: Skel
     return np.where(mirror[:, None, None], points[:, skeleton.mirror], points)
 
 
-def _stand_in_cameras(box_px: Floats) -> Floats:
+def _assumed_cameras(box_px: Floats) -> Floats:
     """Assumed cameras (N, 3, 3) for boxes (N, 3): centred on the box, with a focal length of `FOCAL_BOXES` sides."""
     # The size of whole images is unknown here.
     box = np.where(box_px[:, 2:] > 0, box_px, np.array([112, 112, 224], np.float32))

@@ -25,9 +25,8 @@ _BACKGROUND = 40
 def save_curves(path: Path, rows: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> None:
     """Draw the parts of the loss over the steps, and below them the errors on held-out images, if measured."""
     steps = [row["step"] for row in rows]
-    in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
     shown, last, unit = {"epe_cm": ("EPE", "#888888"), "pa_epe_cm": ("PA-EPE", "#2e8b57")}, "pa_epe_cm", "cm"
-    if not in_3d:
+    if not any(np.isfinite(row["pa_epe_cm"]) for row in validations):
         shown, last, unit = {"epe_px": ("2D EPE", "#2e8b57")}, "epe_px", "px of the source"
     validations = [row for row in validations if np.isfinite(row[last])]
     depths = [(name, title) for name, title in (("depth", "relative depths"), ("root_depth", "root's depth"))

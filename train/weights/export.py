@@ -29,8 +29,6 @@ OPSET: Final = 18
 """Version of the ONNX operators; onnxruntime 1.14 and later support it."""
 INPUTS: Final = ("image", "intrinsics")
 OUTPUTS: Final = ("keypoints_px", "joints")
-PARITY_BATCHES: Final = (1, 2, 5)
-"""Batch sizes on which an exported network is compared."""
 PARITY_PX: Final = 1e-4
 """Largest difference of keypoints from torch's in pixels, and of joints as a share of the largest coordinate."""
 
@@ -165,8 +163,7 @@ def export_onnx(source: Path, out: Path) -> str:
     assert program is not None
     program.model.metadata_props["preprocessing"] = json.dumps(preprocessing(run))
     model = program.model_proto.SerializeToString()
-    # NumPy's maximum keeps NaN.
-    worst = np.max([_difference(network, model, _views(count, side_px, seed=count)) for count in PARITY_BATCHES])
+    worst = _difference(network, model, _views(3, side_px, seed=3))  # another batch size than the traced one
     if not worst <= PARITY_PX:
         raise UserError(
             f"{out} was not written: in onnxruntime the network's keypoints are up to {worst:.2g} px from torch's, "
@@ -175,7 +172,7 @@ def export_onnx(source: Path, out: Path) -> str:
     write_bytes(out, model)
     return (
         f"{run.config.encoder.name} with its pose head, views of {side_px} px, any batch, opset {OPSET}; at most "
-        f"{worst:.1g} px from torch in onnxruntime (batches of {', '.join(map(str, PARITY_BATCHES))})"
+        f"{worst:.1g} px from torch in onnxruntime"
     )
 
 
@@ -228,4 +225,4 @@ def _difference(network: nn.Module, model: bytes, views: tuple[Tensor, Tensor]) 
     with torch.inference_mode():
         keypoints_px, joints = (output.numpy() for output in network(*views))
     of_joints = np.abs(found[1] - joints).max() / np.maximum(np.abs(joints).max(), 1.0)
-    return float(np.maximum(np.abs(found[0] - keypoints_px).max(), of_joints))
+    return float(np.maximum(np.abs(found[0] - keypoints_px).max(), of_joints))  # keeps NaN

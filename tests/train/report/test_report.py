@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -112,9 +111,9 @@ def test_every_section_is_there(folder: Path) -> None:
         "Metrics", "Where the errors are", "Pre-training", "Fine-tuning", "What the network saw", "Predictions",
         "Held-out images", "Largest errors", "The runs",
     ]  # fmt: skip
-    assert Counter(tag for tag, _ in page.elements)["svg"] == 10
-    pictures = 12 + 3 + 8 + 4  # views, predictions, held-out hands, worst hands
-    assert Counter(tag for tag, _ in page.elements)["img"] == pictures
+    tags = Counter(tag for tag, _ in page.elements)
+    assert tags["svg"] == 10
+    assert tags["img"] == 12 + 3 + 8 + 4  # views, predictions, held-out hands, worst hands
 
 
 def test_figures_equal_those_in_the_files(folder: Path) -> None:
@@ -132,6 +131,10 @@ def test_figures_equal_those_in_the_files(folder: Path) -> None:
     for hand in content["worst"]:
         caption = f"{Path(hand['file']).name} · PA-EPE {hand['pa_epe_cm']:.2f} cm · EPE {hand['epe_cm']:.2f} cm"
         assert caption in page.words["figcaption"]
+
+
+def copied(run: Path, folder: Path) -> Path:
+    return shutil.copytree(run, folder / run.name, ignore=shutil.ignore_patterns("*.pt"))
 
 
 def differing(folder: Path, **differences: tuple[float, float | None, float | None]) -> Measured:
@@ -170,25 +173,18 @@ def test_one_run_is_summed_up_by_its_errors(folder: Path) -> None:
     )
 
 
-def test_without_an_interval_the_verdict_is_open(folder: Path) -> None:
+def test_without_an_interval_the_verdict_is_open(folder: Path, tmp_path: Path) -> None:
     one_pose = differing(folder, pa_epe_cm=(-0.2, None, None))
     assert "cannot be told apart: \N{MINUS SIGN}0.20 cm, no interval: there is only one pose." in in_words(one_pose)
     cell = next(row.difference for row in table(one_pose) if row.metric.title == "PA-EPE")
     assert cell is not None
     assert (cell.interval, cell.mark) == (None, "open")
-
-
-def test_the_page_shows_where_there_is_no_interval(folder: Path, tmp_path: Path) -> None:
-    file = folder / "tuned" / "evaluation" / "metrics.json"
-    before = file.read_text()
-    content = json.loads(before)
+    file = copied(folder / "tuned", tmp_path) / "evaluation" / "metrics.json"
+    content = json.loads(file.read_text())
     for figure in content["metrics"].values():
         figure.update(low=None, high=None)
     file.write_text(json.dumps(content))
-    try:
-        write_report([folder / "tuned"], tmp_path / "page.html")
-    finally:
-        file.write_text(before)
+    write_report([tmp_path / "tuned"], tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count("no interval: only one pose") == len(content["metrics"])
 
 
@@ -205,20 +201,16 @@ def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
 
 
 def test_runs_on_other_images_are_not_put_side_by_side(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "tuned", tmp_path / "elsewhere")
-    file = tmp_path / "elsewhere" / "evaluation" / "metrics.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "data": "freihand evaluation: elsewhere", "comparison": None}))
-    found = measured(read_runs([folder / "tuned", folder / "scratch", tmp_path / "elsewhere"]))
-    assert found is not None
-    assert [run.folder.root.name for run in found.runs] == ["tuned", "scratch"]
-    assert [run.folder.root.name for run in found.elsewhere] == ["elsewhere"]
-    assert found.runs[0].name == "pre-trained (tuned)"
+    file = copied(folder / "tuned", tmp_path) / "evaluation" / "metrics.json"
+    content = {**json.loads(file.read_text()), "comparison": None}
     other_backgrounds = [{**source, "versions": ["gs"]} for source in content["sources"]]
-    file.write_text(json.dumps({**content, "sources": other_backgrounds, "comparison": None}))
-    found = measured(read_runs([folder / "tuned", folder / "scratch", tmp_path / "elsewhere"]))
-    assert found is not None
-    assert [run.folder.root.name for run in found.elsewhere] == ["elsewhere"]
+    for changes in ({"data": "freihand evaluation: elsewhere"}, {"sources": other_backgrounds}):
+        file.write_text(json.dumps({**content, **changes}))
+        found = measured(read_runs([folder / "tuned", folder / "scratch", tmp_path / "tuned"]))
+        assert found is not None
+        assert [run.folder.root for run in found.runs] == [folder / "tuned", folder / "scratch"]
+        assert [run.folder.root for run in found.elsewhere] == [tmp_path / "tuned"]
+        assert found.runs[0].name == "pre-trained (tuned)"
 
 
 def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
@@ -245,15 +237,14 @@ def test_names_from_files_cannot_become_markup(folder: Path, tmp_path: Path) -> 
 def test_a_damaged_file_of_a_run_is_one_line(
     file: str, content: bytes, words: str, folder: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(folder / "tuned", tmp_path / "tuned", ignore=shutil.ignore_patterns("*.pt"))
-    (tmp_path / "tuned" / file).write_bytes(content)
+    (copied(folder / "tuned", tmp_path) / file).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(words)):
         write_report([tmp_path / "tuned"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "tuned", tmp_path / "tuned", ignore=shutil.ignore_patterns("*.pt"))
+    copied(folder / "tuned", tmp_path)
     for name in ("metrics.jsonl", "validation.jsonl"):
         with (tmp_path / "tuned" / name).open("ab") as file:
             file.write(b'null\n\xff\xfe\n{"step": 5}\n{"step": 6, "loss": null}\n')
@@ -263,16 +254,16 @@ def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:
 
 def test_wrong_input_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     for runs, options, message in (
-        ([folder / "pre"], {"predictions": folder / "tuned" / "evaluation"}, "is not a file written by 'predict'"),
+        (
+            [folder / "pre"],
+            {"predictions": folder / "tuned" / "evaluation"},
+            "is not a file written by 'predict', or has no .png",
+        ),
         ([folder / "pre"], {"out": folder / "report.html" / "page.html"}, "cannot be written"),
     ):
         arguments: dict[str, Any] = {"out": tmp_path / "page.html", **options}
         with pytest.raises(UserError, match=message):
             write_report(runs, **arguments)
-    shutil.copytree(folder / "pre", tmp_path / "young")
-    (tmp_path / "young" / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"has no rows in metrics\.jsonl"):
-        write_report([tmp_path / "young"], tmp_path / "page.html")
 
 
 @pytest.mark.parametrize(("count", "columns"), [(7, 3), (2, 6), (1, 1)])
@@ -295,8 +286,8 @@ def test_chromium_shows_it_without_errors_at_every_width(folder: Path, scheme: s
     address = (folder / "report.html").as_uri()
     frame.write_text(
         f'<!doctype html><iframe id="phone" width="390" height="800" src="{address}"></iframe>'
-        f'<iframe id="desktop" width="1280" height="800" src="{address}"></iframe><pre id="told"></pre><script>'
-        "onload = () => { told.textContent = JSON.stringify([phone, desktop].map(frame => {"
+        f'<iframe id="desktop" width="1280" height="800" src="{address}"></iframe><pre id="found"></pre><script>'
+        "onload = () => { found.textContent = JSON.stringify([phone, desktop].map(frame => {"
         "const page = frame.contentDocument, style = frame.contentWindow.getComputedStyle(page.body);"
         "return {width: page.documentElement.scrollWidth, background: style.backgroundColor,"
         "stroke: frame.contentWindow.getComputedStyle(page.querySelector('.chart path[clip-path]')).stroke,"
@@ -309,9 +300,9 @@ def test_chromium_shows_it_without_errors_at_every_width(folder: Path, scheme: s
     ]  # fmt: skip
     found = subprocess.run([*command, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=180)
     assert "CONSOLE" not in found.stderr, found.stderr
-    told = re.search(r'<pre id="told">(.*?)</pre>', found.stdout)
-    assert told is not None, found.stderr
-    phone, desktop = json.loads(told[1])
+    sizes = re.search(r'<pre id="found">(.*?)</pre>', found.stdout)
+    assert sizes is not None, found.stderr
+    phone, desktop = json.loads(sizes[1])
     assert (phone["width"], desktop["width"]) == (390, 1280)  # nothing has to be scrolled sideways
     assert phone["broken"] == desktop["broken"] == 0
     assert phone["stroke"].startswith("rgb")
@@ -323,4 +314,3 @@ def test_chromium_shows_it_without_errors_at_every_width(folder: Path, scheme: s
     picture = cv2.imread(str(shot))
     assert picture is not None
     assert picture.std() > 10
-    assert not math.isnan(picture.mean())
