@@ -26,10 +26,10 @@ def test_keypoints_have_the_order_of_their_source(order: HandOrder) -> None:
         assert HAND.keypoints[rows[row]] == name
 
 
-@pytest.mark.parametrize(("source", "target"), list(itertools.product(get_args(HandOrder), repeat=2)))
-def test_reordering_there_and_back_changes_nothing(source: HandOrder, target: HandOrder) -> None:
-    there, back = hand_rows(source, target), hand_rows(target, source)
-    assert [there[row] for row in back] == list(range(21))
+def test_reordering_there_and_back_changes_nothing() -> None:
+    for source, target in itertools.product(get_args(HandOrder), repeat=2):
+        there, back = hand_rows(source, target), hand_rows(target, source)
+        assert [there[row] for row in back] == list(range(21))
 
 
 def test_the_authors_order_equals_their_conversion() -> None:
@@ -62,13 +62,9 @@ def test_the_body_has_cocos_keypoints_and_bones() -> None:
     bones = [frozenset(bone) for bone in BODY.bones]
     assert len(bones) == len(set(bones))
     assert set(bones) == {frozenset((a - 1, b - 1)) for a, b in coco}
-    assert [BODY.keypoints[row] for row in BODY.mirror[:5]] == [
-        "nose",
-        "right_eye",
-        "left_eye",
-        "right_ear",
-        "left_ear",
-    ]
+    mirrored = [BODY.keypoints[row] for row in BODY.mirror[:5]]
+    assert mirrored == ["nose", "right_eye", "left_eye", "right_ear", "left_ear"]
+    assert HAND.mirror == tuple(range(21))  # a hand keeps its names
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS.values(), ids=SKELETONS)
@@ -81,10 +77,6 @@ def test_the_parts_of_a_skeleton_are_consistent(skeleton: Skeleton) -> None:
     assert {end for bone in skeleton.bones for end in bone} == set(range(count))
     assert sum(size for _, size in skeleton.groups) == count
     assert [skeleton.mirror[row] for row in skeleton.mirror] == list(range(count))
-
-
-def test_a_hand_in_a_mirror_keeps_its_names() -> None:
-    assert HAND.mirror == tuple(range(21))
 
 
 ROOT = Path(__file__).parents[1]

@@ -124,7 +124,7 @@ def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"<html>not found</html>", "is not a checkpoint of this project: it is not a whole safetensors file"),
         (save({"a": ONE})[:-1], "is not a checkpoint of this project: it is not a whole safetensors file"),
@@ -140,9 +140,9 @@ def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
         (network_file(-ONE / 0, format=2, step=1, config=CONFIG), "a holds NaN or infinity; expected"),
     ],
 )
-def test_another_safetensors_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_another_safetensors_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(message)):
         load_pose_run(tmp_path / "a.safetensors")
 
 
@@ -251,9 +251,7 @@ def test_the_file_says_how_a_picture_becomes_its_input(sensitive: Path) -> None:
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Pixels:
     root = tmp_path_factory.mktemp("rendered") / "hands"
     make_dataset(root, poses=2, seed=0, scenes=1, workers=1)
-    hand = cv2.imread(str(root / "training" / "rgb" / "00000000.jpg"))
-    assert hand is not None
-    return hand.astype(np.uint8)
+    return np.asarray(cv2.imread(str(root / "training" / "rgb" / "00000000.jpg")), np.uint8)
 
 
 @pytest.mark.parametrize("enlarged", [1, 4], ids=["magnified", "halved"])

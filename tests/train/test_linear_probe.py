@@ -51,6 +51,12 @@ def config_of(root: Path, out: Path, *overrides: str) -> Config:
     return load_config(Config, [], tiny_run.settings(root, out, *ON, *overrides))
 
 
+def probe_of(config: Config) -> Probe:
+    probe = build_probe(load_index(config.data), config, World())
+    assert probe is not None
+    return probe
+
+
 def seeded_network(config: Config) -> ContrastiveNetwork:
     torch.manual_seed(7)
     with narrow_resnet18():
@@ -79,15 +85,13 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=100")
     index = load_index(config.data)
     rows, fitted = probed_rows(index, config)
-    probe = build_probe(index, config, World())
-    assert probe is not None
-    network = seeded_network(config)
+    probe, network = probe_of(config), seeded_network(config)
     features, figures = probe._features(network, None).numpy(), probe.figures(network, None)
 
     for place in (0, 70, len(rows) - 1):  # each image alone
         with canonical_loader(index, rows[place : place + 1], 1, config, World()) as loader, torch.inference_mode():
-            alone = network.eval().encoder(network.normalize(next(iter(loader)).views[0].image))
-        np.testing.assert_allclose(alone[0].numpy(), features[place], rtol=0, atol=1e-5)
+            single = network.eval().encoder(network.normalize(next(iter(loader)).views[0].image))
+        np.testing.assert_allclose(single[0].numpy(), features[place], rtol=0, atol=1e-5)
 
     labels = PoseLabels.of(index)
     box = index.box_px[rows].astype(np.float64)[:, None]
@@ -149,10 +153,8 @@ def test_batches_are_moved_to_the_device(hands: Path, tmp_path: Path, monkeypatc
         return real(batch, device)
 
     monkeypatch.setattr(Batch, "to", to)
-    config = config_of(hands, tmp_path / "run")
-    build_probe(load_index(config.data), config, world := World())
-    assert given
-    assert set(given) == {world.device}
+    probe_of(config_of(hands, tmp_path / "run"))
+    assert set(given) == {World().device}
 
 
 @pytest.mark.gpu
@@ -214,9 +216,7 @@ def test_figures_are_the_same_to_the_bit_on_two_ranks(hands: Path, tmp_path: Pat
 
 def test_the_network_is_left_as_it_was(hands: Path, tmp_path: Path) -> None:
     config = config_of(hands, tmp_path / "run")
-    probe = build_probe(load_index(config.data), config, World())
-    assert probe is not None
-    network = seeded_network(config).train()
+    probe, network = probe_of(config), seeded_network(config).train()
     before, random = {name: tensor.clone() for name, tensor in network.state_dict().items()}, torch.get_rng_state()
     probe.figures(network, torch.bfloat16)
     assert all(module.training for module in network.modules())
@@ -253,12 +253,11 @@ def test_images_without_depth_or_without_keypoints(
         index.keypoints_px[:] = np.nan
     with caplog.at_level("INFO"):
         probe = build_probe(index, config, World())
-    if known == "nothing":
-        assert probe is None
+    if probe is None:
+        assert known == "nothing"
         found = f"no probe: {index.root} ({index.name}) has {len(index)} images, 0 with all keypoints"
         assert f"{found}; expected about 8 images, 8 with all keypoints, at probe.every_epochs = 100" in caplog.text
         return
-    assert probe is not None
     figures = probe.figures(seeded_network(config), None)
     assert math.isfinite(figures["epe_px_of_224"])
     assert math.isnan(figures["pa_epe_cm"])
