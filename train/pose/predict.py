@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from errors.terminal import in_one_line
 from parsing import parse_json, regular
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
@@ -209,10 +208,13 @@ def read_picture(file: str) -> Image:
         decoded = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a picture") from error
-    except cv2.error as error:  # the header has more pixels than OpenCV allows
-        raise UserError(f"{file}: cannot be decoded ({in_one_line(error, 100)}); save it again") from error
+    except cv2.error:  # the header has more pixels than OpenCV allows
+        decoded = None
     if decoded is None:
-        raise UserError(f"{file} is not a readable picture: expected JPEG, PNG, WebP, TIFF or BMP. Convert it")
+        raise UserError(
+            f"{file} is not a readable picture: expected JPEG, PNG, WebP, TIFF or BMP of at most {MAX_PIXELS} pixels. "
+            "Convert it"
+        )
     height, width, _ = decoded.shape
     if not MIN_PIXELS <= height * width <= MAX_PIXELS:
         raise UserError(

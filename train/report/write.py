@@ -37,24 +37,24 @@ def write_report(
         raise UserError(f"{out} ends in {out.suffix or 'nothing'}; expected .html")
     read = read_runs(runs)
     judged = None if classification is None else read_classification(classification)
+    metrics: dict[str, object] = {"table": [], "verdict": "", "facts": []}
+    error_curves: list[curves.Curves] = []
+    held_out: list[galleries.Gallery] = []
     try:
         found = measured(read)
-        table, verdict, facts, error_curves, held_out = (
-            (
-                numbers.table(found), numbers.in_words(found), numbers.facts(found), curves.error_curves(found),
-                galleries.held_out(found),
-            ) if found else ([], "", [], [], [])
-        )  # fmt: skip
+        if found is not None:
+            metrics = {
+                "table": numbers.table(found), "verdict": numbers.in_words(found), "facts": numbers.facts(found)
+            }  # fmt: skip
+            error_curves, held_out = curves.error_curves(found), galleries.held_out(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
     content = {
-        "title": title,
-        "verdict": verdict,
+        **metrics,
         "measured": found,
-        "table": table,
-        "facts": facts,
         "judged": judged,
+        "title": title,
         "curves": [
             *([judged.curves] if judged and judged.curves else []),
             *error_curves,
