@@ -264,7 +264,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "foreign checkpoint": (
         pretrain(out="{root}/foreign", resume="auto"),
-        ["{root}/foreign/" + STEP + " and all others are damaged", "Restore one of them"],
+        ["{root}/foreign/" + STEP, "is not a checkpoint of this project: it has no format"],
     ),
     "checkpoint of another model": (
         pretrain("projector.hidden=24", out="{root}/other_model", resume="auto"),

@@ -126,8 +126,8 @@ def test_a_damaged_network_is_refused(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>not found</html>", "is not a checkpoint of this project: it is not a whole safetensors file"),
-        (save({"a": ONE})[:-1], "is not a checkpoint of this project: it is not a whole safetensors file"),
+        (b"<html>not found</html>", "is damaged, or not a checkpoint of this project"),
+        (save({"a": ONE})[:-1], "is damaged, or not a checkpoint of this project"),
         (save({"a": ONE}), "is not a checkpoint of this project: it holds tensors without a run's configuration"),
         (save({"a": ONE.bfloat16()}), "is not a checkpoint of this project: it holds tensors without a run's"),
         (save({"a": ONE.bfloat16()}, {METADATA_KEY: "{}"}), "is damaged: its tensors do not have their checksum"),

@@ -1,24 +1,24 @@
-"""Writes and reads checkpoints with checksums. A checkpoint is complete or absent."""
+"""Writes and reads checkpoints, verified by the checksums of torch's archive. A checkpoint is complete or absent."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import io
 import logging
-import os
 import re
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
 
 import safetensors
 import torch
 from torch import Tensor
 
 from errors import UserError
+from errors.terminal import in_one_line
 from models.weights import require_finite
 from parsing import parse_json
 from writing import whole_file
@@ -38,8 +38,10 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Folder of a run for the best network on validation."""
 _NAME = re.compile(r"step_(\d{9})\.pt")
-_SEAL = b"\nsha256 of all before: "  # torch.load ignores bytes after the zip archive
-_SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size * 2
+
+
+class DamagedCheckpoint(UserError):  # noqa: N818  what was found, not a defect
+    """A file is damaged, or not one that torch can read."""
 
 
 class Checkpoints:
@@ -47,7 +49,6 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self._keep = folder, keep
-        self._torn: list[Path] = []
 
     def paths(self) -> list[Path]:
         """Paths of the checkpoints, the oldest first."""
@@ -68,27 +69,27 @@ class Checkpoints:
         """The newest checkpoint, or None."""
         return next(reversed(self.paths()), None)
 
-    def latest_whole(self) -> Path | None:
-        """The newest complete checkpoint, or None. A warning lists newer ones that are damaged.
-
-        Damaged ones are not deleted: the next `save` renames them to *.torn, so that they do not count.
+    def latest_undamaged(self) -> Path | None:
+        """The newest undamaged checkpoint, or None. Newer ones that are damaged are renamed to *.torn, with a warning.
 
         Raises:
-            UserError: there are checkpoints, but none is complete. Starting anew would lose work without asking.
+            UserError: there are checkpoints, but all are damaged. Starting anew would lose work without asking.
         """
-        torn: list[Path] = []
+        damaged: list[Path] = []
         for path in reversed(self.paths()):
-            with suppress(FileNotFoundError):  # removed meanwhile; another error of the storage may pass
-                if is_whole(path):
-                    for other in torn:
-                        log.warning("%s is incomplete or damaged: using %s instead", other, path.name)
-                    self._torn = torn
-                    return path
-            torn.append(path)
-        if torn:
+            try:
+                load_checkpoint(path)
+            except DamagedCheckpoint:
+                damaged.append(path)
+                continue
+            for other in damaged:
+                log.warning("%s is incomplete or damaged: using %s instead", other, path.name)
+                other.rename(other.with_suffix(".torn"))
+            return path
+        if damaged:
             raise UserError(
-                f"{self.folder} holds no usable checkpoint: {torn[0]} and all others are damaged, or not checkpoints. "
-                f"Restore one of them, or start a new run with --set run.out=..."
+                f"{self.folder} holds no usable checkpoint: {damaged[0]} and all others are damaged, or not "
+                f"checkpoints. Restore one of them, or start a new run with --set run.out=..."
             )
         return None
 
@@ -98,10 +99,6 @@ class Checkpoints:
         path = self.path_of(step)
         for left_by_a_crash in self.folder.glob("step_*.part"):
             left_by_a_crash.unlink()
-        while self._torn:
-            torn = self._torn.pop()
-            with suppress(FileNotFoundError):
-                torn.rename(torn.with_suffix(".torn"))
         write_checkpoint(path, step, state)
         for old in self.paths()[: -self._keep]:
             old.unlink()
@@ -129,19 +126,16 @@ def find_checkpoint(source: Path, expected: str) -> Path:
     return path
 
 
-def seal_of(path: Path) -> str:
-    """The checksum at the end of a checkpoint's file, which tells networks apart without reading them."""
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, which tells networks apart."""
     with path.open("rb") as file:
-        file.seek(-_SEAL_BYTES, os.SEEK_END)
-        return file.read().decode(errors="replace")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint with its checksum, completely or not at all. Errors as in `writing.whole_file`."""
+    """Write a checkpoint, completely or not at all. Errors as in `writing.whole_file`."""
     with whole_file(path) as file:
-        sealed = _Hashing(file)
-        torch.save({"format": FORMAT, "step": step, **state}, cast(IO[bytes], sealed))
-        file.write(_SEAL + sealed.digest())
+        torch.save({"format": FORMAT, "step": step, **state}, file)
 
 
 class BackgroundWriter:
@@ -201,7 +195,7 @@ class BackgroundWriter:
             self._draw()
         except Exception as error:  # no picture is worth a run
             if self._drawn:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                reason = f"{type(error).__name__}: {in_one_line(error)}"
                 log.warning("the curves cannot be drawn after step %d (%s); the run goes on without", step, reason)
             self._drawn = False
 
@@ -236,43 +230,44 @@ def snapshot(state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], Non
     return copied, wait
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file ends in the checksum of its content; OSError if it cannot be read."""
-    with path.open("rb") as file:
-        left = file.seek(0, os.SEEK_END) - _SEAL_BYTES
-        file.seek(0)
-        digest = hashlib.sha256()
-        while left > 0 and (block := file.read(min(left, 2**22))):
-            digest.update(block)
-            left -= len(block)
-        return file.read() == _SEAL + digest.hexdigest().encode()
-
-
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint: at least the step, the run's configuration, and the network's tensors by name.
 
-    A `.safetensors` file is a network that `export_network` wrote; its tensors may be in half precision.
+    A `.safetensors` file is a network that `export_network` wrote; its tensors may be in half precision. Only tensors
+    and plain values are unpickled.
 
-    Only tensors and plain values are unpickled. A missing or damaged file, or another kind of file, is a `UserError`.
+    Raises:
+        DamagedCheckpoint: the file is damaged, or of another kind.
+        UserError: the file cannot be read, or is another program's or another version's.
     """
     try:
-        if path.suffix == ".safetensors":
-            return _checked(path, _load_safetensors(path))
-        if not is_whole(path):
-            raise UserError(
-                f"{path} is damaged, or not a checkpoint: expected a whole file that training wrote. Name another one, "
-                f"such as one in the folder checkpoints/ of the same run"
-            )
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
+        state = _load_safetensors(path) if path.suffix == ".safetensors" else _load_archive(path)
     except (UserError, MemoryError):
         raise
-    except safetensors.SafetensorError as error:
-        raise _foreign(path, "it is not a whole safetensors file") from error
-    except Exception as error:  # torch raises many kinds for other files; its messages advise running their code
-        raise _foreign(path, "it is not an archive of tensors and plain values") from error
+    except Exception as error:  # of many kinds; torch's messages advise running the file's code
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a place that a damaged archive names
+            raise UserError(f"{path}: {error.strerror or error}; expected a checkpoint") from error
+        raise DamagedCheckpoint(
+            f"{path} is damaged, or not a checkpoint of this project: expected a whole file that training wrote. Name "
+            f"another one, such as one in the folder checkpoints/ of the same run"
+        ) from error
     return _checked(path, state)
+
+
+def _load_archive(path: Path) -> Any:
+    """The content of a file of `torch.save`, which does not compare the checksums of its zip archive itself.
+
+    Nor does the archive have a checksum of its table: torch would read a part of another size beyond its end, and no
+    bytes of a part that is marked as a folder.
+    """
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+        for part in archive.infolist():
+            if part.file_size != part.compress_size or part.external_attr != 0:
+                damaged = part.filename
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"{damaged} does not have its checksum, or not its size and kind")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _load_safetensors(path: Path) -> Any:
@@ -326,20 +321,3 @@ def _checked(path: Path, state: Any) -> dict[str, Any]:
 
 def _foreign(path: Path, found: str) -> UserError:
     return UserError(f"{path} is not a checkpoint of this project: {found}. Expected a file that training wrote")
-
-
-class _Hashing(io.RawIOBase):
-    """A file that computes the checksum of the bytes written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._hash = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._hash.update(data)
-        return self._file.write(data)
-
-    def digest(self) -> bytes:
-        return self._hash.hexdigest().encode()

@@ -63,7 +63,7 @@ class RunFolder:
                 checkpoints are gone, and a new start would remove its best network.
         """
         self._require_usable(config, resume)
-        found = self.checkpoints.latest_whole()
+        found = self.checkpoints.latest_undamaged()
         if found is None and self._is_used():
             best = self.best.latest()
             # The second checkpoint waits for the first to be written, so after it there was one.

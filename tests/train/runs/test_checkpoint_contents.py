@@ -1,11 +1,11 @@
-"""A checkpoint with a valid seal and wrong content ends in one line, and nothing in it is run."""
+"""A checkpoint that is undamaged and has wrong content ends in one line, and nothing in it is run."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from errors import UserError
 from tests.command_line import run_cli
 from tests.train import tiny_run
-from train.runs.checkpoint import FORMAT, is_whole, load_checkpoint
+from train.runs.checkpoint import FORMAT, load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -29,12 +29,6 @@ class Evil:
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("was_run",)
-
-
-def sealed(path: Path, data: bytes) -> Path:
-    path.write_bytes(data + b"\nsha256 of all before: " + hashlib.sha256(data).hexdigest().encode())
-    assert is_whole(path)
-    return path
 
 
 def saved_by_torch(content: object) -> bytes:
@@ -70,16 +64,18 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_content_is_reported_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = sealed(tmp_path / "step_000000001.pt", WRONG[kind])
+    path = tmp_path / "step_000000001.pt"
+    path.write_bytes(WRONG[kind])
     with pytest.raises(UserError) as caught:
         load_checkpoint(path)
-    assert str(caught.value).startswith(f"{path} is not a checkpoint of this project: it")
+    assert re.match(f"{path} is (damaged, or )?not a checkpoint of this project: ", str(caught.value))
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "was_run").exists()
 
 
 def test_the_content_without_a_fault_is_accepted(tmp_path: Path) -> None:
-    assert load_checkpoint(sealed(tmp_path / "a", saved_by_torch(WHOLE)))["step"] == 1
+    (tmp_path / "a").write_bytes(saved_by_torch(WHOLE))
+    assert load_checkpoint(tmp_path / "a")["step"] == 1
 
 
 def drop(key: str) -> Callable[[dict[str, Any]], None]:
@@ -132,7 +128,7 @@ def test_a_run_is_not_resumed_from_wrong_content(
     shutil.copytree(run / "run", tmp_path / "run")
     saved = torch.load(tmp_path / "run" / STEP, weights_only=True)
     spoil(saved)
-    sealed(tmp_path / "run" / STEP, saved_by_torch(saved))
+    torch.save(saved, tmp_path / "run" / STEP)
     capsys.readouterr()
     assert run_cli(*pretrain(run / "images", tmp_path / "run")) == 2
     error = capsys.readouterr().err
