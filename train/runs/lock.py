@@ -30,10 +30,7 @@ def require_free(folder: Path) -> None:
             attempt on another host, which ends soon.
     """
     with suppress(OSError), (folder / LOCK).open("rb") as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(folder, file.fileno()) from None
+        _lock(folder, file.fileno(), fcntl.LOCK_SH)
 
 
 @contextmanager
@@ -50,12 +47,16 @@ def locked(folder: Path) -> Iterator[None]:
         UserError: the folder cannot be made.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    descriptor = None
     holder = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%F %T %Z")}
+    descriptor, held = None, False
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = _take(folder)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            _lock(folder, descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink == 0:  # its holder has just ended, and a third process may hold a new file
+                raise _in_use(folder, "another process")
+            held = True
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode() + b"\n", 0)
         except OSError as error:
@@ -65,47 +66,32 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            with suppress(OSError):
-                (folder / LOCK).unlink()  # before the release, or it could be the next holder's file
+            if held:
+                with suppress(OSError):
+                    (folder / LOCK).unlink()  # before the release, or it could be the next holder's file
             os.close(descriptor)
         with suppress(OSError):
             for path in made:
                 path.rmdir()
 
 
-def _take(folder: Path) -> int:
-    """Open the folder's lock file and lock it: its descriptor."""
-    while True:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        is_ours = False
-        try:
-            _lock(folder, descriptor)
-            with suppress(FileNotFoundError):  # the last holder has just removed the file: try again
-                is_ours = os.path.samestat((folder / LOCK).stat(), os.fstat(descriptor))
-        finally:
-            if not is_ours:
-                os.close(descriptor)
-        if is_ours:
-            return descriptor
-
-
-def _lock(folder: Path, descriptor: int) -> None:
+def _lock(folder: Path, descriptor: int, kind: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _in_use(folder, descriptor) from None
+        try:
+            holder = json.loads(os.pread(descriptor, 1000, 0))
+            name = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
+            name = "another process"
+        raise _in_use(folder, name) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         log.warning("the file system of %s has no locks: nothing keeps a second run from writing there", folder)
 
 
-def _in_use(folder: Path, descriptor: int) -> Outage:
-    try:
-        holder = json.loads(os.pread(descriptor, 1000, 0))
-        name = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
-        name = "another process"
+def _in_use(folder: Path, name: str) -> Outage:
     return Outage(
         f"run.out = {folder} is in use by {name}: wait until it has ended or stop it, or name another folder with "
         f"--set run.out=..."

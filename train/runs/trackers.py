@@ -1,6 +1,7 @@
 """Trackers of experiments get a run's configuration, figures and pictures: TensorBoard, MLflow, Weights & Biases.
 
-metrics.jsonl and validation.jsonl hold the figures even if a tracker fails.
+metrics.jsonl and validation.jsonl hold the figures even if a tracker fails. Each library sends figures in threads or a
+process of its own, so that no step waits for a server.
 """
 
 from __future__ import annotations
@@ -9,26 +10,25 @@ import importlib
 import importlib.util
 import logging
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from errors import UserError
+from errors.terminal import in_one_line
 from train.config.tables import flatten
 from train.runs.folder import RunFolder
 from writing import write_text
 
 log = logging.getLogger(__name__)
 
-_MOST_CALLS = 10_000
 _PATIENCE_S = 30.0
+"""Seconds that the end of a run waits for Weights & Biases."""
 
 
 class Tracker(Protocol):
-    """The interface of a tracker. All methods are called in one thread, and each may raise any error.
+    """The interface of a tracker. Each method may raise any error.
 
     Attributes:
         id: identifies the tracker's record of this run, so that a resumed run continues it; None if not needed.
@@ -76,14 +76,21 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow. MLflow's environment variables, such as MLFLOW_TRACKING_URI, say where it is stored."""
+    """A run of MLflow. MLflow's environment variables, such as MLFLOW_TRACKING_URI, say where it is stored.
+
+    MLflow sends figures in its own threads. Other calls wait for the server: at the start, and for the pictures at the
+    end. Unless the environment says otherwise, MLflow gives a server up within half a minute.
+    """
 
     def __init__(self, folder: Path, _: int, run_id: str | None) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a warning for each attempt
         self._mlflow = importlib.import_module("mlflow")
-        self._is_new = run_id is None
-        logging.getLogger("urllib3.connectionpool").addFilter(_is_no_retry)
-        with _soon_given_up():
-            self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
+        self._is_new, self._pictures = run_id is None, set[Path]()
+        _lost_rows.text = ""
+        logging.getLogger("mlflow.utils.async_logging.async_logging_queue").addFilter(_lost_rows)
+        self.id: str | None = self._mlflow.start_run(run_id=run_id, run_name=folder.name).info.run_id
 
     def configuration(self, tables: Mapping[str, Any]) -> None:
         """Log it as an artifact, and as parameters, which MLflow does not let a resumed run change."""
@@ -93,34 +100,39 @@ class MLflow:
             self._mlflow.log_params(dict(values[first : first + 100]))
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
-        """Log figures as metrics."""
-        self._mlflow.log_metrics(dict(row), step=step)
+        """Queue figures as metrics."""
+        self._require_sent()
+        self._mlflow.log_metrics(dict(row), step=step, synchronous=False)
 
     def picture(self, path: Path, step: int) -> None:
-        """Log a picture as an artifact."""
-        self._mlflow.log_artifact(str(path))
+        """Keep a picture for `close`, which logs it as an artifact."""
+        self._pictures.add(path)
 
     def close(self) -> None:
-        """Mark the run as finished."""
+        """Log the pictures, send the remaining figures, and mark the run as finished."""
+        for path in sorted(self._pictures):
+            self._mlflow.log_artifact(str(path))
+        self._mlflow.flush_async_logging()
+        self._require_sent()
         self._mlflow.end_run()
 
+    def _require_sent(self) -> None:
+        if _lost_rows.text:
+            raise ConnectionError(_lost_rows.text)
 
-def _is_no_retry(record: logging.LogRecord) -> bool:
-    """Filter of log records: False for the warnings that repeat at each attempt to reach a server that is down."""
-    return record.threadName != "mlflow"
+
+class _LastMessage(logging.Filter):
+    """Keeps the last message of a logger, instead of printing it."""
+
+    text = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.text = record.getMessage()
+        return False
 
 
-@contextmanager
-def _soon_given_up() -> Iterator[None]:
-    """Let MLflow give up a server within seconds, unless the environment sets a limit. Later outages get minutes."""
-    few = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-    added = {name: value for name, value in few.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+_lost_rows = _LastMessage()
+"""What MLflow's threads say about figures that they could not send."""
 
 
 class WeightsAndBiases:
@@ -139,7 +151,9 @@ class WeightsAndBiases:
             dir=os.environ.get("WANDB_DIR", str(folder)),
             reinit="create_new",
             # The progress line stays ours. By default, W&B's process asks a server that is down for minutes.
-            settings=self._wandb.Settings(console="off", x_graphql_retry_max=3),
+            settings=self._wandb.Settings(
+                console="off", x_graphql_retry_max=3, finish_timeout=_PATIENCE_S, finish_timeout_raises=True
+            ),
         )
         self.id: str | None = self._run.id
 
@@ -177,10 +191,7 @@ def require_installed(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """All trackers of a run, on rank 0.
-
-    Each tracker works in its own thread, so that no step waits for a server. A tracker that fails or cannot keep up is
-    dropped with one warning. It never ends the run.
+    """All trackers of a run, on rank 0. A tracker that fails is dropped with one warning. It never ends the run.
 
     Args:
         names: keys of `TRACKERS`.
@@ -189,14 +200,35 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str], folder: RunFolder, tables: Mapping[str, Any], *, first_step: int) -> None:
-        self._workers = [_Worker(name, folder, first_step) for name in dict.fromkeys(names)]
+        self._trackers: dict[str, Tracker] = {}
+        for name in dict.fromkeys(names):
+            with self._dropped_if_it_fails(name):
+                self._start(name, folder, first_step)
         self._each(lambda tracker: tracker.configuration(tables))
         self._step = first_step
         self._pictures = dict.fromkeys((folder.views_picture, folder.loss_picture, folder.predictions_picture), 0)
 
+    def _start(self, name: str, folder: RunFolder, first_step: int) -> None:
+        file = folder.root / f"tracker-{name}.txt"
+        known = file.read_text().strip() if file.exists() else ""
+        tracker = TRACKERS[name](folder.root, first_step, known or None)
+        self._trackers[name] = tracker
+        if tracker.id is not None:
+            write_text(file, f"{tracker.id}\n")
+
+    @contextmanager
+    def _dropped_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self._trackers.pop(name, None)
+            reason = f"{type(error).__name__}: {in_one_line(error, 400)}"
+            log.warning('the tracker "%s" is dropped and the run continues: %s', name, reason)
+
     def _each(self, call: Callable[[Tracker], None]) -> None:
-        for worker in self._workers:
-            worker.put(call)
+        for name, tracker in [*self._trackers.items()]:
+            with self._dropped_if_it_fails(name):
+                call(tracker)
 
     def scalars(self, row: Mapping[str, float], step: int) -> None:
         """Pass on figures after `step` optimiser steps, and the pictures that have changed."""
@@ -213,51 +245,6 @@ class Trackers:
                 self._each(lambda tracker, path=path: tracker.picture(path, step))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Wait, for a limited time, until all trackers have finished."""
+        """End the records of all trackers."""
         self._show_pictures()
-        for worker in self._workers:
-            worker.put(None)
-        for worker in self._workers:
-            worker.wait()
-
-
-class _Worker:
-    """One tracker and its thread."""
-
-    def __init__(self, name: str, folder: RunFolder, first_step: int) -> None:
-        self._name, self._left_out = name, False
-        self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(_MOST_CALLS)
-        self._thread = threading.Thread(target=self._work, args=(folder, first_step), name=name, daemon=True)
-        self._thread.start()
-
-    def _work(self, folder: RunFolder, first_step: int) -> None:
-        file = folder.root / f"tracker-{self._name}.txt"
-        try:
-            known = file.read_text().strip() if file.exists() else ""
-            tracker = TRACKERS[self._name](folder.root, first_step, known or None)
-            if tracker.id is not None:
-                write_text(file, f"{tracker.id}\n")
-            while (call := self._calls.get()) is not None:
-                call(tracker)
-            tracker.close()
-        except BaseException as error:  # even SystemExit, which would end the thread without a word
-            self._leave_out(" ".join(f"{type(error).__name__}: {error}".split())[:400])
-
-    def put(self, call: Callable[[Tracker], None] | None) -> None:
-        """Queue a call; None ends the thread."""
-        try:
-            self._calls.put_nowait(call)
-        except queue.Full:
-            self._leave_out(f"{_MOST_CALLS} calls are waiting for it")
-
-    def wait(self) -> None:
-        """Wait until all calls are done, the tracker is dropped, or the time limit passes."""
-        if not self._left_out:
-            self._thread.join(_PATIENCE_S)
-        if self._thread.is_alive():
-            self._leave_out(f"it did not finish within {_PATIENCE_S:g} s after the end of the run")
-
-    def _leave_out(self, reason: str) -> None:
-        if not self._left_out:
-            log.warning('the tracker "%s" is dropped and the run continues: %s', self._name, reason)
-        self._left_out = True
+        self._each(lambda tracker: tracker.close())

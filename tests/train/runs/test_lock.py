@@ -62,18 +62,14 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_file_that_its_holder_removes_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = fcntl.flock, []
-
     def flock(descriptor: int, operation: int) -> None:
-        real(descriptor, operation)
-        calls.append(descriptor)
-        if len(calls) == 1:
-            (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).write_text("of a third process")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path):
-        assert (tmp_path / LOCK).exists()
-    assert len(calls) == 2
+    with pytest.raises(Outage, match="in use by another process"), locked(tmp_path):
+        pytest.fail("taken")
+    assert (tmp_path / LOCK).read_text() == "of a third process"
 
 
 def test_a_file_system_without_locks_is_reported(
