@@ -17,7 +17,7 @@ from pipelines.loader import Loader
 from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
 from train.config.tables import to_dict
-from train.distributed.together import together
+from train.distributed.together import on_main
 from train.distributed.world import World
 from train.pose.inference import Poses
 from train.pose.labels import labels_to_learn
@@ -147,7 +147,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
         better = not self.best or best_of([self.best, row]) is row
         if better and self.weights_are_finite():  # the loss is checked at log steps only
             self.best = row
-            together(self.world, lambda: self._keep_best(folder, validation, poses) if self.world.is_main else None)
+            on_main(self.world, lambda: self._keep_best(folder, validation, poses))
         return row
 
     def _keep_best(self, folder: RunFolder, validation: Validation, poses: Poses) -> None:

@@ -25,7 +25,7 @@ from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.config.tables import first_difference, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
-from train.distributed.together import steps_of_all_ranks, together
+from train.distributed.together import on_main, steps_of_all_ranks, together
 from train.distributed.world import World, described_world, joined, require_same
 from train.runs.bad_files import BadFiles
 from train.runs.checkpoint import BackgroundWriter, load_checkpoint
@@ -108,14 +108,13 @@ class Trainer:
         """
         config, world, folder = self.config, self.world, self.folder
         with joined(world, config.run.rank_timeout_s), ExitStack() as held:
-            lock = partial(folder.lock, config, self.resume)
-            together(world, lambda: held.enter_context(lock()) if world.is_main else None)
+            on_main(world, lambda: held.enter_context(folder.lock(config, self.resume)))
             self._run()
         return folder
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
-        together(world, lambda: require_installed(config.run.trackers) if world.is_main else None)
+        on_main(world, lambda: require_installed(config.run.trackers))
         set_threads(config.train.threads, world)
         torch.manual_seed(config.run.seed)
 
@@ -126,8 +125,7 @@ class Trainer:
         epoch_steps = together(world, lambda: steps_per_epoch(index, config.train.batch, "train.batch"))
         order = build_order(index, batch=config.train.batch, seed=config.run.seed)
 
-        found = together(world, lambda: folder.check(config, self.resume) if world.is_main else None)
-        checkpoint = world.gather_objects(found)[0]
+        checkpoint = world.gather_objects(on_main(world, lambda: folder.check(config, self.resume)))[0]
         with warned_once(world):
             task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
         if world.world_size > 1:
@@ -135,14 +133,15 @@ class Trainer:
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'
         require_same(world, "optimisers", describe(task.optimizer), remedy)
         require_same(world, "precisions", task.precision, "Set train.precision to one that all hosts have")
+        bad_files = BadFiles(index, config.data, folder.quarantine_file, world)
         if checkpoint is not None:
-            together(world, lambda: self._restore(task, checkpoint, index.counts))
+            together(world, lambda: self._restore(task, bad_files, checkpoint, index.counts))
             config = self.config
         if task.steps_done >= task.total_steps:
             log.info("%s has finished its %d steps already", folder.root, task.total_steps)
             return
         # Not before: a run that could not start must leave no files.
-        together(world, lambda: folder.claim(config, task.steps_done) if world.is_main else None)
+        on_main(world, lambda: folder.claim(config, task.steps_done))
 
         mine = RankSlice(config.train.batch, self.share.start, self.share.stop)
         schedule = Schedule(order, mine, first_step=task.steps_done, last_step=task.total_steps)
@@ -150,9 +149,9 @@ class Trainer:
         loader = together(world, partial(build, views=task.views, processes_here=world.local_world_size))
         if world.is_main:
             task.log_start(index, loader, epoch_steps)
-        self._take_steps(task, index, loader)
+        self._take_steps(task, bad_files, index, loader)
 
-    def _restore(self, task: Task[Any, Any], path: Path, images: list[int]) -> None:
+    def _restore(self, task: Task[Any, Any], bad_files: BadFiles, path: Path, images: list[int]) -> None:
         """Load a checkpoint into a new task. The configuration goes on to name the weights that the run began with.
 
         Args:
@@ -165,7 +164,7 @@ class Trainer:
         difference = first_difference(saved["config"], to_dict(self.config))
         if difference is not None:
             raise UserError(f"{path} is of another run: {difference}. Put a checkpoint of this run there.")
-        for key in (*task.state_dict(), "images"):
+        for key in (*task.state_dict(), "bad_files", "images"):
             if key not in saved:
                 raise UserError(f"{path} cannot be resumed: it has no {key}. Use another one of this run.")
         if saved["images"] != images:
@@ -176,6 +175,7 @@ class Trainer:
             )
         try:
             task.load_state_dict(saved)
+            bad_files.load_state_dict(saved["bad_files"])
         except (UserError, MemoryError):
             raise
         except Exception as error:  # torch checks little, and raises many kinds of errors
@@ -188,14 +188,12 @@ class Trainer:
         if saved.get("backend", backend) != backend:  # checkpoints of earlier versions do not say
             log.info("the checkpoint was made with %s; from here on the optimiser is %s", saved["backend"], backend)
 
-    def _take_steps(self, task: Task[Any, Any], index: Index, loader: Loader) -> None:
+    def _take_steps(self, task: Task[Any, Any], bad_files: BadFiles, index: Index, loader: Loader) -> None:
         """The loop: load, compute, log, save, and stop when the ranks agree."""
         config, world, folder = self.config, self.world, self.folder
-        bad_files = together(
-            world, lambda: BadFiles(index, config.data, folder.quarantine_file, task, world, loader.quarantine)
-        )
+        on_main(world, bad_files.write)  # rows written after the checkpoint belong to steps that are repeated
         with (
-            _present_objects_skipped(),
+            _frozen_garbage_collector(),
             loader,
             StopSignals() as stop,
             BackgroundWriter(folder.checkpoints, lambda: task.draw(folder)) as writer,
@@ -227,15 +225,17 @@ class Trainer:
                     step_done()
                     meter.validated(task.validate(folder))
                 with meter.writing():
-                    bad_files.count(batch, agree=log_now or save_now)
+                    bad_files.count(batch, loader.quarantine.reasons, agree=log_now or save_now)
                 if save_now or bad_files.too_many:
                     together(world, meter.require_finite_weights)
                     if world.is_main:
-                        saved = {"config": to_dict(config), "images": index.counts, **task.state_dict()}
-                        writer.save(done, {**saved, "backend": describe(task.optimizer)})
+                        about = {
+                            "config": to_dict(config), "images": index.counts, "backend": describe(task.optimizer),
+                        }  # fmt: skip
+                        writer.save(done, {**about, **task.state_dict(), "bad_files": bad_files.state_dict()})
                 if bad_files.too_many:
                     together(world, writer.finish)
-                    together(world, bad_files.require_few)
+                    together(world, partial(bad_files.require_few, done))
                 if stopping and not last:
                     together(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
@@ -243,8 +243,8 @@ class Trainer:
 
 
 @contextmanager
-def _present_objects_skipped() -> Iterator[None]:
-    """The garbage collector skips all objects of now, which stay until the end of the run."""
+def _frozen_garbage_collector() -> Iterator[None]:
+    """The garbage collector skips the objects that exist now, which stay until the end of the run."""
     gc.freeze()
     try:
         yield

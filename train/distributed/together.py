@@ -25,6 +25,11 @@ def together(world: World, action: Callable[[], T]) -> T:
     return _together(world, None, action)[0]
 
 
+def on_main(world: World, action: Callable[[], T]) -> T | None:
+    """Run an action on rank 0, with None as the result on the others. An error is raised as in `together`."""
+    return together(world, lambda: action() if world.is_main else None)
+
+
 def steps_of_all_ranks(world: World, stop: StopSignals, check: Callable[[], None], batches: Iterable[T]) -> Iterator[T]:
     """Yield batches as long as all ranks have one. Errors of the batches and of `check` are raised as in `together`.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -52,7 +51,6 @@ class TrainingState(ABC, Generic[N, R]):
     Attributes:
         total_steps: optimiser steps of the whole run.
         steps_done: optimiser steps so far.
-        bad_files: counts of `train.runs.bad_files`.
         own_work: times this rank's own work in a step, without waiting for other ranks.
 
     Raises:
@@ -77,7 +75,6 @@ class TrainingState(ABC, Generic[N, R]):
         self.scheduler = LambdaLR(self.optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps))
         self.scaler = GradScaler(world.device.type, enabled=self.precision == "fp16")
         self.steps_done = 0
-        self.bad_files: dict[str, Any] = {}
 
     @abstractmethod
     def build_network(self, encoder: EncoderConfig) -> N:
@@ -125,7 +122,6 @@ class TrainingState(ABC, Generic[N, R]):
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "bad_files": copy.deepcopy(self.bad_files),  # counting continues while a checkpoint is written
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -142,10 +138,6 @@ class TrainingState(ABC, Generic[N, R]):
         if saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         self.steps_done = saved["step"]
-        self.bad_files = saved["bad_files"]
-        for row, (reason, times) in self.bad_files.get("met", {}).items():
-            if not (isinstance(row, int) and isinstance(reason, str) and isinstance(times, int)):
-                raise TypeError(f"bad file {row!r}: {reason!r}, {times!r}")
         self.scheduler.load_state_dict(saved["scheduler"])
         if self.steps_done < 0 or self.scheduler.last_epoch != self.steps_done:
             raise ValueError(f"step {self.steps_done}, but {self.scheduler.last_epoch} steps of the learning rate")

@@ -6,8 +6,6 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,13 +14,14 @@ import torch
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig
-from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
+from pipelines.request_maker import SUBSTITUTE_ATTEMPTS
 from pipelines.samples.index import Index
 from pipelines.samples.join import join
 from pipelines.samples.order import EpochOrder
 from tests.train import ranks, tiny_run
 from train.config.load import load_config
 from train.config.pretraining import Config
+from train.distributed.world import World
 from train.pretrain import pretrain
 from train.runs.bad_files import BadFiles
 
@@ -129,19 +128,16 @@ def test_good_data_leaves_no_file(tmp_path: Path, images: Path) -> None:
 def test_shares_are_summed_when_counts_change(tmp_path: Path) -> None:
     """Their cost does not grow with the times that files are met, and no step between two sums pays it."""
     index = Index("images", tmp_path, ["a.jpg", "b.jpg"], np.zeros((2, 3), np.float32))
-    state = SimpleNamespace(bad_files={"used": [10**15], "met": {1: ["empty file", 10**15]}}, steps_done=7)
-    world = SimpleNamespace(is_main=True, gather_objects=lambda mine: [mine])
-    bad_files = BadFiles(
-        index, DataConfig(max_bad_share=0.6), tmp_path / "a", cast(Any, state), cast(Any, world), Quarantine()
-    )
+    bad_files = BadFiles(index, DataConfig(max_bad_share=0.6), tmp_path / "a", World())
+    bad_files.load_state_dict({"used": [10], "met": {1: ["empty file", 14]}})
     found = [bad_files.too_many]
-    state.bad_files["met"][1][1] *= 2
+    batch = Batch((), torch.tensor([0]), torch.tensor([0]), torch.tensor([1] * 8))
     for agree in (False, True):
         found.append(bad_files.too_many)
-        bad_files.count(Batch((), torch.tensor([0]), torch.tensor([0])), agree=agree)
+        bad_files.count(batch, {1: "empty file"}, agree=agree)
     assert [*found, bad_files.too_many] == [False, False, False, True]
-    with pytest.raises(UserError, match=r"66\.67% of the images"):
-        bad_files.require_few()
+    with pytest.raises(UserError, match=r"71\.43% of the images drawn from images up to step 7 "):
+        bad_files.require_few(7)
 
 
 def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
@@ -153,22 +149,18 @@ def test_each_source_has_a_limit_of_its_own(tmp_path: Path) -> None:
     rows = torch.cat([torch.arange(20), 50 + torch.arange(18)])
     batch = Batch((), rows, torch.arange(len(rows)), torch.tensor([98, 98]))
     for limits, too_many in (((0.01, 0.2), False), ((0.2, 0.01), True)):
-        quarantine = Quarantine()
-        quarantine.add(98, Path("48.jpg"), "empty file")
         bad_files = BadFiles(
             join(sources, [1, 1]),
             [DataConfig(max_bad_share=limit) for limit in limits],
             tmp_path / "quarantine.jsonl",
-            cast(Any, SimpleNamespace(bad_files={}, steps_done=7)),
-            cast(Any, SimpleNamespace(is_main=True, gather_objects=lambda mine: [mine])),
-            quarantine,
+            World(),
         )
-        bad_files.count(batch, agree=True)
+        bad_files.count(batch, {98: "empty file"}, agree=True)
         assert bad_files.too_many is too_many
         if too_many:
             with pytest.raises(
                 UserError, match=r"10\.00% of .* untidy.*data\.1\.max_bad_share = 0\.01.* 1 in all, listed in"
             ):
-                bad_files.require_few()
+                bad_files.require_few(7)
         else:
-            bad_files.require_few()
+            bad_files.require_few(7)
