@@ -11,7 +11,7 @@ class UserError(Exception):
 
 
 class ReportedByAnotherRank(UserError):  # noqa: N818  the error is the other rank's
-    """Another rank reports the error. This one ends silently with the same exit code.
+    """Another rank reports the error. This one ends with the same exit code, without a line.
 
     Attributes:
         transient: whether the other rank's error is transient, see `errors.refused.is_transient`.

@@ -17,12 +17,9 @@ _LACKS_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _ASKED_FOR = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", re.IGNORECASE)
+_EXACT = 'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"'
 _TASKS = (
-    (
-        "train/steps/exact.py",
-        "a training step",
-        'Lower train.micro_batch, on which batch norm depends, or set train.recompute = "always"',
-    ),
+    ("train/steps/exact.py", "a training step", _EXACT),
     ("train/pose/pose_step.py", "a training step", "Lower train.micro_batch"),
     ("train/pose/inference.py", "estimating poses", "Lower validation.batch"),
     ("pipelines/", "the loader", "Lower pipelines.batch, pipelines.ahead or pipelines.threads"),
@@ -46,8 +43,8 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, ReportedByAnotherRank):
         return error.transient
     cause = error.__cause__ if isinstance(error, UserError) else error
-    told = isinstance(cause, OSError) and cause.errno not in (None, errno.ENOMEM, *_OF_THE_INPUT)
-    return isinstance(error, Outage) or told
+    of_storage = isinstance(cause, OSError) and cause.errno not in (None, errno.ENOMEM, *_OF_THE_INPUT)
+    return isinstance(error, Outage) or of_storage
 
 
 def machine_error_line(error: BaseException) -> str | None:
@@ -56,12 +53,12 @@ def machine_error_line(error: BaseException) -> str | None:
     Errors of NumPy, torch, OpenCV, DALI and of the dynamic linker are recognised by their text, so that nothing has to
     be imported.
     """
-    told = isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM)
+    has_number = isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM)
     may_lack = isinstance(error, (OSError, RuntimeError, ImportError)) or type(error).__module__ == "cv2"
-    if isinstance(error, MemoryError) or (may_lack and not told and _LACKS_MEMORY.search(str(error))):
+    if isinstance(error, MemoryError) or (may_lack and not has_number and _LACKS_MEMORY.search(str(error))):
         return _out_of_memory(error)
     if isinstance(error, OSError):
-        if told and error.filename is not None and error.strerror is not None:
+        if has_number and error.filename is not None and error.strerror is not None:
             return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path and its permissions"
         return f"the system reports: {error}. Check disk, memory and permissions, then run the command again"
     return None
@@ -69,18 +66,13 @@ def machine_error_line(error: BaseException) -> str | None:
 
 def _out_of_memory(error: BaseException) -> str:
     """The task that ran out of memory and what to change. The traceback's last file of this project gives the task."""
-    asked = _ASKED_FOR.search(str(error))
     amount = "more memory"
-    if asked is not None:
+    if (asked := _ASKED_FOR.search(str(error))) is not None:
         number, unit = asked.groups()
         amount = as_size(int(number)) if unit == "bytes" else f"{number} {unit}"
-    task, remedy = "this command", "Take smaller batches or fewer processes"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = frame.filename.removeprefix(f"{_ROOT}/")
-        found = next((one for one in _TASKS if file.startswith(one[0])), None)
-        if found is not None:
-            _, task, remedy = found
-            break
+    files = [frame.filename.removeprefix(f"{_ROOT}/") for frame in traceback.extract_tb(error.__traceback__)]
+    found = (one for file in reversed(files) for one in _TASKS if file.startswith(one[0]))
+    _, task, remedy = next(found, ("", "this command", "Take smaller batches or fewer processes"))
     return f"out of memory: {task} asked for {amount}, which the machine could not give. {remedy}"
 
 

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
@@ -38,33 +38,26 @@ def explain(kind: type[object], error: ValidationError, layers: Sequence[tuple[s
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if not str(part).startswith("[")]  # without the tags of `OneOrMore`
     known = set(_known_keys(kind))
-    # A union's alternatives appear behind the key; the key is the longest known prefix.
-    prefixes = (".".join(path[:end]) for end in range(len(path), 0, -1))
-    key = next((prefix for prefix in prefixes if without_numbers(prefix) in known), None)
-    unknown = first["type"] == "unexpected_keyword_argument"
-    named = get_origin(get_type_hints(kind).get((path or [""])[0])) is dict  # its tables have names of the user's
-    shown = ".".join(path) if unknown or key is None or named else key
-    where = _origin(shown, layers)
+    key = ".".join(path)
+    has_names_of_users = get_origin(get_type_hints(kind).get((path or [""])[0])) is dict
+    if first["type"] not in ("unexpected_keyword_argument", "missing") and not has_names_of_users:
+        # A union's alternatives appear behind the key; the key is the longest known prefix.
+        prefixes = (".".join(path[:end]) for end in range(len(path), 0, -1))
+        key = next((prefix for prefix in prefixes if without_numbers(prefix) in known), key)
+    where = next((f"{origin}: " for origin, tables in reversed(layers) if _sets(tables, key)), "")
     if first["type"] == "missing":
-        where = where or next((origin for origin, _ in layers), None)
-        return f"{f'{where}: ' if where else ''}{'.'.join(path)} is missing: give it a value"
-    prefix = f"{where}: " if where else ""
-    if unknown:
-        return f"{prefix}unknown key {shortened(shown)}: {_hint(shown, known)}"
-    expected = _EXPECTED.get(first["type"])
-    message = (
-        expected.format(key=shown, **first.get("ctx", {})) if expected else first["msg"].removeprefix("Value error, ")
-    )
+        return f"{where or f'{layers[0][0]}: '}{key} is missing: give it a value"
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{where}unknown key {shortened(key)}: {_hint(key, known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in _EXPECTED:
+        message = _EXPECTED[first["type"]].format(key=key, **first.get("ctx", {}))
     value = first["input"]
-    if first["type"] == "literal_error" and (meant := _meant(value, first["ctx"]["expected"])):
-        message += f"; did you mean {meant}?"
+    if first["type"] == "literal_error":
+        options = re.findall(r"'(\w+)'", first["ctx"]["expected"])
+        message += "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(str(value), options, 1))
     found = str(value) if isinstance(value, date | time) else repr(value)
-    return f"{prefix}{shown} = {shortened(found)}: {message[0].lower()}{message[1:]}"
-
-
-def _meant(value: object, expected: str) -> str | None:
-    """The value nearest to a misspelt one, from pydantic's list of values, such as "'auto', 'cpu' or 'cuda'"."""
-    return next(iter(difflib.get_close_matches(str(value), re.findall(r"'(\w+)'", expected), 1, 0.6)), None)
+    return f"{where}{key} = {shortened(found)}: {message[0].lower()}{message[1:]}"
 
 
 def shortened(text: str) -> str:
@@ -72,13 +65,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _origin(key: str, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """The last file or option that sets a key or a key of its table. For an item of an array: the last one that sets
-    the array.
-    """
-    given = [(origin, [name for name, _ in flatten(layer)]) for origin, layer in reversed(layers)]
-    within = next((origin for origin, keys in given if any(f"{one}.".startswith(f"{key}.") for one in keys)), None)
-    return within or next((origin for origin, keys in given if key.rpartition(".")[0] in keys), None)
+def _sets(tables: Mapping[str, Any], key: str) -> bool:
+    """Whether tables set a key, a key of its table, or the array of which it is an item."""
+    return any(f"{one}.".startswith(f"{key}.") or one == key.rpartition(".")[0] for one, _ in flatten(tables))
 
 
 def _hint(key: str, known: set[str]) -> str:
@@ -90,16 +79,13 @@ def _hint(key: str, known: set[str]) -> str:
     if key in known:
         owners = " or ".join(repr(name) for name, one in LOSSES.items() if key in _known_keys(one, "loss."))
         return f"it is a key of loss.name = {owners}: choose that loss, or leave the key out"
-    table, _, _ = key.partition(".")
-    name = key.split(".")[-1]
-    matches = difflib.get_close_matches(without_numbers(key), known, 1, 0.6) or [
-        one for one in sorted(known) if "." in one and one.split(".")[-1] == name
-    ]
+    table, _, name = without_numbers(key).rpartition(".")
+    matches = difflib.get_close_matches(without_numbers(key), known, 1)
+    matches += sorted(one for one in known if one.endswith(f".{name}"))
     if matches:
         return f"did you mean {matches[0]}?"
-    inside = "." in key and table in known
-    siblings = sorted(one for one in known if (one.startswith(f"{table}.") if inside else "." not in one))
-    return f"expected one of {', '.join(siblings)}"
+    siblings = (one for one in known if one.rpartition(".")[0] == (table if table in known else ""))
+    return f"expected one of {', '.join(sorted(siblings))}"
 
 
 def _known_keys(kind: type[object], prefix: str = "") -> Iterator[str]:
@@ -114,8 +100,8 @@ def _tables_in(annotation: Any) -> Iterator[type[object]]:
     """The dataclasses that a table, or an array of tables, may have; a loss table has one for each loss."""
     if annotation is Loss:
         yield from LOSSES.values()
-    elif dataclasses.is_dataclass(annotation):
-        yield cast(type[object], annotation)
-    elif get_origin(annotation) in (tuple, Union):
+    elif isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        yield annotation
+    elif get_origin(annotation) is not dict:
         for one in get_args(annotation):
             yield from _tables_in(one)

@@ -23,8 +23,7 @@ from errors import RanksLost, ReportedByAnotherRank, UserError
 T = TypeVar("T")
 
 _FOREVER = timedelta(days=1)
-"""Time limit of torch's call inside `within`. It is long, since torch aborts a process that is exiting when the limit
-passes."""
+"""Limit of torch's call inside `within`: torch aborts a process that is exiting when the limit passes."""
 
 
 def connect(rank: int, world_size: int, timeout_s: float) -> Store:
@@ -65,10 +64,9 @@ def connect(rank: int, world_size: int, timeout_s: float) -> Store:
 
 
 def within(timeout_s: float, action: Callable[[], T]) -> T:
-    """Run `action()` with a time limit; TimeoutError if it takes longer.
+    """Run `action()` in a thread; TimeoutError if it takes longer, and the thread is left behind.
 
-    It runs in a thread, which is left behind at the time limit: for some answers torch's store waits without limit, and
-    meanwhile ignores Ctrl-C.
+    For some answers torch's store waits without limit, and meanwhile ignores Ctrl-C.
     """
     outcome: Future[T] = Future()
 
@@ -87,10 +85,7 @@ def _why_no_contact(host: str, port: int) -> str:
         socket.create_connection((host, port), timeout=2.0).close()
     except OSError as error:
         return f"{error}. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same on all ranks?"
-    return (
-        "something listens there, but does not answer as the ranks' store: another program, or a run that hangs. "
-        "Set another MASTER_PORT, the same on all ranks"
-    )
+    return "something listens there, but does not answer as the ranks' store. Set another MASTER_PORT on all ranks"
 
 
 def meet(store: Store, rank: int, world_size: int, mine: str, timeout_s: float) -> list[str]:
@@ -174,14 +169,13 @@ class Peers:
 
 def address_towards(host: str) -> str | None:
     """This machine's address on the way to a host; None for loopback or an unknown host."""
-    try:
+    with suppress(OSError):
         family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(place)  # sends no packet
             mine = str(probe.getsockname()[0])
-    except OSError:
-        return None
-    return None if mine.startswith("127.") or mine == "::1" else mine
+            return None if mine.startswith("127.") or mine == "::1" else mine
+    return None
 
 
 def interface_to(host: str) -> str | None:

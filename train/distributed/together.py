@@ -67,7 +67,7 @@ def _together(world: World, stop: StopSignals | None, action: Callable[[], T]) -
         if message is None:
             raise
         error = UserError(message)
-        error.__cause__ = refused  # tells whether it may pass
+        error.__cause__ = refused  # says whether a restart may help
     mine = 0 if stop is None else stop.signal_number  # a signal during the exchange counts for the next one
     signal_number, failed = world.max_(torch.tensor([mine, int(error is not None)])).tolist()
     if not failed:

@@ -23,7 +23,6 @@ from train.distributed.rendezvous import Peers, address_towards, connect, interf
 
 T = TypeVar("T")
 
-
 _peers: Peers | None = None
 """The ranks that this process has joined."""
 
@@ -137,21 +136,21 @@ def _cpu_group() -> ProcessGroup | None:
     return None if _peers is None else _peers.group
 
 
-def require_same(
-    world: World, what: str, mine: str, remedy: str, everybody: Sequence[tuple[str, str]] | None = None
-) -> None:
+def require_same(world: World, what: str, mine: str, remedy: str) -> None:
     """Raise a `UserError` on all ranks if one of them describes its own `what` in other words than rank 0.
 
-    Rank 0 reports it; on the other ranks it is a `ReportedByAnotherRank`. `everybody`: the description and the host of
-    each rank, if they are known already.
+    Rank 0 reports it; on the other ranks it is a `ReportedByAnotherRank`.
     """
-    everybody = everybody or world.gather_objects((mine, platform.node()))
-    first, host = everybody[0]
-    for rank, (other, other_host) in enumerate(everybody):
-        if other != first:
+    described, hosts = zip(*world.gather_objects((mine, platform.node())), strict=True)
+    _refuse_differences(world, what, described, hosts, remedy)
+
+
+def _refuse_differences(world: World, what: str, described: Sequence[str], hosts: Sequence[str], remedy: str) -> None:
+    for rank, (other, host) in enumerate(zip(described, hosts, strict=True)):
+        if other != described[0]:
             kind = UserError if world.is_main else ReportedByAnotherRank
             raise kind(
-                f"the ranks have different {what}: rank 0 on {host} has {first}, rank {rank} on {other_host} has "
+                f"the ranks have different {what}: rank 0 on {hosts[0]} has {described[0]}, rank {rank} on {host} has "
                 f"{other}. {remedy}"
             )
 
@@ -202,12 +201,11 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
         yield
         return
     store = connect(world.rank, world.world_size, rank_timeout_s)
-    device = world.device.type
-    mine = json.dumps((device, platform.node(), address_towards(os.environ["MASTER_ADDR"])))
-    texts = meet(store, world.rank, world.world_size, mine, rank_timeout_s)
-    devices, hosts, addresses = zip(*map(json.loads, texts), strict=True)
-    pairs = list(zip(devices, hosts, strict=True))  # NCCL would wait for a rank without a GPU
-    require_same(world, "devices", device, "See nvidia-smi there, or set train.device", pairs)
+    mine = json.dumps((world.device.type, platform.node(), address_towards(os.environ["MASTER_ADDR"])))
+    everybody = map(json.loads, meet(store, world.rank, world.world_size, mine, rank_timeout_s))
+    devices, hosts, addresses = zip(*everybody, strict=True)
+    # NCCL would wait for a rank without a GPU.
+    _refuse_differences(world, "devices", devices, hosts, "See nvidia-smi there, or set train.device")
     if world.world_size > world.local_world_size:
         _name_interface([os.environ["MASTER_ADDR"], *filter(None, addresses)])
     peers = Peers(store, world.rank, hosts, rank_timeout_s)

@@ -7,7 +7,7 @@ import logging
 import platform
 import subprocess
 import tomllib
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -59,19 +59,11 @@ class RunFolder:
         """The checkpoint to resume from, or None to start.
 
         Raises:
-            UserError: the folder has a run that must not be resumed, or a run of another configuration; or its
-                checkpoints are gone, and a new start would remove its best network.
+            UserError: the folder has a run that must not be resumed, or a run of another configuration.
         """
         self._require_usable(config, resume)
         found = self.checkpoints.latest_undamaged()
         if found is None and self._is_used():
-            best = self.best.latest()
-            # The second checkpoint waits for the first to be written, so after it there was one.
-            if best is not None and Checkpoints.step_of(best) > 2 * self._checkpoint_every(config):
-                raise UserError(
-                    f"{self.root} holds no checkpoint to go on from, and starting anew would remove {best}: restore "
-                    "a checkpoint, or name another folder with --set run.out=..."
-                )
             log.warning("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)
         return found
 
@@ -108,12 +100,6 @@ class RunFolder:
             self._cut(step)
         except OSError as error:
             raise UserError(f"run.out = {self.root} cannot be written to: {error.strerror}") from error
-
-    def _checkpoint_every(self, config: Config | FinetuneConfig) -> int:
-        """Steps between two checkpoints of the run in the folder; the new configuration may have others."""
-        with suppress(OSError, ValueError, KeyError, TypeError):  # told in `_check_config`
-            return int(tomllib.loads(self.config_file.read_text())["run"]["checkpoint_every"])
-        return config.run.checkpoint_every
 
     def _check_config(self, config: object) -> None:
         try:
@@ -160,7 +146,10 @@ class RunFolder:
         return any(path.suffix in (".pt", ".torn") for folder in folders for path in folder.iterdir())
 
     def _cut(self, step: int) -> None:
-        """Remove rows and a best checkpoint from after `step`, since these steps are repeated."""
+        """Remove rows and a best checkpoint from after `step`, since these steps are repeated.
+
+        A run that starts anew keeps the best network of the earlier one as *.earlier.
+        """
         for file in (self.metrics_file, self.validation_file, *self.root.glob("samples-rank*.jsonl")):
             cut_rows(file, step)
         if step == 0:  # an earlier run saved no checkpoint
@@ -168,7 +157,9 @@ class RunFolder:
             for file in (*files, self.profile_file, *self.root.glob("tracker-*.txt")):
                 file.unlink(missing_ok=True)
         for path in self.best.paths():
-            if Checkpoints.step_of(path) > step:
+            if step == 0:
+                path.rename(path.with_suffix(".earlier"))
+            elif Checkpoints.step_of(path) > step:
                 path.unlink()
 
 

@@ -36,7 +36,7 @@ def configure_logging() -> None:
     handler.setFormatter(OneLine("%(message)s"))
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for library in ("botocore", "aiobotocore"):  # they tell where credentials were found
+    for library in ("botocore", "aiobotocore"):  # they log where credentials were found
         logging.getLogger(library).setLevel(logging.WARNING)
     # fp16 may skip the first step because its gradient is not finite; torch then warns about the order of calls.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before", UserWarning)
@@ -97,7 +97,6 @@ class RunLog:
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("steps", total=total_steps, completed=first_step, status="")
-
         self._progress.start()
 
     def close(self) -> None:
@@ -118,12 +117,12 @@ class RunLog:
         self._trackers.scalars(figures, int(row["step"]))
         in_3d, name = f"PA-EPE {row['pa_epe_cm']:.3f} cm", "validation"
         if "epe_px_of_224" in row:
-            told, name = f"2D EPE {row['epe_px_of_224']:.1f} px of 224, {in_3d}", "probe"
+            errors, name = f"2D EPE {row['epe_px_of_224']:.1f} px of 224, {in_3d}", "probe"
         elif math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
-            told = f"2D EPE {row['epe_px']:.2f} px"
+            errors = f"2D EPE {row['epe_px']:.2f} px"
         else:
-            told = f"EPE {row['epe_cm']:.2f} cm, {in_3d}"
-        console.print(f"step {row['step']}/{self._total}  {name}: {told}", highlight=False)
+            errors = f"EPE {row['epe_cm']:.2f} cm, {in_3d}"
+        console.print(f"step {row['step']}/{self._total}  {name}: {errors}", highlight=False)
 
     def advance(self, step: int) -> None:
         """Move the progress line."""

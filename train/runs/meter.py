@@ -118,7 +118,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         for file in (self._log, self._samples):
             if file is not None:
-                with suppress(OSError):  # what a full disk refused is in the files' buffers still, and was told
+                with suppress(OSError):  # what a full disk refused is still in the files' buffers, and was reported
                     file.close()
 
     def check(self) -> None:
@@ -189,9 +189,9 @@ class Meter:
             return {}
         ranks = self._world.gather_objects(mine)
         rank, ratio = slowest_rank(ranks)
-        said = self._straggler.seen(ranks, (time.perf_counter() - self._since) / self._steps)
-        if self._world.is_main and said is not None:
-            log.warning(said)
+        warning = self._straggler.seen(ranks, (time.perf_counter() - self._since) / self._steps)
+        if self._world.is_main and warning is not None:
+            log.warning(warning)
         return {
             "slowest_rank": rank,
             "slowest_over_median": ratio,
