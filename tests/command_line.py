@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from cli import main
+
+
+def as_options(settings: Iterable[str]) -> list[str]:
+    """`--set` before each of the settings."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def run_cli(*arguments: str) -> int:

@@ -1,4 +1,5 @@
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ def record(request: pytest.FixtureRequest) -> Record:
             append(file, {"bench": name, "machine": describe_machine(), **figures})
 
     return write
+
+
+@pytest.fixture
+def logging_set_back() -> Iterator[None]:
+    """The root logger is as before after the test."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 _LONGEST = ("test_pretrain.py", "test_kills.py", "test_report.py", "test_finetune.py", "test_check_data.py")

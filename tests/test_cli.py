@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.pipelines.sources import layouts
 from tests.train import tiny_run
 from train.config.load import load_config
@@ -125,26 +125,18 @@ def test_names_of_files_are_escaped_on_the_terminal(
     assert all(character.isprintable() for character in error[:-1])
 
 
+@pytest.mark.usefixtures("logging_set_back")
 def test_names_of_files_are_escaped_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
-    logger = logging.getLogger()
-    before = logger.level, list(logger.handlers)
-    try:
-        configure_logging()
-        logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m")
-    finally:
-        logger.level, logger.handlers = before[0], before[1]
+    configure_logging()
+    logging.getLogger("train").warning("%s: no JPEG", "a\nerror: lost\x1b[31m")
     assert capsys.readouterr().err == "a\\nerror: lost\\x1b[31m: no JPEG\n"
 
 
-def test_the_log_does_not_tell_where_credentials_were_found(capsys: pytest.CaptureFixture[str]) -> None:
-    logger = logging.getLogger()
-    before = logger.level, list(logger.handlers)
-    try:
-        configure_logging()
-        for name in ("botocore.credentials", "aiobotocore.credentials"):
-            logging.getLogger(name).info("Found credentials in environment variables.")
-    finally:
-        logger.level, logger.handlers = before[0], before[1]
+@pytest.mark.usefixtures("logging_set_back")
+def test_the_log_does_not_show_where_credentials_were_found(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging()
+    for name in ("botocore.credentials", "aiobotocore.credentials"):
+        logging.getLogger(name).info("Found credentials in environment variables.")
     assert capsys.readouterr().err == ""
 
 
@@ -160,8 +152,7 @@ def test_warnings_of_commands_without_a_log_are_one_line_each(
         layouts.write_image(tmp_path / "images" / name, 60, 40)
     (tmp_path / "images" / "\x1b[31m\nerror: lost.jpg").write_bytes(b"<html>")
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest has its own
-    values = ("data.source=folder", f"data.root={tmp_path / 'images'}")
-    settings = [word for value in values for word in ("--set", value)]
+    settings = as_options(["data.source=folder", f"data.root={tmp_path / 'images'}"])
     assert run_cli("views", *settings, str(tmp_path / "views.png")) == 0
     warning = capsys.readouterr().err
     assert warning.count("\n") == 1
@@ -189,8 +180,7 @@ def test_views_on_a_full_disk_are_one_line_and_leave_no_half_file(
 
     tiny_run.write_images(tmp_path / "images", count=2)
     monkeypatch.setattr(os, "fsync", full)
-    values = ("data.source=folder", f"data.root={tmp_path / 'images'}")
-    settings = [word for value in values for word in ("--set", value)]
+    settings = as_options(["data.source=folder", f"data.root={tmp_path / 'images'}"])
     assert run_cli("views", *settings, str(tmp_path / "views.png")) == 2
     assert capsys.readouterr().err == (
         f"error: {tmp_path}/views.png cannot be written: No space left on device. Make room, or name another place\n"
@@ -202,8 +192,8 @@ def test_views_are_not_written_over_an_image_of_the_data(tmp_path: Path, capsys:
     tiny_run.write_images(tmp_path / "images", count=2)
     image = tmp_path / "images" / "00.jpg"
     before = image.read_bytes()
-    words = ["--set", "data.source=folder", "--set", f"data.root={tmp_path / 'images'}"]
-    assert run_cli("views", *words, str(image)) == 2
+    settings = as_options(["data.source=folder", f"data.root={tmp_path / 'images'}"])
+    assert run_cli("views", *settings, str(image)) == 2
     assert f"{image} is an input of this command and is not overwritten" in capsys.readouterr().err
     assert image.read_bytes() == before
 
@@ -221,15 +211,11 @@ def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
 
 
+@pytest.mark.usefixtures("logging_set_back")
 def test_a_step_that_is_skipped_in_fp16_gives_no_warning_of_torch() -> None:
-    logger = logging.getLogger()
-    before = logger.level, list(logger.handlers)
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            configure_logging()
-            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-            torch.optim.lr_scheduler.ConstantLR(optimizer).step()
-    finally:
-        logger.level, logger.handlers = before[0], before[1]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        configure_logging()
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+        torch.optim.lr_scheduler.ConstantLR(optimizer).step()
     assert [str(one.message) for one in seen] == []

@@ -173,7 +173,7 @@ def writes(source: str) -> list[str]:
         method = isinstance(node.func, ast.Attribute)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         arguments = [ast.unparse(value) for value in [*node.args, *(keyword.value for keyword in node.keywords)]]
-        streams = any(word in ("file", "buffer", "cast(IO[bytes], sealed)") for word in arguments)
+        streams = any(word in ("file", "buffer") for word in arguments)
         if (
             (method and name in ("write_text", "write_bytes", "imwrite"))
             or name == "save_file"

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.train import tiny_run
 from tests.train.narrow import narrow_resnet18
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of tiny pre-training runs."""
+    root = tmp_path_factory.mktemp("data") / "images"
+    tiny_run.write_images(root)
+    return root
 
 
 @pytest.fixture(scope="module")

@@ -129,8 +129,9 @@ def command(arguments: Sequence[str]) -> None:
 
 def _run(name: str, settings: Sequence[str]) -> None:
     from cli import main
+    from tests.command_line import as_options
 
-    main.main([name, "--resume", "auto", *(word for setting in settings for word in ("--set", setting))])
+    main.main([name, "--resume", "auto", *as_options(settings)])
 
 
 @contextmanager

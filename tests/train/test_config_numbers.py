@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from cli import main
 from errors import UserError
 from experiments.config import Study
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
@@ -127,7 +127,7 @@ def test_a_run_at_the_bounds_ends_well_or_in_one_line(
     override: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = tiny_run.settings(images, tmp_path / "out", "train.epochs=1", override)
-    code = run_cli("pretrain", *(word for setting in settings for word in ("--set", setting)))
+    code = run_cli("pretrain", *as_options(settings))
     error = capsys.readouterr().err
     assert code in (0, 2), error
     assert "Traceback" not in error

@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from synthetic import make_dataset
+from tests.command_line import as_options
 from tests.conftest import Record
 from tests.train import tiny_run
 from train.config.load import load_config
@@ -52,13 +53,12 @@ class Host:
 
     def launch(self, log: Path, nodes: str, settings: list[str]) -> None:
         """torchrun, as README.md has it but with short limits, again and again until the job is done."""
-        words = [word for setting in settings for word in ("--set", setting)]
         host = "true" if self.name == "a" else "false"
         torchrun = [
             sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1",
             "--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESS['a']}:29400", "--rdzv-id=test", "--max-restarts=5",
             f"--local-addr={ADDRESS[self.name]}", f"--rdzv-conf=is_host={host},{RENDEZVOUS}",
-            "cli.py", "pretrain", "--resume", "auto", *words,
+            "cli.py", "pretrain", "--resume", "auto", *as_options(settings),
         ]  # fmt: skip
         again = 'for attempt in 1 2 3 4 5 6; do "$@" && exit 0; echo "again"; sleep 2; done; exit 1'
         self.start(log, again, torchrun)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import ranks, tiny_run
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -22,16 +22,9 @@ PATIENCE_S = 120.0
 """Far more than anything here needs, however busy the machine is."""
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root)
-    return root
-
-
 def pretrain(images: Path, out: Path, *overrides: str, resume: str = "never") -> list[str]:
     settings = tiny_run.settings(images, out, "run.checkpoint_every=1", "run.log_every=1", *overrides)
-    return ["pretrain", "--resume", resume, *(word for setting in settings for word in ("--set", setting))]
+    return ["pretrain", "--resume", resume, *as_options(settings)]
 
 
 def rows(out: Path) -> list[int]:

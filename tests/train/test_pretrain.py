@@ -25,13 +25,6 @@ from tests.conftest import Record
 from tests.train import ranks, tiny_run
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data") / "images"
-    tiny_run.write_images(root)
-    return root
-
-
 def start(images: Path, out: Path, *overrides: str, world_size: int = 1) -> list[BaseProcess]:
     """A run that can be killed or stopped before it ends."""
     settings = tiny_run.settings(images, out, *overrides)

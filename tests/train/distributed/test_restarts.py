@@ -18,7 +18,7 @@ import torch
 import cli
 from errors import Outage, RanksLost, ReportedByAnotherRank, UserError
 from errors.refused import machine_error_line
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 from tests.train.ranks import free_port
 from train.commands import training
@@ -149,7 +149,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pretraining(images: Path, out: Path) -> list[str]:
     settings = tiny_run.settings(images, out, f"train.epochs={EPOCHS}", "run.rank_timeout_s=60")
-    return ["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))]
+    return ["pretrain", "--resume", "auto", *as_options(settings)]
 
 
 @pytest.mark.slow  # whole runs under torchrun, which gives a stopped rank 30 s to end

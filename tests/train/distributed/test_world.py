@@ -27,10 +27,6 @@ def test_shares_are_whole_consecutive_and_even(micro_batches: int, micro_batch: 
     assert max(sizes) - min(sizes) <= micro_batch
 
 
-def test_uneven_shares() -> None:
-    assert [micro_batch_share(10, 2, rank, 3) for rank in range(3)] == [range(0, 4), range(4, 8), range(8, 10)]
-
-
 def test_impossible_shares_say_what_to_change() -> None:
     with pytest.raises(UserError, match=r"batch = 10 is not a multiple of train.micro_batch = 4"):
         micro_batch_share(10, 4, 0, 1)

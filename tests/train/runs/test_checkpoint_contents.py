@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from errors import UserError
-from tests.command_line import run_cli
+from tests.command_line import as_options, run_cli
 from tests.train import tiny_run
 from train.runs.checkpoint import FORMAT, load_checkpoint
 
@@ -117,7 +117,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pretrain(images: Path, out: Path) -> list[str]:
     settings = tiny_run.settings(images, out, "train.epochs=1", "run.checkpoint_every=4", "run.keep=1")
-    return ["pretrain", "--resume", "auto", *(word for setting in settings for word in ("--set", setting))]
+    return ["pretrain", "--resume", "auto", *as_options(settings)]
 
 
 @pytest.mark.parametrize("kind", SPOILT)

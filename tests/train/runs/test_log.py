@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +12,7 @@ from train.runs.log import configure_logging, warned_once
 log = logging.getLogger(__name__)
 
 
-@pytest.fixture(autouse=True)
-def root_logger() -> Iterator[None]:
-    """The root logger is as before after the test."""
-    root = logging.getLogger()
-    level, handlers = root.level, root.handlers[:]
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
+pytestmark = pytest.mark.usefixtures("logging_set_back")
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(None, "a note\na warning\n"), ("0", "a note\na warning\n"),
