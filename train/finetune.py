@@ -34,9 +34,7 @@ log = logging.getLogger(__name__)
 
 def finetune(config: FinetuneConfig, resume: Resume = "never") -> RunFolder:
     """Fine-tune an encoder to poses as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
-    return Trainer(
-        config, resume, lambda index, world, steps, fresh: Finetuning(config, world, steps, index, fresh=fresh)
-    ).run()
+    return Trainer(config, resume, Finetuning).run()
 
 
 class Finetuning(Task[PoseNetwork, PoseStepResult]):

@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 
 def pretrain(config: Config, resume: Resume = "never") -> RunFolder:
     """Pre-train an encoder as configured. Under torchrun, every rank calls this. See `Trainer.run`."""
-    return Trainer(
-        config, resume, lambda index, world, steps, fresh: Pretraining(config, world, steps, index, fresh=fresh)
-    ).run()
+    return Trainer(config, resume, Pretraining).run()
 
 
 class Pretraining(Task[ContrastiveNetwork, StepResult]):

@@ -80,17 +80,14 @@ class Trainer:
     """A run. Under torchrun, every rank makes one.
 
     Args:
-        build_task: makes the task, given the images, this rank, the steps per epoch, and whether the run starts fresh.
+        build_task: the task's class: `build_task(config, world, steps_per_epoch, index, fresh=...)`.
 
     Raises:
         UserError: the environment is inconsistent, or batch, micro-batch and number of ranks do not fit each other.
     """
 
     def __init__(
-        self,
-        config: Config | FinetuneConfig,
-        resume: Resume,
-        build_task: Callable[[Index, World, int, bool], Task[Any, Any]],
+        self, config: Config | FinetuneConfig, resume: Resume, build_task: Callable[..., Task[Any, Any]]
     ) -> None:
         self.config, self.resume, self.build_task = config, resume, build_task
         self.world = described_world(config.train.device)
@@ -106,11 +103,10 @@ class Trainer:
             UserError: the input cannot be used, or the loss is not finite.
             Interrupted: SIGTERM or Ctrl-C came; the state is saved.
         """
-        config, world, folder = self.config, self.world, self.folder
-        with joined(world, config.run.rank_timeout_s), ExitStack() as held:
-            on_main(world, lambda: held.enter_context(folder.lock(config, self.resume)))
+        with joined(self.world, self.config.run.rank_timeout_s), ExitStack() as held:
+            on_main(self.world, lambda: held.enter_context(self.folder.lock(self.config, self.resume)))
             self._run()
-        return folder
+        return self.folder
 
     def _run(self) -> None:
         config, world, folder = self.config, self.world, self.folder
@@ -127,7 +123,7 @@ class Trainer:
 
         checkpoint = world.gather_objects(on_main(world, lambda: folder.check(config, self.resume)))[0]
         with warned_once(world):
-            task = together(world, lambda: self.build_task(index, world, epoch_steps, checkpoint is None))
+            task = together(world, lambda: self.build_task(config, world, epoch_steps, index, fresh=checkpoint is None))
         if world.world_size > 1:
             require_same(world, "data to validate on", task.held_out, "Make data.root alike on all hosts")
         remedy = 'Install NVIDIA apex on every host or on none, or set optim.backend = "torch"'

@@ -6,7 +6,7 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -178,8 +178,13 @@ def address_towards(host: str) -> str | None:
     return None
 
 
-def interface_to(host: str) -> str | None:
-    """Name of the network interface that this machine uses to reach a host; None for loopback or an unknown host."""
-    mine = address_towards(host)
-    names = (name for name, known in psutil.net_if_addrs().items() if any(mine == one.address for one in known))
-    return next(names, None)
+def name_interface(hosts: Iterable[str]) -> None:
+    """Name to Gloo the network interface that leads to the first host that is not this one.
+
+    By default Gloo takes the address of this machine's own name, which is often 127.0.1.1 (/etc/hosts). A name in
+    `GLOO_SOCKET_IFNAME` stays.
+    """
+    mine = next(filter(None, map(address_towards, hosts)), None)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == mine for one in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from errors import RanksLost, ReportedByAnotherRank, UserError
 from errors.refused import machine_error_line
 from machine.ranks import described_ranks
-from train.distributed.rendezvous import Peers, address_towards, connect, interface_to, meet
+from train.distributed.rendezvous import Peers, address_towards, connect, meet, name_interface
 
 T = TypeVar("T")
 
@@ -207,7 +207,8 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     # NCCL would wait for a rank without a GPU.
     _refuse_differences(world, "devices", devices, hosts, "See nvidia-smi there, or set train.device")
     if world.world_size > world.local_world_size:
-        _name_interface([os.environ["MASTER_ADDR"], *filter(None, addresses)])
+        # The host of the store may know itself by loopback only: then the way to another rank counts.
+        name_interface([os.environ["MASTER_ADDR"], *filter(None, addresses)])
     peers = Peers(store, world.rank, hosts, rank_timeout_s)
     exchange_limit = timedelta(seconds=rank_timeout_s - peers.roll_call_s)
     try:
@@ -234,14 +235,3 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     finally:
         _peers = None
     dist.destroy_process_group()
-
-
-def _name_interface(hosts: Sequence[str]) -> None:
-    """Tell Gloo the network interface that leads to one of the hosts, unless `GLOO_SOCKET_IFNAME` names one.
-
-    By default it takes the address of this machine's own name, which is often 127.0.1.1 (/etc/hosts). For the same
-    reason the host of the store may know itself by loopback only: then the way to another rank's address counts.
-    """
-    interface = next(filter(None, map(interface_to, hosts)), None)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -22,7 +22,7 @@ from torch.distributed import Store, TCPStore
 from errors import RanksLost, ReportedByAnotherRank, UserError
 from errors.refused import is_transient
 from tests.train import ranks
-from train.distributed.rendezvous import Peers, connect, interface_to, meet
+from train.distributed.rendezvous import Peers, connect, meet, name_interface
 from train.distributed.world import described_world, joined
 from train.runs.meter import RankTime, Straggler, slowest_rank
 
@@ -80,13 +80,17 @@ def test_ranks_that_do_not_come_are_named(store: Store) -> None:
     assert "rank 0 did not begin within 15 s" in str(found[1])
 
 
-def test_the_interface_is_that_of_the_address_towards_a_host() -> None:
-    assert interface_to("127.0.0.1") is None
-    assert interface_to("nobody.invalid") is None
+def test_gloo_takes_the_interface_towards_the_first_host_that_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    here = ["127.0.0.1", "nobody.invalid"]
+    name_interface(here)
+    assert os.environ == {}
     for name, addresses in psutil.net_if_addrs().items():
         for known in addresses:
             if known.family == socket.AF_INET and not known.address.startswith("127."):
-                assert interface_to(known.address) == name
+                os.environ.clear()
+                name_interface([*here, known.address])
+                assert os.environ == {"GLOO_SOCKET_IFNAME": name}
 
 
 FAILED = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9\nand a stack")

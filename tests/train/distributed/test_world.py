@@ -158,16 +158,6 @@ def test_ranks_that_meet_but_cannot_connect_are_told_what_to_check(
     assert not groups
 
 
-def test_a_host_that_knows_itself_by_loopback_only_takes_the_way_to_another_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = {"head": None, "10.0.0.2": "eth0"}
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(world_module, "interface_to", asked.__getitem__)
-    world_module._name_interface(["head", "10.0.0.2"])
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
-
-
 def test_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
