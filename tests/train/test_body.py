@@ -52,7 +52,7 @@ def runs(people: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 def test_only_2d_keypoints_are_learnt_and_measured(runs: tuple[Path, Path]) -> None:
-    rows = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
+    rows = tiny_run.rows_of(runs[1])
     assert rows[-1]["keypoints_px"] < rows[0]["keypoints_px"]
     assert all(row["depth"] == row["root_depth"] == 0 for row in rows)
     validations = [json.loads(line) for line in (runs[1] / "validation.jsonl").read_text().splitlines()]

@@ -152,8 +152,7 @@ def wait_for(what: str, ready: Callable[[], bool], hosts: dict[str, Host], limit
 
 
 def steps_done(out: Path) -> int:
-    lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
-    return len(lines)
+    return len(tiny_run.rows_of(out))
 
 
 def finished(host: Host) -> Callable[[], bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -37,11 +36,6 @@ def start(
     return ranks.start_ranks(world_size, pretrain, settings, log=out.with_suffix(".log"))
 
 
-def rows(out: Path) -> list[dict[str, float]]:
-    file = out / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def kill_at_random(folder: Path, pretrain: Pretrain, *, kills: int, epochs: int) -> dict[str, object]:
     """What was killed when, and how far the run ended from an undisturbed one."""
     steps = 4 * epochs
@@ -59,7 +53,9 @@ def kill_at_random(folder: Path, pretrain: Pretrain, *, kills: int, epochs: int)
         # From wherever it goes on, so that kills spread over the run however fast the machine is.
         target, extra_s = (number + 1) * steps // (kills + 4), chance.random() * 0.3
         victim = chance.choice([None, *range(world_size)])
-        while processes[0].is_alive() and not (rows(killed) and rows(killed)[-1]["step"] >= target):
+        while processes[0].is_alive() and not (
+            tiny_run.rows_of(killed) and tiny_run.rows_of(killed)[-1]["step"] >= target
+        ):
             time.sleep(0.005)
         if number % 4 == 3:  # in the middle of a checkpoint
             victim, extra_s = None, 0.0
@@ -80,8 +76,8 @@ def kill_at_random(folder: Path, pretrain: Pretrain, *, kills: int, epochs: int)
     last = start(pretrain, images, killed, epochs, chance.randint(1, 4))
     ranks.finish(last, killed.with_suffix(".log"), timeout_s=900)
 
-    assert [row["step"] for row in rows(killed)] == list(range(1, steps + 1)), said
-    loss, undisturbed = rows(killed)[-1]["loss"], rows(whole)[-1]["loss"]
+    assert [row["step"] for row in tiny_run.rows_of(killed)] == list(range(1, steps + 1)), said
+    loss, undisturbed = tiny_run.rows_of(killed)[-1]["loss"], tiny_run.rows_of(whole)[-1]["loss"]
     assert loss == pytest.approx(undisturbed, abs=1e-6), said
     assert tiny_run.samples_of_steps(killed) == tiny_run.samples_of_steps(whole), said
     ours, theirs = tiny_run.final_weights(killed, steps), tiny_run.final_weights(whole, steps)

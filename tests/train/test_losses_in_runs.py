@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -35,10 +34,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def rows_of(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_vicreg_trains_on_one_rank_as_on_two(images: Path, tmp_path: Path) -> None:
     settings = ["loss.name=vicreg", "loss.covariance=2", "train.epochs=2", "train.precision=fp64", "run.log_every=1"]
     outs = {count: tmp_path / f"ranks-{count}" for count in (1, 2)}
@@ -46,9 +41,9 @@ def test_vicreg_trains_on_one_rank_as_on_two(images: Path, tmp_path: Path) -> No
         command = tiny_run.settings(images, out, *settings)
         log = out.with_suffix(".log")
         ranks.finish(ranks.start_ranks(count, ranks.pretrain, command, log=log), log)
-    alone, together = rows_of(outs[1]), rows_of(outs[2])
-    assert [row["step"] for row in alone] == [1, 2, 3, 4]
-    for one, two in zip(alone, together, strict=True):
+    single, both = tiny_run.rows_of(outs[1]), tiny_run.rows_of(outs[2])
+    assert [row["step"] for row in single] == [1, 2, 3, 4]
+    for one, two in zip(single, both, strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-8)
         weighted = 25 * one["invariance"] + 25 * one["variance"] + 2 * one["covariance"]
         assert one["loss"] == pytest.approx(weighted, rel=1e-10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
@@ -27,9 +26,8 @@ def pretrain(images: Path, out: Path, *overrides: str, resume: str = "never") ->
     return ["pretrain", "--resume", resume, *as_options(settings)]
 
 
-def rows(out: Path) -> list[int]:
-    file = out / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+def steps_of(out: Path) -> list[float]:
+    return [row["step"] for row in tiny_run.rows_of(out)]
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -44,7 +42,7 @@ def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Pat
     out, logs = tmp_path / "run", (tmp_path / "first.log", tmp_path / "second.log")
     (first,) = ranks.start_ranks(1, ranks.command, pretrain(images, out, "train.epochs=100000"), log=logs[0])
     try:
-        wait_for(lambda: len(rows(out)) > 2)
+        wait_for(lambda: len(steps_of(out)) > 2)
         again = pretrain(images, out, "train.epochs=100000", resume=resume)
         output = ranks.finish(ranks.start_ranks(1, ranks.command, again, log=logs[1]), logs[1], code=2)
         assert first.is_alive()
@@ -53,7 +51,7 @@ def test_a_second_start_is_one_line_and_touches_nothing(resume: str, images: Pat
         ranks.finish([first], logs[0], code=128 + signal.SIGTERM)
     (line,) = output.splitlines()
     assert line.startswith(f"error: run.out = {out} is in use by process {first.pid} on {platform.node()} since 20")
-    assert rows(out) == list(range(1, len(rows(out)) + 1))
+    assert steps_of(out) == list(range(1, len(steps_of(out)) + 1))
 
 
 def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: Path) -> None:
@@ -61,7 +59,7 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
     arguments = pretrain(images, out, "train.epochs=100000", resume="auto")
     with tiny_run.start(arguments, processes=2) as launcher:
         try:
-            wait_for(lambda: len(rows(out)) > 2)
+            wait_for(lambda: len(steps_of(out)) > 2)
             started = [child for child in psutil.Process(launcher.pid).children() if tiny_run.CLI in child.cmdline()]
             assert len(started) == 2
         finally:
@@ -72,17 +70,17 @@ def test_ranks_whose_launcher_was_killed_save_and_leave(images: Path, tmp_path: 
         output = launcher.stdout.read() if launcher.stdout is not None else ""
         assert alive == [], output
     assert "stopped by SIGTERM after step" in output
-    done = len(rows(out))
-    assert rows(out) == list(range(1, done + 1))
+    done = len(steps_of(out))
+    assert steps_of(out) == list(range(1, done + 1))
 
     with tiny_run.start(arguments) as again:
         try:
-            wait_for(lambda: len(rows(out)) > done)
+            wait_for(lambda: len(steps_of(out)) > done)
         finally:
             again.send_signal(signal.SIGTERM)
             said, _ = again.communicate(timeout=PATIENCE_S)
     assert "resuming after step" in said
-    assert rows(out) == list(range(1, len(rows(out)) + 1))
+    assert steps_of(out) == list(range(1, len(steps_of(out)) + 1))
 
 
 def test_a_run_without_a_checkpoint_is_started_again(
@@ -96,7 +94,7 @@ def test_a_run_without_a_checkpoint_is_started_again(
         assert run_cli(*pretrain(images, out, "train.epochs=1", resume=resume)) == 0
         said = capsys.readouterr().err
         assert (f"{out} holds a run without a checkpoint: starting anew" in said) == (resume == "never")
-    assert rows(out) == [1, 2, 3, 4]
+    assert steps_of(out) == [1, 2, 3, 4]
     assert "lr = 0.001" in (out / "config.toml").read_text()
     assert run_cli(*pretrain(images, out, "train.epochs=1")) == 2
     assert "holds a run already" in capsys.readouterr().err
@@ -114,5 +112,5 @@ def test_an_empty_configuration_does_not_prevent_resuming(
     assert run_cli(*pretrain(images, out, "train.epochs=1", "loss.temperature=0.1", resume="auto")) == 2
     assert "loss.temperature: was 0.5, is now 0.1" in capsys.readouterr().err
     assert run_cli(*pretrain(images, out, "train.epochs=1", resume="auto")) == 0
-    assert rows(out) == [1, 2, 3, 4]
+    assert steps_of(out) == [1, 2, 3, 4]
     assert "temperature = 0.5" in (out / "config.toml").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import platform
 import random
@@ -64,7 +63,7 @@ def test_a_run_folder_holds_all_its_files(uninterrupted: Path) -> None:
         "loss.png",
         "tensorboard",
     }
-    rows = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
+    rows = tiny_run.rows_of(uninterrupted)
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
     assert {"loss", "lr", "images_per_s", "wait_share", "alignment", "uniformity", "positive_rank"} <= rows[0].keys()
     assert len(list((uninterrupted / "checkpoints").iterdir())) == 3
@@ -92,8 +91,7 @@ def test_killed_at_random_steps_and_resumed_the_weights_are_the_same_bits(
     run(images, out)
     assert_same_weights(uninterrupted, out)
     assert tiny_run.samples_of_steps(out) == tiny_run.samples_of_steps(uninterrupted)
-    metrics = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert metrics == [2, 4, 6, 8, 10, 12]
+    assert [row["step"] for row in tiny_run.rows_of(out)] == [2, 4, 6, 8, 10, 12]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -65,6 +65,12 @@ def final_weights(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
     return weights
 
 
+def rows_of(out: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl; none before there is a file."""
+    file = out / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def samples_of_steps(out: Path) -> dict[int, list[int]]:
     """Samples of every step in global order, over the ranks' files."""
     rows = [json.loads(line) for file in out.glob("samples-rank*.jsonl") for line in file.read_text().splitlines()]

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from errors import UserError
+from tests.train import tiny_run
 from tests.train.ranks import free_port
 from tests.train.tiny_run import final_weights, settings, write_images
 from train.config.load import load_config
@@ -264,8 +265,7 @@ def runs(root: Path, narrow: None) -> Path:
 
 
 def rows_of(out: Path) -> dict[int, dict[str, float]]:
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {row.pop("step"): row for row in rows}
+    return {int(row.pop("step")): row for row in tiny_run.rows_of(out)}
 
 
 def test_trackers_and_profiler_change_no_number(runs: Path) -> None:
