@@ -126,12 +126,6 @@ def find_checkpoint(source: Path, expected: str) -> Path:
     return path
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file, which tells networks apart."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_checkpoint(path: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write a checkpoint, completely or not at all. Errors as in `writing.whole_file`."""
     with whole_file(path) as file:
