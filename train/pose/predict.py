@@ -296,9 +296,9 @@ def _pictures_with_boxes(images: Sequence[str], boxes: Path) -> Index:
 def _check_box(box_px: Box, size_px: tuple[int, int]) -> None:
     x0, y0, x1, y1 = box_px
     width, height = size_px
-    if not (
-        x0 < min(x1, width) and y0 < min(y1, height) and min(x1, y1) > 0 and max(x1 - x0, y1 - y0) >= LEAST_SIDE_PX
-    ):
+    in_picture = x0 < width and y0 < height and x1 > 0 and y1 > 0
+    large_enough = x0 < x1 and y0 < y1 and LEAST_SIDE_PX <= max(x1 - x0, y1 - y0) < np.inf
+    if not (in_picture and large_enough):
         raise UserError(
             f"--box {x0:g},{y0:g},{x1:g},{y1:g} is no box in the picture of {width} x {height} pixels: expected "
             f"x0,y0,x1,y1 with x0 < x1 and y0 < y1, {LEAST_SIDE_PX:g} pixels or more apart, in pixels (not fractions) "

@@ -291,6 +291,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a single pixel": (lambda root: {"images": [str(root / "dot.png")]}, "has 1 x 1 pixels"),
     "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is no box"),
     "box outside": (lambda _: {"box_px": (60.0, 5.0, 90.0, 9.0)}, "is no box in the picture of 50 x 40 pixels"),
+    "box without end": (lambda _: {"box_px": (5.0, 5.0, float("inf"), 9.0)}, "--box 5,5,inf,9 is no box"),
     "box in fractions": (lambda _: {"box_px": (0.1, 0.1, 0.9, 0.9)}, "2 pixels or more apart, in pixels"),
     "no camera file": (lambda root: {"intrinsics": root / "no.json"}, "expected a JSON file with a camera matrix"),
     "no camera": (lambda root: {"intrinsics": root / "text.png"}, "holds no camera matrix in pixels"),
