@@ -73,6 +73,9 @@ class RequestMaker:
     Args:
         readers: number of threads that read files, one chunk each at a time.
         regions: decode only the part of a large JPEG that its views show.
+
+    Raises:
+        UserError: only parts of the images are stored, and the views need more.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class RequestMaker:
         readers: int,
         regions: bool = False,
     ) -> None:
+        for check in index.geometry_checks:
+            check(augmentation.geometry)
         self.index, self._order = index, order
         self._augmentation, self._views = augmentation, views
         self._regions = regions

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.store import Follower, SelectedStore, Steps, Store
+from pipelines.views.augmentation import GeometryConfig
 from skeleton import HAND, Skeleton
 
 _FAULTS_OF_A_FILE: Final = (
@@ -89,6 +90,8 @@ class Index:
         sources: the sources of a joined index, in the order of its rows; empty for a single source.
         store: reads the bytes of a sample; None if each sample is a file at `paths`.
         blocks: rows that are stored together, for the shuffle. For a joined index, see `sources`.
+        geometry_checks: where only parts of the images are stored: each raises a `UserError` if these parts do not
+            serve the views of a geometry.
     """
 
     name: str
@@ -103,6 +106,7 @@ class Index:
     store: Store | None = None
     blocks: Blocks | None = None
     skeleton: Skeleton = HAND
+    geometry_checks: tuple[Callable[[GeometryConfig], None], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.paths)

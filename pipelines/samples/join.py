@@ -52,6 +52,7 @@ def join(indices: Sequence[Index], weights: Sequence[float]) -> Index:
         ),
         store=readers if stored else None,
         skeleton=skeleton,
+        geometry_checks=tuple(check for index in indices for check in index.geometry_checks),
     )
 
 

@@ -19,7 +19,6 @@ from pipelines.samples.bad_list import rows_not_listed
 from pipelines.samples.box_check import check_boxes
 from pipelines.samples.index import Index
 from pipelines.samples.join import join
-from pipelines.sources.shards.load import load_shards
 from pipelines.sources.subsets import in_fraction
 
 
@@ -71,12 +70,13 @@ def _whole(config: DataConfig) -> Iterator[Index]:
 
 def _load_source(config: DataConfig, verify: bool) -> Index:
     refuse_address(config)
+    load = pkgutil.resolve_name(SOURCES[config.source])
     if config.source == "shards":
-        return load_shards(config, verify=verify)
-    if config.shuffle_shards is not None:
+        load = partial(load, verify=verify)
+    elif config.shuffle_shards is not None:
         raise UserError(
             f"data.shuffle_shards = {config.shuffle_shards}: data.source is {config.source!r}, which has no shards. "
             "Leave it out, or pack the data first."
         )
-    index: Index = pkgutil.resolve_name(SOURCES[config.source])(config)
+    index: Index = load(config)
     return index

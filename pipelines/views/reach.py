@@ -11,6 +11,9 @@ from pipelines.views.augmentation import GeometryConfig
 _ROUNDED: Final = 1 + 1e-6
 """Largest factor by which a view exceeds its ranges, since draws and boxes are float32."""
 
+SMALLEST_SIDE: Final = 0.5
+"""Smallest side of the views that stored parts of images serve, as a share of the side that they were packed for."""
+
 
 @dataclass(frozen=True)
 class Reach:

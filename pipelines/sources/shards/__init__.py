@@ -2,7 +2,7 @@
 
 A folder of shards holds
 
-    shard-000000.tar ...   a sample's image as it was, 000000012.jpg, then 000000012.json: its path, box and labels
+    shard-000000.tar ...   a sample's image, 000000012.jpg, then 000000012.json: its path, box and labels
     index.json             what there is, each shard's size, the tables' checksums; written last
     index/*.npy            where the images are, their sizes and checksums, boxes and labels: a row per sample
     SHA256SUMS             of the shards, for `sha256sum -c`
@@ -13,3 +13,5 @@ tables "offset", "size" and "lead", the bytes of headers before an image.
 The tables are memory-mapped, and read once completely to compare their checksums. The shards are not mapped but read at
 an offset: a failed read is then an error of one sample, while a failed page would end the process.
 """
+
+from pipelines.sources.shards.load import load_shards as load_shards

@@ -12,14 +12,14 @@ import signal
 import tarfile
 import threading
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,23 +29,18 @@ from parsing import paths_in_one_line, regular
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.sources.folder import IMAGE_ENDINGS
 from pipelines.sources.shards.index_file import (
-    FOLDER,
-    FORMAT,
-    INDEX_FILE,
     INDEX_MARK,
+    LEFT_OUT_FILE,
     PACK_FILE,
-    how_again,
-    read_index_file,
-    read_table,
+    PLACES,
+    IndexFile,
+    Shard,
     shards_in_words,
-    table_name,
+    write_index_file,
     write_tables,
 )
 from pipelines.sources.shards.shard_store import BLOCK_BYTES
 from writing import whole_file, write_text
-
-_LEFT_OUT: Final = "left_out.jsonl"
-_COLUMNS: Final = {"offset": np.uint64, "size": np.uint32, "lead": np.uint32}
 
 _ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Endings of the shards of a folder. Compressed ones are among them, so that a message refuses them."""
@@ -62,8 +57,8 @@ _SAMPLE: Final = "sample"
 
 Progress = Callable[[int, int], None]
 
-Places = npt.NDArray[np.int64]
-"""(N, 3): offset and size of each image's content in bytes, and the bytes of the headers before it."""
+_COLUMNS: Final = ("offset", "size", "lead")
+"""Columns of the places of images, which are tables of the index."""
 
 
 def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[Path]:
@@ -77,44 +72,44 @@ def find_shards(patterns: Sequence[str], say: Callable[[str], None] = lambda lin
     Raises:
         UserError: a pattern names no file.
     """
-    found: dict[str, str] = {}  # the file behind all links -> the first name of it
-    again: dict[str, str] = {}
-    for file in (file for pattern in patterns for file in _files(pattern)):
-        name = os.path.abspath(file)  # noqa: PTH100  links stay as they are
-        first = found.setdefault(os.path.realpath(file), name)
-        if first != name:
-            again[name] = first
+    found: dict[str, Path] = {}  # the file behind all links -> the first name of it
+    again: list[str] = []
+    for pattern in patterns:
+        for file in _files(pattern):
+            path = Path(os.path.abspath(file))  # noqa: PTH100  links stay as they are
+            first = found.setdefault(os.path.realpath(file), path)
+            if first != path:
+                again.append(f"{path}: the same file as {first}, so it is left out")
     if again:
-        name, first = next(iter(again.items()))
-        say(f"{name}: the same file as {first}, so it is left out; such names in all: {len(again)}")
-    return [Path(file) for file in found.values()]
+        say(f"{again[0]}; such names in all: {len(again)}")
+    return [*found.values()]
 
 
-def _files(pattern: str) -> Iterator[str]:
+def _files(pattern: str) -> Iterator[str | Path]:
     matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
-    if not matches and ("://" in pattern or pattern.startswith("pipe:")):
-        raise UserError(f"{pattern}: an address; only files are indexed. Copy the shards, or mount them.")
-    if not matches and re.search(r"\{.*\}", pattern):
-        raise UserError(
-            f"{pattern}: no such file. Only the shell expands braces, in a pattern without quotes; in quotes write a "
-            "pattern with *, ? or [0-9]."
-        )
     if not matches:
-        raise UserError(f"{pattern}: no such file. Check the path.")
-    for match in matches:
-        yield from _in_folder(match) if os.path.isdir(match) else (match,)  # noqa: PTH112  never raises
-
-
-def _in_folder(folder: str) -> list[str]:
-    found = sorted(
-        str(file)
-        for file in Path(folder).rglob("*")
-        if file.name.lower().endswith(_ENDINGS)
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
-    if not found:
-        raise UserError(f"{folder}: no .tar files in this folder or below it. Check the path.")
-    return found
+        hint = "Check the path."
+        if "://" in pattern or pattern.startswith("pipe:"):
+            hint = "It is an address; only files are indexed. Copy the shards, or mount them."
+        elif re.search(r"\{.*\}", pattern):
+            hint = (
+                "Only the shell expands braces, in a pattern without quotes; in quotes write a pattern with *, ? or "
+                "[0-9]."
+            )
+        raise UserError(f"{pattern}: no such file. {hint}")
+    for match in map(Path, matches):
+        if not os.path.isdir(match):  # noqa: PTH112  never raises
+            yield match
+            continue
+        inside = sorted(
+            file
+            for file in match.rglob("*")
+            if file.name.lower().endswith(_ENDINGS)
+            and not any(part.startswith(".") for part in file.relative_to(match).parts)
+        )
+        if not inside:
+            raise UserError(f"{match}: no .tar files in this folder or below it. Check the path.")
+        yield from inside
 
 
 @dataclass(frozen=True)
@@ -144,28 +139,33 @@ class Scanned:
     """What was found in one shard.
 
     Attributes:
-        identity: the shard's size in bytes and time of change in nanoseconds.
+        places: (N, 3) offset and size of each image's content in bytes, and the bytes of the headers before it.
+        size, changed_ns: the shard's size in bytes and time of change in nanoseconds.
         skipped: number of members that are no samples, by kind.
         ended_early: why images may be missing at the end of the file; None if it has its end marker and nothing after
             it.
     """
 
-    identity: tuple[int, int]
-    places: Places
+    places: npt.NDArray[np.int64]
+    size: int
+    changed_ns: int
     skipped: dict[str, int]
     ended_early: str | None
 
-    @property
-    def notes(self) -> dict[str, Any]:
-        """All fields but the places, for JSON."""
-        size, changed_ns = self.identity
-        return {"bytes": size, "changed_ns": changed_ns, "skipped": self.skipped, "ended_early": self.ended_early}
+    def write(self, file: Path) -> None:
+        """Write it, for later calls."""
+        notes = [self.size, self.changed_ns, self.skipped, self.ended_early]
+        with whole_file(file, durable=False) as out:
+            np.savez_compressed(out, places=self.places, notes=np.frombuffer(json.dumps(notes).encode(), np.uint8))
 
     @staticmethod
-    def of_notes(notes: dict[str, Any], places: Places) -> Scanned:
-        """The inverse of `notes`. Wrong notes raise a `KeyError`, `TypeError` or `ValueError`."""
-        skipped = {str(kind): int(count) for kind, count in dict(notes["skipped"]).items()}
-        return Scanned((int(notes["bytes"]), int(notes["changed_ns"])), places, skipped, notes["ended_early"])
+    def read(file: Path) -> Scanned | None:
+        """Read what an earlier call wrote; None if there is nothing or if it is damaged."""
+        try:
+            with file.open("rb") as opened, np.load(opened) as found:
+                return Scanned(found["places"], *json.loads(found["notes"].tobytes()))
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+            return None
 
 
 def scan(shard: Path) -> Scanned:
@@ -203,8 +203,8 @@ def scan(shard: Path) -> Scanned:
         if at == 0 and cut is None and start.strip(b"\0"):
             raise UserError(f"{shard}: not a tar file: it begins with no header. Leave it out of the shards.")
         ended_early = cut or _why_ended(file, at)
-    table = np.array(places, np.int64).reshape(-1, 3)
-    return Scanned((status.st_size, status.st_mtime_ns), table, dict(skipped), ended_early)
+    table = np.array(places, np.int64).reshape(-1, len(_COLUMNS))
+    return Scanned(table, status.st_size, status.st_mtime_ns, dict(skipped), ended_early)
 
 
 def _members(file: BinaryIO, file_bytes: int) -> Iterator[tuple[tarfile.TarInfo, int]]:
@@ -247,21 +247,13 @@ def _why_ended(file: BinaryIO, at: int) -> str | None:
     """Why a file has no member at a byte; None if it has its end marker there and nothing after it."""
     file.seek(at)
     block = file.read(BLOCK_BYTES)
-    if not at and not block:
-        return "empty (0 bytes)"
-    is_zero = not block.strip(b"\0")
-    if is_zero and len(block) < BLOCK_BYTES:
-        return "no end marker: complete, or cut between two members"
-    if is_zero:
-        if file.read(1 << 16).strip(b"\0"):
-            return f"more data after its end marker at byte {at}, as in joined tar files; they are left out"
-        return None
-    try:
-        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        if len(block) == BLOCK_BYTES:
-            return f"no valid header at byte {at}; what follows is left out"
-    return f"cut within a header at byte {at}, or damaged there; what follows is left out"
+    if block.strip(b"\0"):
+        return f"no valid header at byte {at}: cut or damaged there; what follows is left out"
+    if len(block) < BLOCK_BYTES:
+        return "no end marker: complete, or cut between two members" if at or block else "empty (0 bytes)"
+    if file.read(1 << 16).strip(b"\0"):
+        return f"more data after its end marker at byte {at}, as in joined tar files; they are left out"
+    return None
 
 
 def index_shards(
@@ -283,37 +275,34 @@ def index_shards(
         UserError: `out` holds something else or cannot be written to, a shard cannot be read, is compressed, no tar
             file or written by `pack`, or there is no image.
     """
-    _refuse_packed(shards)
+    for folder in dict.fromkeys(shard.parent for shard in shards):
+        if (folder / PACK_FILE).exists():
+            raise UserError(
+                f"{folder}: holds shards that 'python cli.py pack' wrote; its index has their boxes and labels, which "
+                f"a new index would not have. Use it as it is: data.source=shards, data.root={folder}"
+            )
+    found, missing = dict[Path, Scanned](), dict[Path, int]()
     with paths_in_one_line(out):
         _claim(out)
-        known, found, missing = _read_known(out), dict[Path, Scanned](), dict[Path, int]()
         for shard in shards:
-            status = regular(shard).stat()
-            earlier = known.get(shard) or _read_part(_part(out, shard))
-            if earlier is not None and earlier.identity == (status.st_size, status.st_mtime_ns):
+            status, earlier = regular(shard).stat(), Scanned.read(_part_file(out, shard))
+            if earlier is not None and (earlier.size, earlier.changed_ns) == (status.st_size, status.st_mtime_ns):
                 found[shard] = earlier
             else:
                 missing[shard] = status.st_size
-    if missing:
-        found |= _scan_all(missing, out, workers, progress)
+    workers, done = min(workers, len(missing)), 0
+    here = ((shard, _scan_and_keep(out, shard)) for shard in missing)
+    for shard, one in here if workers <= 1 else _in_processes(missing, out, workers):
+        found[shard] = one
+        done += missing[shard]
+        progress(done, sum(missing.values()))
     return _write_index(shards, [found[shard] for shard in shards], out, len(missing))
 
 
-def _scan_all(shards: dict[Path, int], out: Path, workers: int, progress: Progress) -> dict[Path, Scanned]:
-    """Scan shards, given their sizes in bytes, in this process or in several others."""
-    found: dict[Path, Scanned] = {}
-    here = ((shard, _scan_and_keep(shard, out)) for shard in shards)
-    for shard, one in here if min(workers, len(shards)) == 1 else _in_processes(shards, out, workers):
-        found[shard] = one
-        progress(sum(shards[shard] for shard in found), sum(shards.values()))
-    return found
-
-
-def _in_processes(shards: dict[Path, int], out: Path, workers: int) -> Iterator[tuple[Path, Scanned]]:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(shards)), spawn, _start_worker) as pool:
+def _in_processes(shards: Iterable[Path], out: Path, workers: int) -> Iterator[tuple[Path, Scanned]]:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
         try:
-            running = {pool.submit(_scan_and_keep, shard, out): shard for shard in shards}
+            running = {pool.submit(_scan_and_keep, out, shard): shard for shard in shards}
             for done in as_completed(running):
                 yield running[done], done.result()
         except BrokenProcessPool as error:
@@ -337,35 +326,15 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _scan_and_keep(shard: Path, out: Path) -> Scanned:
+def _scan_and_keep(out: Path, shard: Path) -> Scanned:
     found = scan(shard)
-    with whole_file(_part(out, shard), durable=False) as part:
-        notes = np.frombuffer(json.dumps({**found.notes, "path": str(shard)}).encode(), np.uint8)
-        np.savez(part, places=found.places, notes=notes)
+    found.write(_part_file(out, shard))
     return found
 
 
-def _refuse_packed(shards: Sequence[Path]) -> None:
-    """Refuse shards that have an index already. Another one would be without their boxes and labels."""
-    for folder in dict.fromkeys(shard.parent for shard in shards):
-        if (folder / PACK_FILE).exists():
-            raise UserError(
-                f"{folder}: holds shards that 'python cli.py pack' wrote; its index has their boxes and labels, which "
-                f"a new index would not have. Use it as it is: data.source=shards, data.root={folder}"
-            )
-
-
-def _part(out: Path, shard: Path) -> Path:
+def _part_file(out: Path, shard: Path) -> Path:
+    """What was found in a shard. It stays, so that a later call reads only new and changed shards."""
     return out / INDEX_MARK / f"{hashlib.sha256(os.fsencode(shard)).hexdigest()[:32]}.npz"
-
-
-def _read_part(file: Path) -> Scanned | None:
-    """What an interrupted call found in a shard; None if it left nothing for this shard."""
-    try:
-        with np.load(file) as part:
-            return Scanned.of_notes(json.loads(part["notes"].tobytes()), part["places"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
-        return None
 
 
 def _claim(out: Path) -> None:
@@ -377,55 +346,29 @@ def _claim(out: Path) -> None:
     (out / INDEX_MARK).mkdir(parents=True)
 
 
-def _read_known(out: Path) -> dict[Path, Scanned]:
-    """The shards of a finished index; none if there is none or if it is damaged."""
-    try:
-        content = read_index_file(out)
-        shards, folder = content["shards"], Path(os.path.abspath(out / content[FOLDER]))  # noqa: PTH100
-        first = [0, *accumulate(shard["samples"] for shard in shards)]
-        columns = [
-            read_table(out / table_name(name), name, first[-1], content["crc32"][name], how_again(content))
-            for name in _COLUMNS
-        ]
-        places = np.stack([np.asarray(column).astype(np.int64) for column in columns], axis=1)
-        return {
-            folder / shard["file"]: Scanned.of_notes(shard, places[start:stop])
-            for shard, (start, stop) in zip(shards, pairwise(first), strict=True)
-        }
-    except (UserError, KeyError, TypeError, ValueError):
-        return {}
-
-
 def _write_index(paths: Sequence[Path], found: Sequence[Scanned], out: Path, scanned: int) -> Indexed:
     """Join what was found in the shards. The index file is written last; it makes the index usable."""
     places = np.concatenate([shard.places for shard in found])
     skipped: Counter[str] = sum((Counter(shard.skipped) for shard in found), Counter())
     left_out = [(str(path), shard.ended_early) for path, shard in zip(paths, found, strict=True) if shard.ended_early]
     if not len(places):
-        told = ", ".join(f"{count} {kind}" for kind, count in skipped.items()) or "nothing"
+        others = ", ".join(f"{count} {kind}" for kind, count in skipped.items()) or "nothing"
         why = f" {left_out[0][0]}: {left_out[0][1]}." if left_out else ""
         raise UserError(
-            f"{paths[0]}: no .jpg, .jpeg, .png or .webp members in {shards_in_words(len(paths))}; found {told}.{why} "
+            f"{paths[0]}: no .jpg, .jpeg, .png or .webp members in {shards_in_words(len(paths))}; found {others}.{why} "
             "Check the shards."
         )
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    kept = [(path, shard) for path, shard in zip(paths, found, strict=True) if len(shard.places)]
-    tables = {name: places[:, number].astype(kind) for number, (name, kind) in enumerate(_COLUMNS.items())}
+    shards = [
+        Shard(str(path.relative_to(folder)), len(shard.places), shard.size, changed_ns=shard.changed_ns)
+        for path, shard in zip(paths, found, strict=True)
+        if len(shard.places)
+    ]
+    tables = {name: column.astype(PLACES[name]) for name, column in zip(_COLUMNS, places.T, strict=True)}
     checksums = write_tables(out, tables)
-    (out / _LEFT_OUT).unlink(missing_ok=True)
+    (out / LEFT_OUT_FILE).unlink(missing_ok=True)
     if left_out:
-        write_text(out / _LEFT_OUT, "".join(json.dumps({"path": path, "reason": why}) + "\n" for path, why in left_out))
-    content = {
-        "format": FORMAT,
-        "name": folder.name or str(folder),
-        FOLDER: str(folder),
-        "tables": sorted(tables),
-        "crc32": checksums,
-        "shards": [
-            {"file": str(path.relative_to(folder)), "samples": len(shard.places), **shard.notes} for path, shard in kept
-        ],
-    }
-    write_text(out / INDEX_FILE, json.dumps(content, indent=1) + "\n")
-    for part in (out / INDEX_MARK).iterdir():
-        part.unlink()
-    return Indexed(folder, len(places), len(kept), len(paths) - len(kept), scanned, dict(skipped), left_out)
+        lines = (json.dumps({"path": path, "reason": why}) + "\n" for path, why in left_out)
+        write_text(out / LEFT_OUT_FILE, "".join(lines))
+    write_index_file(out, IndexFile(folder.name or str(folder), sorted(tables), shards, checksums, str(folder)))
+    return Indexed(folder, len(places), len(shards), len(paths) - len(shards), scanned, dict(skipped), left_out)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
-import logging
+import json
 import re
 import zlib
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge
+from pydantic import AfterValidator, Strict, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
+from bounds import one_of
 from errors import UserError
-from parsing import parse_json, regular
+from errors.terminal import printable
+from parsing import file_name, parse_json, regular
 from pipelines.samples.index import Index
+from pipelines.sources.shards.crop import Crop
 from skeleton import SKELETONS
-from writing import whole_file
-
-log = logging.getLogger(__name__)
+from writing import whole_file, write_text
 
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
@@ -27,35 +32,107 @@ PACK_FILE: Final = "pack.json"
 
 INDEX_FOLDER: Final = "index"
 INDEX_MARK: Final = "made-by-peclr-dali-index"
-"""Folder that `index` makes first, and that marks the files beside it as its own. It holds what a call has read."""
+"""Folder that `index` makes first, and that marks the files beside it as its own. It holds what was read of shards."""
+
+LEFT_OUT_FILE: Final = "left_out.jsonl"
 
 TARGET: Final = "target."
 """Start of the names of the tables in `Index.targets`."""
 
-FOLDER: Final = "folder"
-"""Key of an index file: the folder of other programs' shards, absolute or relative to the index file."""
-
-_PLACES: Final = {
+PLACES: Final[dict[str, np.dtype[Any]]] = {
     "offset": np.dtype(np.uint64),
     "size": np.dtype(np.uint32),
     "crc32": np.dtype(np.uint32),
     "lead": np.dtype(np.uint32),
 }
-_TABLES: Final = {
+_LABELS: Final[dict[str, np.dtype[Any]]] = {
     "box_px": np.dtype(np.float32),
     "keypoints_px": np.dtype(np.float32),
     "mirror": np.dtype(np.bool_),
     "group": np.dtype(np.int64),
 }
-_TARGET_NAME: Final = re.compile(r"target\.\w+")
 _READ_BYTES: Final = 1 << 20
 
 Table = npt.NDArray[Any]
+_Whole = Annotated[int, Strict(), Ge(0)]
+
+
+def _below_a_folder(name: str) -> str:
+    if {*name.split("/")} & {"", ".", ".."}:
+        raise ValueError(f"the shard {name[:80]!r} is not a file in this folder")
+    return file_name(name)
+
+
+def _known_table(name: str) -> str:
+    if name not in PLACES and name not in _LABELS and not re.fullmatch(r"target\.\w+", name):
+        raise ValueError(f"{name[:80]!r} is no table of an index")
+    return name
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard.
+
+    Attributes:
+        file: its path, from the folder of the shards.
+        sha256: of its bytes; None for shards of other programs.
+        changed_ns: time of change of another program's shard when it was read, in nanoseconds.
+    """
+
+    file: Annotated[str, AfterValidator(_below_a_folder)]
+    samples: _Whole
+    bytes: _Whole
+    sha256: str | None = None
+    changed_ns: _Whole | None = None
+
+
+@dataclass(frozen=True)
+class IndexFile:
+    """The content of `INDEX_FILE`.
+
+    Attributes:
+        name: of the source, for messages.
+        tables: names of the tables in `INDEX_FOLDER`.
+        crc32: checksum of each table's file; an earlier version wrote none.
+        folder: of other programs' shards, absolute or relative to the index file; None for shards of `pack`.
+        left_out: number of images that could not be packed.
+        crop: which part of each image the shards hold; None: the whole.
+    """
+
+    name: str
+    tables: list[Annotated[str, AfterValidator(_known_table)]]
+    shards: list[Shard]
+    crc32: dict[str, _Whole] = field(default_factory=dict)
+    folder: Annotated[str, AfterValidator(file_name)] | None = None
+    left_out: _Whole = 0
+    skeleton: Annotated[str, one_of(SKELETONS)] = "hand"
+    crop: Crop | None = None
+    format: Literal[1] = FORMAT
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> IndexFile:
+        needed = {"offset", "size"} if self.is_foreign else {"offset", "size", "crc32", "box_px"}
+        if not self.shards or not needed <= {*self.tables}:
+            raise ValueError("it names no shards, or not all tables")
+        return self
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another program wrote the shards."""
+        return self.folder is not None
+
+    @property
+    def remedy(self) -> str:
+        """What to do where shards or their index are damaged, for messages."""
+        return "index the shards again" if self.is_foreign else "pack again"
+
+
+_INDEX_FILE: Final = TypeAdapter(IndexFile)
 
 
 def index_tables(index: Index) -> dict[str, Table]:
-    """The tables of an index by file name, for `load_shards`."""
-    known: dict[str, Table | None] = {name: getattr(index, name) for name in _TABLES}
+    """The labels of an index, as tables by file name, for `load_shards`."""
+    known: dict[str, Table | None] = {name: getattr(index, name) for name in _LABELS}
     known |= {TARGET + name: table for name, table in index.targets.items()}
     return {name: table for name, table in known.items() if table is not None}
 
@@ -64,20 +141,26 @@ def write_tables(root: Path, tables: dict[str, Table]) -> dict[str, int]:
     """Write the tables of an index. Returns the CRC-32 of each file."""
     (root / INDEX_FOLDER).mkdir(exist_ok=True)
     for name, table in tables.items():
-        with whole_file(root / INDEX_FOLDER / f"{name}.npy") as file:
+        with whole_file(root / table_name(name)) as file:
             np.save(file, table)
-    return {name: table_checksum(root / INDEX_FOLDER / f"{name}.npy") for name in sorted(tables)}
+    return {name: table_checksum(root / table_name(name)) for name in sorted(tables)}
 
 
-def read_index_file(root: Path) -> dict[str, Any]:
+def write_index_file(root: Path, content: IndexFile) -> None:
+    """Write `INDEX_FILE`, which makes the shards usable: it is written last."""
+    as_tables = _INDEX_FILE.dump_python(content, exclude_none=True)
+    write_text(root / INDEX_FILE, json.dumps(as_tables, indent=1) + "\n")
+
+
+def read_index_file(root: Path) -> IndexFile:
     """Read and check `INDEX_FILE` of a folder of shards.
 
     Raises:
-        UserError: it is missing, or not what `pack` wrote.
+        UserError: it is missing, or not what `pack` or `index` wrote.
     """
     file = root / INDEX_FILE
     try:
-        return parse_index_file(regular(file).read_bytes(), str(file))
+        return parse_index_file(regular(file).read_bytes(), str(file), "Restore it, or make it again.")
     except FileNotFoundError:
         begun = [name for name, trace in (("pack", PACK_FILE), ("index", INDEX_MARK)) if (root / trace).exists()]
         hint = "give a folder that 'python cli.py pack' made, or 'python cli.py index' for shards of other programs"
@@ -88,57 +171,20 @@ def read_index_file(root: Path) -> dict[str, Any]:
         raise UserError(f"{file}: {error.strerror}; expected the index of shards. Check data.root.") from error
 
 
-def parse_index_file(data: bytes, file: str) -> dict[str, Any]:
-    """Parse and check the content of an index file, named `file` in messages. Wrong content is a `UserError`."""
+def parse_index_file(data: bytes, file: str, remedy: str) -> IndexFile:
+    """Parse and check the content of an index file; `file` and `remedy` are for messages.
+
+    Raises:
+        UserError: it is not what `pack` or `index` wrote.
+    """
     try:
-        content = parse_json(data)
-        if not isinstance(content, dict):
-            raise ValueError("it holds no object")
-        if content["format"] != FORMAT:
-            raise UserError(f"{file}: format {content['format']!r}, expected {FORMAT}. Pack the data again.")
-        _check_index_file(content)
-    except KeyError as error:
-        raise UserError(f"{file}: {error} is missing in this index of shards. Restore it, or make it again.") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file}: not a readable index of shards ({error}). Restore it, or make it again.") from error
-    return dict(content)
-
-
-def _check_index_file(content: dict[str, Any]) -> None:
-    """Check the values of an index file; a wrong one is a `ValueError`."""
-    shards, tables = content["shards"], content["tables"]
-    if not isinstance(content["name"], str) or not isinstance(shards, list) or not isinstance(tables, list):
-        raise ValueError("name, shards or tables are of another kind")
-    is_foreign = FOLDER in content
-    if not isinstance(content.get(FOLDER, ""), str) or "\0" in content.get(FOLDER, ""):
-        raise ValueError("folder is of another kind")
-    for shard in shards:
-        name = shard["file"]
-        parts = name.split("/") if isinstance(name, str) else []
-        if not parts or {*parts} & {"", ".", ".."} or (len(parts) > 1 and not is_foreign) or "\0" in name:
-            raise ValueError(f"the shard {str(name)[:80]!r} is not a file in this folder")
-        if any(type(shard[key]) is not int or shard[key] < 0 for key in ("samples", "bytes")):
-            raise ValueError(f"samples and bytes of {name!r} are whole numbers")
-        if not isinstance(shard.get("sha256", ""), str):
-            raise ValueError(f"sha256 of {name!r} is text")
-    for name in tables:
-        if not isinstance(name, str) or not (name in _PLACES or name in _TABLES or _TARGET_NAME.fullmatch(name)):
-            raise ValueError(f"{str(name)[:80]!r} is no table of an index")
-    if "kind" in content:
-        raise ValueError(f"kind is {str(content['kind'])[:80]!r}: only shards of image files are read")
-    needed = {"offset", "size"} if is_foreign else {"offset", "size", "crc32", "box_px"}
-    if not shards or not needed <= {*tables}:
-        raise ValueError("something is missing")
-    if content.get("skeleton", "hand") not in SKELETONS:
-        raise ValueError(f"skeleton is {str(content['skeleton'])[:80]!r}, expected one of {', '.join(SKELETONS)}")
-    sums = content.get("crc32", {})
-    if not isinstance(sums, dict) or any(type(value) is not int for value in sums.values()):
-        raise ValueError("crc32 is of another kind")
-
-
-def how_again(content: dict[str, Any]) -> str:
-    """What to do where shards or their index are damaged, for messages."""
-    return "index the shards again" if FOLDER in content else "pack again"
+        return _INDEX_FILE.validate_python(parse_json(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = "".join(f"{part}: " for part in first["loc"][-1:]) + first["msg"]
+    except ValueError as error:
+        why = str(error)
+    raise UserError(f"{file}: not a readable index of shards ({printable(why)[:200]}). {remedy}")
 
 
 def shards_in_words(count: int) -> str:
@@ -160,49 +206,17 @@ def table_checksum(file: Path) -> int:
     return checksum
 
 
-def check_shards(content: dict[str, Any], folder: Path) -> None:
-    """Refuse with a `UserError` shards that are missing or of another size than the index file says.
-
-    Shards of other programs have no checksum: a line is logged if their time of change differs. Copying may change
-    this time too.
-    """
-    shards, again = content["shards"], how_again(content)
-    changed = []
-    for shard in shards:
-        path = folder / shard["file"]
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise UserError(
-                f"{path}: {error.strerror}; the index names {shards_in_words(len(shards))}. Copy this one again, or "
-                f"{again}."
-            ) from error
-        if status.st_size != shard["bytes"]:
-            raise UserError(
-                f"{path}: {status.st_size} bytes, expected {shard['bytes']}: cut or changed. Copy it again, or {again}."
-            )
-        if shard.get("changed_ns", status.st_mtime_ns) != status.st_mtime_ns:
-            changed.append(path)
-    if changed:
-        log.warning(
-            "%d of %s have another time of change than in the index, such as %s. Copying causes this. If they were "
-            "written anew, run 'python cli.py index' again",
-            len(changed), shards_in_words(len(shards)), changed[0],
-        )  # fmt: skip
-
-
-def read_table(file: Path, name: str, count: int, checksum: int | None, again: str, data: bytes | None = None) -> Table:
+def read_table(file: Path, name: str, content: IndexFile, data: bytes | None = None) -> Table:
     """Read and check a table of the index.
 
     Args:
-        count: number of rows that it must have.
-        checksum: CRC-32 of its file; None compares nothing.
         data: content of the file; None maps the file into memory.
-        again: see `how_again`.
 
     Raises:
         UserError: it cannot be read, or is of other shards.
     """
+    again = f"Copy the whole folder again, or {content.remedy}."
+    checksum = content.crc32.get(name)
     try:
         if data is None:
             found = None if checksum is None else table_checksum(file)
@@ -211,8 +225,9 @@ def read_table(file: Path, name: str, count: int, checksum: int | None, again: s
             found = None if checksum is None else zlib.crc32(data)
             table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (OSError, ValueError, EOFError, OverflowError) as error:
-        raise UserError(f"{file}: not a readable table of the index ({error}). Copy it again, or {again}.") from error
-    dtype = _PLACES.get(name) or _TABLES.get(name, np.dtype(np.float32))
+        raise UserError(f"{file}: not a readable table of the index ({error}). {again}") from error
+    count = sum(shard.samples for shard in content.shards)
+    dtype = PLACES.get(name) or _LABELS.get(name, np.dtype(np.float32))
     if name == "keypoints_px" and table.ndim == 3:
         shape: tuple[int, ...] = (table.shape[1], 2)
     else:
@@ -220,8 +235,8 @@ def read_table(file: Path, name: str, count: int, checksum: int | None, again: s
     if table.dtype != dtype or table.shape != (count, *shape):
         raise UserError(
             f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: it belongs to other shards. "
-            f"Copy the whole folder again, or {again}."
+            f"{again}"
         )
     if found != checksum:
-        raise UserError(f"{file}: not the bytes that were packed (wrong checksum). Copy it again, or {again}.")
+        raise UserError(f"{file}: not the bytes that were packed (wrong checksum). {again}")
     return table

@@ -7,32 +7,49 @@ import hashlib
 import json
 import os
 import shutil
+import tarfile
 import threading
 import zipfile
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from errors import UserError
 from parsing import parse_json
 from pipelines.config import DataConfig
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
-from pipelines.sources.shards.index_file import FORMAT, INDEX_FILE, PACK_FILE, index_tables, write_tables
+from pipelines.sources.shards.crop import Crop
+from pipelines.sources.shards.index_file import (
+    FORMAT,
+    INDEX_FILE,
+    LEFT_OUT_FILE,
+    PACK_FILE,
+    PLACES,
+    IndexFile,
+    Shard,
+    index_tables,
+    read_index_file,
+    write_index_file,
+    write_tables,
+)
 from pipelines.sources.shards.load import load_shards
-from pipelines.sources.shards.tar import HashingFile, TarContents, Written
-from pipelines.sources.shards.threads import in_threads
-from skeleton import HAND
+from pipelines.sources.shards.shard_store import BLOCK_BYTES
 from writing import whole_file, write_text
 
+if TYPE_CHECKING:
+    from pipelines.sources.shards.crop_image import ImageCropper
+
 _PARTS_FOLDER: Final = "parts"
-_COLUMN: Final = "table."
-"""Start of the names of a part's tables."""
 
 Progress = Callable[[int, int], None]
 
@@ -53,26 +70,6 @@ class Packed:
     """Whether an earlier call had packed everything."""
 
 
-class Contents(Protocol):
-    """What shards hold, and how it is written.
-
-    Attributes:
-        ending: ending of the names of shards.
-        job: settings besides the samples; a call with other settings does not continue an earlier one.
-        notes: entries of index.json.
-    """
-
-    ending: str
-    job: dict[str, Any]
-    notes: dict[str, Any]
-
-    def prepare(self, parts: Path, workers: int) -> None:
-        """Do what is needed before the first shard. `parts` is a folder that lasts until all shards are written."""
-
-    def write(self, rows: range, shard: HashingFile, stop: Callable[[], bool]) -> Written:
-        """Write some rows of the index as one shard. Call `stop` before each row; if it is true, return early."""
-
-
 def pack(
     index: Index,
     out: Path,
@@ -80,7 +77,7 @@ def pack(
     per_shard: int,
     workers: int,
     progress: Progress = lambda done, total: None,
-    contents: Contents | None = None,
+    crop: Crop | None = None,
 ) -> Packed:
     """Write the samples of an index as shards, in its order.
 
@@ -93,14 +90,17 @@ def pack(
         out: a folder that is empty, missing, or from an earlier call with the same arguments.
         workers: number of shards written at the same time.
         progress: called with (samples done, samples in all).
-        contents: what to write of each sample; None: its file's own bytes, in tar files.
+        crop: which part of each image to store; None: the unchanged files.
 
     Raises:
-        UserError: `out` holds something else or cannot be written to, or a shard reads back differently.
+        UserError: `out` holds something else or cannot be written to, a shard reads back differently, or the source
+            holds crops.
     """
-    contents = contents or TarContents(index)
+    if index.geometry_checks:
+        raise UserError(f"{index.root}: holds crops. Pack the data that they were made from.")
     job = {"format": FORMAT, "name": index.name, "samples": len(index), "per_shard": per_shard, "of": _identity(index)}
-    job |= contents.job
+    if crop is not None:
+        job["crop"] = json.loads(json.dumps(asdict(crop)))  # as it is read back
     with _one_line_of_disk_errors(out):
         already_there = _claim(out, job)
         if already_there:
@@ -110,82 +110,173 @@ def pack(
                 again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
                 raise UserError(f"{error} {again}") from error
         else:
-            writer = _Writer(index, out, per_shard, contents)
-            (out / _PARTS_FOLDER).mkdir(exist_ok=True)
-            contents.prepare(out / _PARTS_FOLDER, workers)
-            _write_all(writer, workers, progress)
-            _write_index(writer)
-    content = json.loads((out / INDEX_FILE).read_bytes())
-    sizes = [(shard["samples"], shard["bytes"]) for shard in content["shards"]]
-    samples, size = (sum(column) for column in zip(*sizes, strict=True))
-    return Packed(samples, len(sizes), size, content["left_out"], already_there)
+            _Packer(index, out, per_shard, crop).run(workers, progress)
+    content = read_index_file(out)
+    samples, size = sum(shard.samples for shard in content.shards), sum(shard.bytes for shard in content.shards)
+    return Packed(samples, len(content.shards), size, content.left_out, already_there)
 
 
-class _Writer:
-    """Writes single shards."""
+class _Packer:
+    """Writes the shards and the index of a folder; the arguments are those of `pack`."""
 
-    def __init__(self, index: Index, out: Path, per_shard: int, contents: Contents) -> None:
-        self.index, self.out, self.per_shard, self.contents = index, out, per_shard, contents
-        self.shards = -(-len(index) // per_shard)
-        self.done = 0  # samples written in this and earlier calls
-        self.stop = threading.Event()
-        self._lock = threading.Lock()
+    def __init__(self, index: Index, out: Path, per_shard: int, crop: Crop | None) -> None:
+        self._index, self._out, self._per_shard, self._crop = index, out, per_shard, crop
+        self._tables = index_tables(index)
+        self._shards = range(-(-len(index) // per_shard))
+        self._done = 0  # samples written in this and earlier calls
+        self._stop, self._lock = threading.Event(), threading.Lock()
 
-    def name(self, number: int) -> str:
-        return f"shard-{number:06d}.{self.contents.ending}"
+    def run(self, workers: int, progress: Progress) -> None:
+        """Write the shards in threads, and then the index. The first error ends all threads and is raised here."""
+        (self._out / _PARTS_FOLDER).mkdir(exist_ok=True)
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                running = {pool.submit(self._write_shard, number) for number in self._shards}
+                while running:
+                    finished, running = wait(running, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    for one in finished:
+                        one.result()
+                    progress(self._done, len(self._index))
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        self._write_index()
 
-    def part(self, number: int) -> Path:
-        return self.out / _PARTS_FOLDER / f"{number:06d}.npz"
+    def _shard_file(self, number: int) -> Path:
+        return self._out / f"shard-{number:06d}.tar"
 
-    def rows(self, number: int) -> range:
-        return range(number * self.per_shard, min((number + 1) * self.per_shard, len(self.index)))
+    def _part_file(self, number: int) -> Path:
+        """The rows of the index that belong to a shard; written after it."""
+        return self._out / _PARTS_FOLDER / f"{number:06d}.npz"
 
-    def is_written(self, number: int) -> bool:
-        """Whether an earlier call finished a shard (its part is written last), and the shard has not changed."""
+    def _is_written(self, number: int) -> bool:
+        """Whether an earlier call finished a shard, and the shard has not changed."""
         try:
-            with np.load(self.part(number)) as part:
+            with self._part_file(number).open("rb") as file, np.load(file) as part:
                 packed: str = json.loads(part["notes"].tobytes())["sha256"]
-            return _sha256_on_disk(self.out / self.name(number)) == packed
+            return _sha256_on_disk(self._shard_file(number)) == packed
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return False
 
-    def write(self, number: int) -> None:
-        """One shard and, last, its part of the index."""
-        rows = self.rows(number)
-        if self.is_written(number):
+    def _write_shard(self, number: int) -> None:
+        """Write one shard and, last, its part of the index."""
+        rows = range(number * self._per_shard, min((number + 1) * self._per_shard, len(self._index)))
+        if self._is_written(number):
             self._count(len(rows))
             return
-        target = self.out / self.name(number)
-        beside = target.with_suffix(".part")
-        with beside.open("wb") as file:
-            shard = HashingFile(file)
-            written = self.contents.write(rows, shard, self._stopped)
-            if self.stop.is_set():
-                return
-            file.flush()
-            os.fsync(file.fileno())
-        if _sha256_on_disk(beside) != shard.hash.hexdigest():
-            raise UserError(f"{beside}: reads back differently from what was written. Check the disk, then pack again.")
-        beside.replace(target)
-        notes = json.dumps({"sha256": shard.hash.hexdigest(), "left_out": written.left_out}).encode()
-        with whole_file(self.part(number)) as part:
-            np.savez(
-                part,
-                row=np.array(written.rows, np.int64),
-                bytes=np.int64(shard.written),
-                notes=np.frombuffer(notes, np.uint8),
-                allow_pickle=False,
-                **{_COLUMN + name: table for name, table in written.tables.items()},
+        target, left_out = self._shard_file(number), list[dict[str, str]]()
+        unfinished = target.with_suffix(".part")
+        with unfinished.open("wb") as file:
+            shard, cropper = _ShardWriter(file), self._make_cropper()
+            for row in rows:
+                if self._stop.is_set():
+                    return
+                try:
+                    data, labels = self._index.read(row), {name: table[row] for name, table in self._tables.items()}
+                    image = check_image(data)
+                    if cropper is not None:
+                        data, labels = cropper(data, image, labels)
+                except (OSError, BadImage) as error:
+                    left_out.append({"path": str(self._index.path(row)), "reason": str(error)})
+                else:
+                    shard.add(row, data, self._index.paths[row], labels)
+                self._count(1)
+            shard.finish()
+        sha256 = shard.hash.hexdigest()
+        if _sha256_on_disk(unfinished) != sha256:
+            raise UserError(
+                f"{unfinished}: reads back differently from what was written. Check the disk, then pack again."
             )
+        unfinished.replace(target)
+        notes = json.dumps({"sha256": sha256, "bytes": shard.bytes, "left_out": left_out}).encode()
+        columns = {name: np.array(column, dtype=PLACES.get(name)) for name, column in shard.columns.items()}
+        with whole_file(self._part_file(number)) as part:
+            np.savez(part, notes=np.frombuffer(notes, np.uint8), allow_pickle=False, **columns)
 
-    def _stopped(self) -> bool:
-        """Whether to stop; a sample is counted as done with each call."""
-        self._count(1)
-        return self.stop.is_set()
+    def _make_cropper(self) -> ImageCropper | None:
+        """For one thread."""
+        if self._crop is None:
+            return None
+        from pipelines.sources.shards.crop_image import ImageCropper  # DALI takes a while to be imported
+
+        return ImageCropper(self._crop)
 
     def _count(self, samples: int) -> None:
         with self._lock:
-            self.done += samples
+            self._done += samples
+
+    def _write_index(self) -> None:
+        """Join the parts of the index. The index file is written last; it makes the shards usable."""
+        columns, shards, left_out = defaultdict[str, list[Any]](list), list[Shard](), list[dict[str, str]]()
+        for number in self._shards:
+            with np.load(self._part_file(number)) as part:
+                notes = json.loads(part["notes"].tobytes())
+                for name in set(part.files) - {"notes"}:
+                    columns[name].append(part[name])
+                samples = len(part["offset"]) if "offset" in part else 0
+            left_out += notes["left_out"]
+            shards.append(Shard(self._shard_file(number).name, samples, notes["bytes"], notes["sha256"]))
+        if not columns:
+            raise UserError(f"{self._index.root}: none of its {len(self._index)} images can be used ({left_out[0]}).")
+        tables = {name: np.concatenate(column) for name, column in columns.items()}
+        checksums = write_tables(self._out, tables)
+        write_text(self._out / "SHA256SUMS", "".join(f"{shard.sha256}  {shard.file}\n" for shard in shards))
+        if left_out:
+            write_text(self._out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out))
+        content = IndexFile(
+            self._index.name, sorted(tables), shards, checksums,
+            left_out=len(left_out), skeleton=self._index.skeleton.name, crop=self._crop,
+        )  # fmt: skip
+        write_index_file(self._out, content)
+        shutil.rmtree(self._out / _PARTS_FOLDER)
+
+
+class _ShardWriter:
+    """Writes a tar file as WebDataset has them. Equal samples give equal bytes: no times and no owners.
+
+    Attributes:
+        hash: SHA-256 of the `bytes` written so far.
+        columns: a value for each sample, by the names of the tables in the shards' index.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.hash, self.bytes = hashlib.sha256(), 0
+        self.columns = defaultdict[str, list[Any]](list)
+
+    def add(self, row: int, data: bytes, path: str, labels: dict[str, Any]) -> None:
+        """Append an image that passed `check_image`, and its path and labels for other readers of the shards."""
+        ending = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
+        place: dict[str, Any] = {"offset": self.bytes + BLOCK_BYTES, "size": len(data), "crc32": zlib.crc32(data)}
+        for name, value in (place | labels).items():
+            self.columns[name].append(value)
+        described = {name.removeprefix("target."): _without_nan(value.tolist()) for name, value in labels.items()}
+        self._add_member(f"{row:09d}.{ending}", data)
+        self._add_member(f"{row:09d}.json", json.dumps({"path": path, **described}).encode())
+
+    def finish(self) -> None:
+        """Write tar's end marker, and sync the file."""
+        self._write(bytes(2 * BLOCK_BYTES))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _add_member(self, name: str, data: bytes) -> None:
+        header = tarfile.TarInfo(name)
+        header.size, header.mode = len(data), 0o644
+        self._write(header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % BLOCK_BYTES))
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.hash.update(data)
+        self.bytes += len(data)
+
+
+def _without_nan(value: Any) -> Any:
+    """Nested lists of numbers with None for NaN, which JSON does not have."""
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if value != value else value
 
 
 def _identity(index: Index) -> str:
@@ -203,88 +294,22 @@ def _identity(index: Index) -> str:
 def _claim(out: Path, job: dict[str, Any]) -> bool:
     """Prepare the folder. Returns whether everything is packed already."""
     file = out / PACK_FILE
+    if not file.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out}: exists and holds no shards of this source. Name a new or an empty folder.")
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(job) + "\n")
+        return False
     try:
-        found = parse_json(file.read_bytes()) if file.exists() else None
-        if found is None:
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise UserError(f"{out}: exists and holds no shards of this source. Name a new or an empty folder.")
-            out.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps(job) + "\n")
-    except ValueError as error:
+        found = dict(parse_json(file.read_bytes()))
+    except (ValueError, TypeError) as error:
         raise UserError(f"{file}: damaged ({error}). Remove the folder and pack again.") from error
-    except OSError as error:
-        raise UserError(f"{out}: cannot be used ({error.strerror}). Name a folder that can be written to.") from error
-    if found is not None and not isinstance(found, dict):
-        raise UserError(f"{file}: not what 'pack' wrote there. Remove the folder and pack again.")
-    if found is not None and found != job:
-        key = next(key for key in job | found if found.get(key) != job.get(key))
-        what = _differences({key: found.get(key)}, {key: job.get(key)})
-        if key == "of":
-            what = "other files, boxes or labels"
-        elif key not in job:
-            what = f"{key}, and this call packs files"
-        elif key not in found:
-            what = f"files, and this call packs {key}"
-        raise UserError(f"{out}: holds shards of {what}. Name another folder, or remove this one.")
-    return (out / INDEX_FILE).exists()
-
-
-def _differences(found: dict[str, Any], job: dict[str, Any], table: str = "") -> str:
-    """The keys that differ, with both values."""
-    parts = []
     for key in job | found:
-        one, other = found.get(key), job.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            parts.append(_differences(one, other, f"{key}."))
-        elif one != other:
-            parts.append(f"{table}{key} {one!r}, not {other!r}")
-    return "; ".join(part for part in parts if part)
-
-
-def _write_all(writer: _Writer, workers: int, progress: Progress) -> None:
-    in_threads(
-        writer.write,
-        range(writer.shards),
-        workers=workers,
-        stop=writer.stop,
-        progress=lambda: progress(writer.done, len(writer.index)),
-    )
-
-
-def _write_index(writer: _Writer) -> None:
-    """Join the parts of the index. The index file is written last; it makes the shards usable."""
-    out = writer.out
-    columns: dict[str, list[npt.NDArray[Any]]] = {}
-    shards, left_out, row_parts = [], [], []
-    for number in range(writer.shards):
-        with np.load(writer.part(number)) as part:
-            row_parts.append(part["row"])
-            for name in part.files:
-                if name.startswith(_COLUMN):
-                    columns.setdefault(name.removeprefix(_COLUMN), []).append(part[name])
-            notes = json.loads(part["notes"].tobytes())
-            left_out += notes["left_out"]
-            shards.append({
-                "file": writer.name(number), "samples": len(part["row"]), "bytes": int(part["bytes"]),
-                "sha256": notes["sha256"],
-            })  # fmt: skip
-    joined = {name: np.concatenate(column) for name, column in columns.items()}
-    rows = np.concatenate(row_parts)
-    if not len(rows):
-        raise UserError(f"{writer.index.root}: none of its {len(writer.index)} images can be used ({left_out[0]}).")
-    tables = {**joined, **{name: table[rows] for name, table in index_tables(writer.index).items()}}
-    checksums = write_tables(out, tables)
-    write_text(out / "SHA256SUMS", "".join(f"{shard['sha256']}  {shard['file']}\n" for shard in shards))
-    if left_out:
-        write_text(out / "left_out.jsonl", "".join(json.dumps(row) + "\n" for row in left_out))
-    content = {"format": FORMAT, "name": writer.index.name, "tables": sorted(tables), "shards": shards}
-    content |= writer.contents.notes
-    content["crc32"] = checksums
-    content["left_out"] = len(left_out)
-    if writer.index.skeleton is not HAND:
-        content["skeleton"] = writer.index.skeleton.name
-    write_text(out / INDEX_FILE, json.dumps(content, indent=1) + "\n")
-    shutil.rmtree(out / _PARTS_FOLDER)
+        if found.get(key) != job.get(key):
+            what = {"of": "other files, boxes or labels", "crop": "another --crop, geometry or data.box_margin"}
+            differs = what.get(key, f"{key} {found.get(key)!r}, not {job.get(key)!r}")
+            raise UserError(f"{out}: holds shards of {differs}. Name another folder, or remove this one.")
+    return (out / INDEX_FILE).exists()
 
 
 def _sha256_on_disk(path: Path) -> str:

@@ -10,12 +10,11 @@ import math
 import re
 import threading
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Final
+from pathlib import Path, PosixPath
+from typing import Final
 
 from errors import Outage, UserError
 from machine.user_cache import user_cache
@@ -24,6 +23,7 @@ from pipelines.config import DataConfig
 from pipelines.samples.store import Follower, Steps
 from pipelines.sources.remote.address import ATTEMPTS, Remote, Stopped, wait_s
 from pipelines.sources.remote.cache import FOLDER_ENDING, Cache, NoRoom, WrongBytes, on_disk
+from pipelines.sources.shards.index_file import INDEX_FILE, Table, parse_index_file, read_table, table_name
 from pipelines.sources.shards.shard_store import Descriptor, Shards, read_at
 
 log = logging.getLogger(__name__)
@@ -31,52 +31,63 @@ log = logging.getLogger(__name__)
 _DOWNLOADS: Final = 8
 """Shards that a process downloads at once."""
 
-_STEPS_AHEAD: Final = 8
-"""Steps whose shards are downloaded ahead, or more until these are the shards of two windows."""
-
 _LOG_EVERY_S: Final = 10
 
 
-class RemoteShards(Shards):
-    """Shards of a folder at an address; any thread may read them.
+class _Address(PosixPath):
+    """An address as the root of an index. Its text keeps both slashes of "s3://"; a path would merge them."""
 
-    Args:
-        version: hash of the folder's index.json. Each has a folder of its own in the cache, so that data that were
-            packed again never meet older files.
-        shards: those of index.json.
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+
+class RemoteShards(Shards):
+    """Shards of a folder at an address.
 
     Raises:
-        UserError: the cache's bound does not allow as many shards as are needed at once.
+        UserError: they cannot be read from there, or the cache's bound is smaller than what is needed at once.
     """
 
     is_remote = True
 
-    def __init__(self, remote: Remote, version: str, shards: Sequence[dict[str, Any]], config: DataConfig) -> None:
+    def __init__(self, config: DataConfig) -> None:
+        self._remote, self.folder = Remote(config.root), _Address(config.root)
+        data = self._remote.read(INDEX_FILE)
+        copy_again = "Copy the folder of the shards there again, or pack again."
+        self.content = parse_index_file(data, f"{self.folder / INDEX_FILE}", copy_again)
+        if self.content.is_foreign:
+            raise UserError(
+                f"data.root = {config.root}: is an index of shards of other programs, which are read from a folder "
+                "only: it has no checksums of them. Pack the data with 'python cli.py pack'."
+            )
+        shards = self.content.shards
         folder = user_cache() / "peclr-dali" / "shards" if config.cache is None else Path(config.cache)
-        self._remote, self._shards, self._cache = remote, shards, Cache(folder, int(config.cache_gb * 1e9))
-        self.names = [shard["file"] for shard in shards]
-        key = hashlib.sha256(f"{remote.address} {version}".encode()).hexdigest()[:16]
-        label = re.sub(r"[^\w.-]", "_", remote.address.rpartition("/")[2])[:40]
-        self._cached = [f"{label}-{key}{FOLDER_ENDING}/{name}" for name in self.names]
+        # Data that were packed again have another key, so they never meet older files.
+        key = hashlib.sha256(f"{self._remote.address} {hashlib.sha256(data).hexdigest()}".encode()).hexdigest()[:16]
+        label = re.sub(r"[^\w.-]", "_", self._remote.address.rpartition("/")[2])[:40]
+        self._cached = [f"{label}-{key}{FOLDER_ENDING}/{shard.file}" for shard in shards]
+        self._cache = Cache(folder, int(config.cache_gb * 1e9))
         self._window = min(config.shuffle_shards or len(shards), len(shards))
-        self._most = self._shards_that_fit(config.shuffle_shards)
+        sizes = sorted((on_disk(shard.bytes) for shard in shards), reverse=True)
+        self._most = self._cache.limit // sizes[0]  # shards that are in the cache at once
+        # One more than a window: the next shard comes while the last images of the window are read.
+        needed = sum(sizes[: self._window + 1])
+        if needed > self._cache.limit:
+            window = config.shuffle_shards
+            several = f"{window} shards (data.shuffle_shards) and one more" if window else "all shards"
+            raise UserError(
+                f"data.cache_gb = {config.cache_gb:g}: {self._remote.address} needs {several} at once. Set "
+                f"data.cache_gb = {math.ceil(needed / 10**4) / 10**5} or more, or a smaller data.shuffle_shards."
+            )
         self._damaged = set[int]()  # by the disk, and downloaded again
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._pool = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
         self._started: dict[int, Future[None]] = {}
 
-    def _shards_that_fit(self, window: int | None) -> int:
-        sizes = sorted((on_disk(shard["bytes"]) for shard in self._shards), reverse=True)
-        # One more than a window: the next shard comes while the last images of the window are read.
-        needed = sum(sizes[: self._window + 1])
-        if needed > self._cache.limit:
-            several = f"{window} shards (data.shuffle_shards) and one more" if window else "all shards"
-            enough = math.ceil(needed / 10**4) / 10**5
-            raise UserError(
-                f"data.cache_gb = {self._cache.limit / 1e9:g}: {self._remote.address} needs {several} at once. Set "
-                f"data.cache_gb = {enough} or more, or a smaller data.shuffle_shards."
-            )
-        return bisect_right(list(itertools.accumulate(sizes)), self._cache.limit)
+    def table(self, name: str) -> Table:
+        """See `Shards`. The table is in memory."""
+        file = table_name(name)
+        return read_table(self.folder / file, name, self.content, self._remote.read(file))
 
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """See `Shards`. Waits until the shard is downloaded.
@@ -89,11 +100,11 @@ class RemoteShards(Shards):
         while True:
             try:
                 self._cache.use(self._cached[shard])
-                return read_at(Descriptor(file), offset, size, crc32, self.names[shard])
+                return read_at(Descriptor(file), offset, size, crc32, file.name)
             except FileNotFoundError:
                 self._wait_for(shard)
             except OSError as error:  # without a number: the bytes are wrong
-                is_damaged = error.errno in (None, errno.EIO) and offset + size <= self._shards[shard]["bytes"]
+                is_damaged = error.errno in (None, errno.EIO) and offset + size <= self.content.shards[shard].bytes
                 if not is_damaged or shard in self._damaged:
                     raise
                 self._damaged.add(shard)
@@ -112,7 +123,7 @@ class RemoteShards(Shards):
                 if stop.is_set():
                     raise RuntimeError("the loader is closed") from None
             if seconds % _LOG_EVERY_S == 0:
-                log.warning("waiting for %s/%s for %d s", self._remote.address, self.names[shard], seconds)
+                log.warning("waiting for %s for %d s", self.folder / self.content.shards[shard].file, seconds)
 
     def _start(self, shard: int, before: float, stop: threading.Event) -> Future[None]:
         """Begin to download a shard, if that is not under way."""
@@ -121,39 +132,38 @@ class RemoteShards(Shards):
                 self._started[shard] = self._pool.submit(self._download, shard, before, stop)
             return self._started[shard]
 
-    def _download(self, shard: int, before: float, stop: threading.Event) -> None:
+    def _download(self, number: int, before: float, stop: threading.Event) -> None:
         """Download a shard that is not there, or wait until another process has done so.
 
         Args:
             before: see `Cache.add`. If it is finite and there is no room, nothing happens.
             stop: ends this before the next request.
         """
-        where, size = f"{self._remote.address}/{self.names[shard]}", self._shards[shard]["bytes"]
-        sha256 = self._shards[shard].get("sha256")
+        shard = self.content.shards[number]
+        where = self.folder / shard.file
         for failed in range(ATTEMPTS):
             if stop.wait(wait_s(failed)):
                 raise Stopped
-            pieces = self._remote.pieces(self.names[shard], size, stop)
+            pieces = self._remote.pieces(shard.file, shard.bytes, stop)
             try:
-                while not self._cache.add(self._cached[shard], size, pieces, sha256, before):
+                while not self._cache.add(self._cached[number], shard.bytes, pieces, shard.sha256, before):
                     if stop.wait(0.1):
                         raise Stopped
                 return
             except WrongBytes as error:
                 what = f"{where}: not the bytes that were packed (wrong checksum)"
-                log.warning("%s; attempt %d", what, failed + 1)
                 if failed == 2:
                     raise UserError(f"{what}, 3 times. Copy it there again, or pack again.") from error
             except NoRoom as error:
                 what = f"data.cache = {self._cache.folder}: no room for {where} ({error})"
                 if before < math.inf:
                     return
-                log.warning("%s; attempt %d of %d", what, failed + 1, ATTEMPTS)
+            log.warning("%s; attempt %d of %d", what, failed + 1, ATTEMPTS)
         raise Outage(f"{what}. Make room, raise data.cache_gb, or name another folder.")
 
     def follow(self, steps: Steps) -> Follower:
         """See `Shards`."""
-        rows = sum(shard["samples"] for shard in self._shards)
+        rows = sum(shard.samples for shard in self.content.shards)
         started = _Ahead(steps(), self._fetch_ahead, shards=2 * self._window, rows=rows)
         self._stop = started.stop
         return started
@@ -180,23 +190,24 @@ class _Ahead(Follower):
         self, steps: Iterator[IntArray], fetch: Callable[[list[int], threading.Event], None], *, shards: int, rows: int
     ) -> None:
         self._steps, self._fetch, self._shards, self._rows = steps, fetch, shards, rows
-        self._coming: deque[tuple[int, list[int]]] = deque([(0, [])])  # number of rows and the shards of each step
+        self._coming: deque[tuple[int, dict[int, None]]] = deque()  # number of rows and the shards of each step
         self.stop = threading.Event()
-        self.done()
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        near = dict.fromkeys(shard for _, shards in self._coming for shard in shards)
+        rows = sum(rows for rows, _ in self._coming)
+        while rows < self._rows and len(near) < self._shards and (step := next(self._steps, None)) is not None:
+            self._coming.append((len(step), dict.fromkeys(step.tolist())))
+            near |= self._coming[-1][1]
+            rows += len(step)
+        self._fetch([*near], self.stop)
 
     def done(self) -> None:
         """See `Follower`."""
         if self._coming:
             self._coming.popleft()
-        near = dict.fromkeys(shard for _, shards in self._coming for shard in shards)
-        rows = sum(rows for rows, _ in self._coming)
-        while rows < self._rows and (len(near) < self._shards or len(self._coming) < _STEPS_AHEAD):
-            if (step := next(self._steps, None)) is None:
-                break
-            self._coming.append((len(step), [*dict.fromkeys(step.tolist())]))
-            near |= dict.fromkeys(self._coming[-1][1])
-            rows += len(step)
-        self._fetch([*near], self.stop)
+        self._look_ahead()
 
     def close(self) -> None:
         """See `Follower`. A download ends after the request that is under way."""

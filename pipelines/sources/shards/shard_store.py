@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import tarfile
 import threading
@@ -15,9 +16,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from errors import UserError
 from pipelines.arrays import IntArray
+from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_FILE_BYTES
 from pipelines.samples.store import Follower, Steps, Store
+from pipelines.sources.shards.index_file import IndexFile, read_index_file, read_table, shards_in_words, table_name
+
+log = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 512
 """Block size of tar: a header has one block, and contents fill whole blocks."""
@@ -43,12 +49,18 @@ class Shards:
     """Reads from numbered shards; any thread may.
 
     Attributes:
-        names: of their files, for messages.
+        content: of their index file.
+        folder: of the shards.
         is_remote: see `Store`.
     """
 
-    names: Sequence[str]
+    content: IndexFile
+    folder: Path
     is_remote = False
+
+    def table(self, name: str) -> Table:
+        """Read a table of the index. Damage is a `UserError`."""
+        raise NotImplementedError
 
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """The `size` bytes at `offset` of a shard.
@@ -67,28 +79,60 @@ class Shards:
 
 
 class LocalShards(Shards):
-    """Shards in a folder.
+    """Shards in a folder. With `data.shuffle_shards`, the system reads a shard ahead as a whole when it is opened.
 
-    Args:
-        window: number of shards to read at a time, or None. If set, the system reads an opened shard ahead as a whole,
-            which is faster than seeking on slow storage.
+    Raises:
+        UserError: there are none, or one is missing or of another size than in the index.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], window: int | None) -> None:
-        self.names, paths = names, [folder / name for name in names]
-        self._paths, self._window = paths, window
+    def __init__(self, config: DataConfig) -> None:
+        self._root, self._reads_ahead = Path(config.root), config.shuffle_shards is not None
+        self.content = read_index_file(self._root)
+        self.folder = self._root / (self.content.folder or "")
+        self._require_shards()
         self._open: dict[int, Descriptor] = {}
         self._lock = threading.Lock()
 
+    def _require_shards(self) -> None:
+        """Compare the sizes of all shards, and the times of change of those of other programs."""
+        shards, changed = self.content.shards, list[Path]()
+        for shard in shards:
+            path = self.folder / shard.file
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise UserError(
+                    f"{path}: {error.strerror}; the index names {shards_in_words(len(shards))}. Copy this one again, "
+                    f"or {self.content.remedy}."
+                ) from error
+            if status.st_size != shard.bytes:
+                raise UserError(
+                    f"{path}: {status.st_size} bytes, expected {shard.bytes}: cut or changed. Copy it again, or "
+                    f"{self.content.remedy}."
+                )
+            if shard.changed_ns not in (None, status.st_mtime_ns):
+                changed.append(path)
+        if changed:
+            log.warning(
+                "%d of %s have another time of change than in the index, such as %s. Copying causes this. If they were "
+                "written anew, run 'python cli.py index' again",
+                len(changed), shards_in_words(len(shards)), changed[0],
+            )  # fmt: skip
+
+    def table(self, name: str) -> Table:
+        """See `Shards`. The table is memory-mapped."""
+        return read_table(self._root / table_name(name), name, self.content)
+
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """See `Shards`."""
-        return read_at(self._open.get(shard) or self._opened(shard), offset, size, crc32, self.names[shard])
+        file = self._open.get(shard) or self._opened(shard)
+        return read_at(file, offset, size, crc32, self.content.shards[shard].file)
 
     def _opened(self, shard: int) -> Descriptor:
         with self._lock:
             if shard not in self._open:
-                descriptor = Descriptor(self._paths[shard])
-                if self._window is not None:
+                descriptor = Descriptor(self.folder / self.content.shards[shard].file)
+                if self._reads_ahead:
                     os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_WILLNEED)
                 if len(self._open) >= OPEN_SHARDS:  # a reader that still uses the oldest keeps it open
                     del self._open[next(iter(self._open))]
@@ -158,7 +202,7 @@ class ShardStore(Store):
             member = member_name(self._bytes(row, int(self._offset[row]) - lead, lead, None))
         except OSError:
             member = None
-        return f"{self._shards.names[self._shard(row)]}/{member or f'row {row}'}"
+        return f"{self._shards.content.shards[self._shard(row)].file}/{member or f'row {row}'}"
 
     def _shard(self, row: int) -> int:
         return bisect_right(self._first, row) - 1
@@ -166,21 +210,18 @@ class ShardStore(Store):
     def _bytes(self, row: int, offset: int, size: int, crc32: int | None) -> bytes:
         shard = self._shard(row)
         if not 0 <= offset < 2**63 or size > MAX_FILE_BYTES:
-            raise OSError(f"the index has it at byte {offset} of {self._shards.names[shard]}, {size} bytes long")
+            name = self._shards.content.shards[shard].file
+            raise OSError(f"the index has it at byte {offset} of {name}, {size} bytes long")
         return self._shards.read(shard, offset, size, crc32)
 
 
 def member_name(headers: bytes) -> str | None:
     """The name of a tar file's member from its headers; None if they are damaged."""
-    own = headers[-BLOCK_BYTES:]
-    if len(headers) == BLOCK_BYTES or (
-        len(headers) == 3 * BLOCK_BYTES and headers[156:157] == b"x" and b" path=" not in headers[:-BLOCK_BYTES]
-    ):  # ten times as fast as tarfile
-        if own[257:262] not in (b"ustar", bytes(5)):
-            return None
-        parts = [field.split(b"\0")[0].decode(errors="surrogateescape") for field in (own[345:500], own[:100])]
-        return "/".join(part for part in parts if part)
+    own, before = headers[-BLOCK_BYTES:], headers[:-BLOCK_BYTES]
+    names_in_own = not before or (before[156:157] == b"x" and b" path=" not in before)  # as webdataset's writer makes
     try:
+        if names_in_own:  # several times as fast
+            return tarfile.TarInfo.frombuf(own, "utf-8", "surrogateescape").name
         with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
             member = tar.next()
     except (tarfile.TarError, ValueError, OSError):

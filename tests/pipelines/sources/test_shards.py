@@ -251,8 +251,8 @@ def test_a_shard_that_changed_before_the_work_went_on_is_written_anew(
     assert shard.read_bytes() == (packed / shard.name).read_bytes()
 
 
-def test_a_torn_job_is_told(source: Index, tmp_path: Path) -> None:
-    for torn in ("[]", "{"):
+def test_a_damaged_job_is_one_line(source: Index, tmp_path: Path) -> None:
+    for torn in ("3", "{"):
         (tmp_path / "pack.json").write_text(torn)
         with pytest.raises(UserError, match=r"pack\.json: .*Remove the folder and pack again"):
             packed_by(source, tmp_path)
@@ -333,50 +333,30 @@ def change_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (folder / "index.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("file", ["/etc/passwd", "../shard.tar", "..", "", "a\0.tar", 7, None, ["a"], {"a": 1}])
-def test_shards_name_files_of_their_folder_only(copy: Path, file: Any) -> None:
-    shutil.copy(copy / "shard-000000.tar", copy.parent / "shard.tar")
-    change_index(copy, lambda content: content["shards"][0].update(file=file))
-    with pytest.raises(UserError, match=r"index\.json: not a readable index of shards .* is not a file in this folder"):
-        load_shards(DataConfig("shards", str(copy)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content["shards"][0].update(sha256=5),
-        lambda content: content.update(crc32={"offset": "0"}),
-        lambda content: content.update(crc32=[1]),
-    ],
-)
-def test_checksums_are_of_their_kind(copy: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    change_index(copy, change)
-    with pytest.raises(UserError, match=r"not a readable index of shards \((sha256 of .* is text|crc32 is of another)"):
-        load_shards(DataConfig("shards", str(copy)))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("samples", 7.0), ("samples", -7), ("samples", "7"), ("samples", True), ("bytes", 1e9), ("bytes", None)],
-)
-def test_shards_have_whole_numbers(copy: Path, key: str, value: Any) -> None:
-    change_index(copy, lambda content: content["shards"][0].update({key: value}))
-    with pytest.raises(UserError, match=r"not a readable index of shards .* are whole numbers"):
-        load_shards(DataConfig("shards", str(copy)))
-
-
-@pytest.mark.parametrize("name", ["../box_px", "/tmp/x", "target.", "target.a/b", 3, None, ["a"]])
-def test_an_index_has_known_tables(copy: Path, name: Any) -> None:
-    change_index(copy, lambda content: content["tables"].append(name))
-    with pytest.raises(UserError, match=r"not a readable index of shards .* is no table"):
-        load_shards(DataConfig("shards", str(copy)))
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"format": 1}', "[]", "\xff", "null", '{"format": NaN}'])
-def test_an_index_that_is_no_index_is_one_line(copy: Path, text: str) -> None:
-    (copy / "index.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(UserError, match=r"index\.json: "):
-        load_shards(DataConfig("shards", str(copy)))
+def test_an_index_with_wrong_values_is_one_line(copy: Path) -> None:
+    """Shards are files of its folder, their sizes whole numbers, its tables known ones."""
+    good = (copy / "index.json").read_bytes()
+    wrong: dict[str, list[Any]] = {
+        "file": ["/etc/passwd", "../shard.tar", "..", "", "a//b", "a\0.tar", 7, None, ["a"], {"a": 1}],
+        "samples": [7.0, -7, "7", True], "bytes": [1e9, None], "sha256": [5],
+        "tables": [["../box_px"], ["/tmp/x"], ["target."], ["target.a/b"], [3], [None], [["a"]], []],
+        "crc32": [{"offset": "0"}, [1]], "skeleton": ["cat"], "format": [2, None], "shards": [[], 3, [3]],
+        "crop": [{"format": "gif"}], "name": [3],
+    }  # fmt: skip
+    texts = ["[" * 100_000, "1" * 5000, '{"format": 1}', "[]", "\xff", "null", '{"format": NaN}', "{"]
+    for key, values in wrong.items():
+        for value in values:
+            content = json.loads(good)
+            of_shard = key in content["shards"][0]
+            (content["shards"][0] if of_shard else content)[key] = value
+            texts.append(json.dumps(content))
+    for text in texts:
+        (copy / "index.json").write_bytes(text.encode("latin1"))
+        with pytest.raises(
+            UserError, match=r"^\S*index\.json: not a readable index of shards \(.*\)\. Restore it"
+        ) as told:
+            load_shards(DataConfig("shards", str(copy)))
+        assert len(str(told.value)) < 500
 
 
 def test_an_archive_in_place_of_a_table_is_one_line(copy: Path) -> None:
@@ -385,9 +365,6 @@ def test_an_archive_in_place_of_a_table_is_one_line(copy: Path) -> None:
         np.savez(file, box_px=np.zeros((50, 3), np.float32))
     change_index(copy, lambda content: content.pop("crc32"))
     with pytest.raises(UserError, match=r"box_px\.npy: not a readable table of the index \(the magic string"):
-        load_shards(DataConfig("shards", str(copy)))
-    table.write_bytes(table.read_bytes()[:60])
-    with pytest.raises(UserError, match=r"box_px\.npy: not a readable table of the index"):
         load_shards(DataConfig("shards", str(copy)))
 
 
