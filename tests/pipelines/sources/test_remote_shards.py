@@ -227,6 +227,10 @@ def test_a_full_disk_costs_speed_only(
     assert_same(batches(index, steps=3), batches(load_index(DataConfig("shards", str(packed))), steps=3))
     assert 3 * shard_bytes(packed) < largest <= room
     assert sum(count for name, count in bucket.whole.items() if name.endswith(".tar")) > SHARDS
+    limit = time.monotonic() + 120
+    while [*tmp_path.rglob("*.part")]:  # a download ends after its request, when the loader is closed
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def test_a_disk_that_has_room_again_ends_the_wait(
