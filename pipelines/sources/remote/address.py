@@ -78,7 +78,7 @@ class Remote:
 
     def read(self, name: str) -> bytes:
         """A whole file. Errors as in `pieces`."""
-        return b"".join(self.pieces(name, int(self._repeated("info", name, None)["size"])))
+        return b"".join(self.pieces(name, int(self._repeated("info", name, threading.Event())["size"])))
 
     def pieces(self, name: str, size: int, stop: threading.Event | None = None) -> Iterator[bytes]:
         """The `size` bytes of a file, piece by piece.

@@ -117,6 +117,11 @@ class IndexFile:
         return self
 
     @property
+    def samples(self) -> int:
+        """Number of samples in all shards."""
+        return sum(shard.samples for shard in self.shards)
+
+    @property
     def is_foreign(self) -> bool:
         """Whether another program wrote the shards."""
         return self.folder is not None
@@ -226,16 +231,15 @@ def read_table(file: Path, name: str, content: IndexFile, data: bytes | None = N
             table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except (OSError, ValueError, EOFError, OverflowError) as error:
         raise UserError(f"{file}: not a readable table of the index ({error}). {again}") from error
-    count = sum(shard.samples for shard in content.shards)
     dtype = PLACES.get(name) or _LABELS.get(name, np.dtype(np.float32))
     if name == "keypoints_px" and table.ndim == 3:
         shape: tuple[int, ...] = (table.shape[1], 2)
     else:
         shape = {"box_px": (3,)}.get(name, table.shape[1:] if name.startswith(TARGET) else ())
-    if table.dtype != dtype or table.shape != (count, *shape):
+    if table.dtype != dtype or table.shape != (content.samples, *shape):
         raise UserError(
-            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {count} rows: it belongs to other shards. "
-            f"{again}"
+            f"{file}: {table.dtype} {table.shape}, expected {dtype} with {content.samples} rows: it belongs to other "
+            f"shards. {again}"
         )
     if found != checksum:
         raise UserError(f"{file}: not the bytes that were packed (wrong checksum). {again}")

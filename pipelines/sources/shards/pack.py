@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
 from pipelines.sources.shards.crop import Crop
+from pipelines.sources.shards.crop_image import ImageCropper, Labels
 from pipelines.sources.shards.index_file import (
     FORMAT,
     INDEX_FILE,
@@ -45,9 +46,6 @@ from pipelines.sources.shards.index_file import (
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.shard_store import BLOCK_BYTES
 from writing import whole_file, write_text
-
-if TYPE_CHECKING:
-    from pipelines.sources.shards.crop_image import ImageCropper
 
 _PARTS_FOLDER: Final = "parts"
 
@@ -112,8 +110,8 @@ def pack(
         else:
             _Packer(index, out, per_shard, crop).run(workers, progress)
     content = read_index_file(out)
-    samples, size = sum(shard.samples for shard in content.shards), sum(shard.bytes for shard in content.shards)
-    return Packed(samples, len(content.shards), size, content.left_out, already_there)
+    size = sum(shard.bytes for shard in content.shards)
+    return Packed(content.samples, len(content.shards), size, content.left_out, already_there)
 
 
 class _Packer:
@@ -168,7 +166,7 @@ class _Packer:
         target, left_out = self._shard_file(number), list[dict[str, str]]()
         unfinished = target.with_suffix(".part")
         with unfinished.open("wb") as file:
-            shard, cropper = _ShardWriter(file), self._make_cropper()
+            shard, cropper = _ShardWriter(file), None if self._crop is None else ImageCropper(self._crop)
             for row in rows:
                 if self._stop.is_set():
                     return
@@ -193,14 +191,6 @@ class _Packer:
         columns = {name: np.array(column, dtype=PLACES.get(name)) for name, column in shard.columns.items()}
         with whole_file(self._part_file(number)) as part:
             np.savez(part, notes=np.frombuffer(notes, np.uint8), allow_pickle=False, **columns)
-
-    def _make_cropper(self) -> ImageCropper | None:
-        """For one thread."""
-        if self._crop is None:
-            return None
-        from pipelines.sources.shards.crop_image import ImageCropper  # DALI takes a while to be imported
-
-        return ImageCropper(self._crop)
 
     def _count(self, samples: int) -> None:
         with self._lock:
@@ -245,7 +235,7 @@ class _ShardWriter:
         self.hash, self.bytes = hashlib.sha256(), 0
         self.columns = defaultdict[str, list[Any]](list)
 
-    def add(self, row: int, data: bytes, path: str, labels: dict[str, Any]) -> None:
+    def add(self, row: int, data: bytes, path: str, labels: Labels) -> None:
         """Append an image that passed `check_image`, and its path and labels for other readers of the shards."""
         ending = {b"\xff": "jpg", b"\x89": "png", b"R": "webp"}[data[:1]]
         place: dict[str, Any] = {"offset": self.bytes + BLOCK_BYTES, "size": len(data), "crc32": zlib.crc32(data)}

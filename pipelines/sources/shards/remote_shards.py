@@ -163,8 +163,7 @@ class RemoteShards(Shards):
 
     def follow(self, steps: Steps) -> Follower:
         """See `Shards`."""
-        rows = sum(shard.samples for shard in self.content.shards)
-        started = _Ahead(steps(), self._fetch_ahead, shards=2 * self._window, rows=rows)
+        started = _Ahead(steps(), self._fetch_ahead, shards=2 * self._window, rows=self.content.samples)
         self._stop = started.stop
         return started
 

@@ -192,25 +192,6 @@ def test_a_member_of_more_than_eight_gigabytes_is_stepped_over(tmp_path: Path, k
     assert contents(loaded(tmp_path / "out")) == [("0.tar/a.jpg", b"first"), ("0.tar/b.png", b"second")]
 
 
-def test_headers_of_other_writers(tmp_path: Path) -> None:
-    """A small size in base-256, a checksum of signed bytes, a header without ustar's magic."""
-    base_256 = bytearray(header("a.jpg", 3))
-    base_256[124:136] = b"\x80" + (3).to_bytes(11, "big")
-    signed = bytearray(header("é.jpg", 3))
-    total = sum(byte - 256 if byte > 127 else byte for byte in signed[:148] + b" " * 8 + signed[156:])
-    signed[148:156] = f"{total:06o}\0 ".encode()
-    old = bytearray(header("c.jpg", 3))
-    old[156] = 0
-    old[257:265] = bytes(8)
-    folder = bytearray(header("folder.jpg/", 3))
-    folder[156] = 0
-    body = b"one".ljust(512, b"\0")
-    data = summed(base_256) + body + bytes(signed) + body + summed(folder) + summed(old) + body + bytes(MARK)
-    (tmp_path / "0.tar").write_bytes(data)
-    assert indexed(tmp_path / "out", tmp_path / "0.tar").skipped == {}
-    assert contents(loaded(tmp_path / "out")) == [(f"0.tar/{name}.jpg", b"one") for name in "aéc"]
-
-
 # Damage.
 
 
@@ -659,16 +640,3 @@ def test_the_command_names_what_may_be_missing(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "8.tar").write_bytes(gzip.compress(GOOD))
     assert run_cli("index", f"{tmp_path}/*.tar", str(tmp_path / "out")) == 2
     assert "8.tar: compressed (gzip)" in capsys.readouterr().err
-
-
-@pytest.mark.slow  # minutes: a million images
-def test_a_million_images_are_indexed_in_a_minute() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.pipelines.sources.foreign_shards"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout)
-    assert found["samples"] >= 1_000_000
-    assert found["index_s"] < 60
-    assert found["index_mb"] < 64
-    assert found["memory_bytes_per_sample_after_first_batch"] < 100

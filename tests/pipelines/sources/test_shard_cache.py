@@ -51,10 +51,13 @@ def test_the_file_that_was_used_least_recently_goes_first(tmp_path: Path) -> Non
     assert not cache.use("x.shards/b")
 
 
-def test_files_that_were_used_lately_stay(tmp_path: Path) -> None:
+def test_nothing_is_removed_for_a_file_that_does_not_fit(tmp_path: Path) -> None:
+    """Because it is too large, or because the others were used lately."""
     cache = Cache(tmp_path, 3 * BLOCK)
     for name in "abc":
         add(cache, f"x.shards/{name}")
+    with pytest.raises(NoRoom):
+        add(cache, "x.shards/d", 4)
     now = time.time_ns()
     for name in "bc":
         cache.use(f"x.shards/{name}")
@@ -65,23 +68,15 @@ def test_files_that_were_used_lately_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == {"b", "c", "d"}
 
 
-def test_nothing_is_removed_for_a_file_that_does_not_fit(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 4 * BLOCK)
-    add(cache, "x.shards/a")
-    add(cache, "x.shards/b", blocks=2)
-    with pytest.raises(NoRoom):
-        add(cache, "x.shards/c", 5)
-    assert names(tmp_path) == {"a", "b"}
-
-
-def test_files_of_others_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+def test_only_files_of_the_cache_count_each_in_whole_blocks(tmp_path: Path) -> None:
+    """Under another bound than before, too: it holds from the next file on."""
     (tmp_path / "thesis.tex").write_bytes(bytes(9 * BLOCK))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard.tar").write_bytes(bytes(9 * BLOCK))
-    cache = Cache(tmp_path, BLOCK)
-    add(cache, "x.shards/a")
-    add(cache, "x.shards/b")
-    assert names(tmp_path) == {"thesis.tex", "shard.tar", "b"}
+    for name in "abcd":
+        Cache(tmp_path, 4 * BLOCK).add(f"x.shards/{name}", 1, [b"!"], None, math.inf)
+    add(Cache(tmp_path, 2 * BLOCK), "x.shards/e")
+    assert names(tmp_path) == {"thesis.tex", "shard.tar", "d", "e"}
 
 
 def test_one_writes_and_nobody_reads_a_part(tmp_path: Path) -> None:
@@ -179,21 +174,6 @@ def test_a_reader_can_finish_a_file_that_is_removed(tmp_path: Path) -> None:
     add(cache, "x.shards/b")
     assert names(tmp_path) == {"b"}
     assert os.pread(opened.number, BLOCK, 0) == b"a" * BLOCK
-
-
-def test_a_lower_bound_holds_from_the_next_file_on(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 4 * BLOCK)
-    for name in "abcd":
-        add(cache, f"x.shards/{name}")
-    add(Cache(tmp_path, 2 * BLOCK), "x.shards/e")
-    assert names(tmp_path) == {"d", "e"}
-
-
-def test_files_count_in_whole_blocks(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 2 * BLOCK)
-    for name in "abc":
-        cache.add(f"x.shards/{name}", 1, [b"!"], None, math.inf)
-    assert names(tmp_path) == {"b", "c"}
 
 
 def test_a_full_disk_makes_room_or_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
