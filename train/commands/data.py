@@ -125,7 +125,7 @@ def pack(
     An interrupted call is continued. Every shard is read back and compared. Nothing is overwritten.
 
     Shards of --crop serve the views of the configuration that they were packed with, and narrower ones. Boxes and
-    labels move with the crops. Large images load several times as fast.
+    labels move with the crops. Images that are larger than what the views show load faster.
     """
     if re.match(r"\w+:/", str(out)):
         address = re.sub(":/+", "://", str(out), count=1)  # a path keeps one slash
