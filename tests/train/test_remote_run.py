@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bucket(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with Bucket(packed) as started:
+    with closing(Bucket(packed)) as started:
         S3FileSystem.clear_instance_cache()
         for name, value in started.environment.items():
             monkeypatch.setenv(name, value)

@@ -30,7 +30,6 @@ PIECE_BYTES: Final = 8 << 20
 
 # botocore's own repetitions would multiply with those here.
 _S3: Final = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}}
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": _S3, "s3a": _S3}
 
 _MAY_PASS: Final = {
     "HTTPClientError", "ConnectionError", "IncompleteReadError", "ChecksumError", "FlexibleChecksumError",
@@ -58,6 +57,7 @@ class Remote:
 
     def __init__(self, address: str) -> None:
         scheme = address.partition("://")[0]
+        is_s3 = scheme in ("s3", "s3a")
         self.address = address.rstrip("/")
         try:
             parts = urlsplit(address)
@@ -66,11 +66,11 @@ class Remote:
                     f"data.root = {scheme}://...@{parts.hostname}: contains a password. Leave it out, since the "
                     "configuration is stored with the run; credentials come from the environment."
                 )
-            if scheme in _OPTIONS and not parts.netloc:
+            if is_s3 and not parts.netloc:
                 raise ValueError("names no bucket")
-            self._files, self._folder = url_to_fs(self.address, **_OPTIONS.get(scheme, {}))
+            self._files, self._folder = url_to_fs(self.address, **(_S3 if is_s3 else {}))
         except ImportError as error:
-            package = "s3fs" if scheme in _OPTIONS else f"the package that reads {scheme}://"
+            package = "s3fs" if is_s3 else f"the package that reads {scheme}://"
             raise UserError(f"data.root = {address}: {error}. Do: pip install {package}.") from error
         except ValueError as error:
             raise UserError(f"data.root = {address}: {error}. Expected s3://BUCKET/FOLDER, or a folder.") from error

@@ -72,10 +72,10 @@ class Cache:
                 if self.use(name):
                     return True
                 try:
-                    with self._lock(), part.open("wb") as file:
-                        self._make_room(size, before)
-                        os.posix_fallocate(file.fileno(), 0, size)
-                    with part.open("r+b") as file:
+                    with part.open("wb") as file:
+                        with self._lock():
+                            self._make_room(size, before)
+                            os.posix_fallocate(file.fileno(), 0, size)
                         for piece in pieces:
                             file.write(piece)
                             found.update(piece)

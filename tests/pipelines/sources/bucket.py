@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from moto.server import ThreadedMotoServer
@@ -104,14 +103,6 @@ class Bucket:
         self._proxy.shutdown()
         self._proxy.server_close()
         self._moto.stop()
-
-    def __enter__(self) -> Bucket:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Handler(BaseHTTPRequestHandler):

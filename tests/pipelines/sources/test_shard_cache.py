@@ -22,7 +22,6 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import UserError
 from pipelines.arrays import IntArray
 from pipelines.sources.remote.cache import Cache, NoRoom, WrongBytes
 from pipelines.sources.shards.remote_shards import _Ahead
@@ -197,11 +196,6 @@ def test_a_full_disk_makes_room_or_leaves_no_trace(tmp_path: Path, monkeypatch: 
     with pytest.raises(NoRoom, match="the disk is full"):
         add(cache, "x.shards/c")
     assert names(tmp_path) == {"b"}
-
-
-def test_a_folder_that_cannot_be_written_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"data\.cache = /proc/cache: .* local disk"):
-        add(Cache(Path("/proc/cache"), BLOCK), "x.shards/a")
 
 
 def plan(steps: Iterable[Any], *, shards: int, rows: int = 10**6) -> tuple[_Ahead, list[list[int]]]:
