@@ -114,24 +114,23 @@ def _files(pattern: str) -> Iterator[str | Path]:
 
 @dataclass(frozen=True)
 class Indexed:
-    """Result of `index_shards`."""
+    """Result of `index_shards`.
+
+    Attributes:
+        folder: of the shards.
+        without_images: number of shards that hold no image; the index does not name them.
+        scanned: number of shards that this call read; the others were known from an earlier one.
+        skipped: number of members that are no samples, by kind.
+        left_out: shards whose end may be missing, with the reason; also in `left_out.jsonl`.
+    """
 
     folder: Path
-    """Folder of the shards."""
-
     samples: int
     shards: int
     without_images: int
-    """Number of shards that hold no image; the index does not name them."""
-
     scanned: int
-    """Number of shards that this call read; the others were known from an earlier one."""
-
     skipped: dict[str, int]
-    """Number of members that are no samples, by kind."""
-
     left_out: list[tuple[str, str]]
-    """Shards whose end may be missing, with the reason; also in `left_out.jsonl`."""
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,13 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         UserError: the folder has no shards, a shard is missing or cut, the index does not fit, or a key is set that has
             no meaning for shards.
     """
-    shards, window = _open(config), config.shuffle_shards
-    content = shards.content
+    if is_address(config.root):
+        from pipelines.sources.shards.remote_shards import RemoteShards  # fsspec takes a while to be imported
+
+        shards: Shards = RemoteShards(config)
+    else:
+        shards = LocalShards(config)
+    content, window = shards.content, config.shuffle_shards
     _refuse_choices(config, is_packed=not content.is_foreign)
     if not content.crc32:
         log.warning(
@@ -74,14 +79,6 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
             'together, so they cannot be split. Use "all", or pack each split separately.'
         )
     return index.select(rows_of_split(np.asarray(index.group), config.split))
-
-
-def _open(config: DataConfig) -> Shards:
-    if not is_address(config.root):
-        return LocalShards(config)
-    from pipelines.sources.shards.remote_shards import RemoteShards  # fsspec takes a while to be imported
-
-    return RemoteShards(config)
 
 
 def _refuse_choices(config: DataConfig, *, is_packed: bool) -> None:

@@ -54,18 +54,19 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Packed:
-    """Result of `pack`."""
+    """Result of `pack`.
+
+    Attributes:
+        bytes: size of all shards.
+        left_out: number of images that cannot be used, listed in `left_out.jsonl`.
+        already_there: whether an earlier call had packed everything.
+    """
 
     samples: int
     shards: int
     bytes: int
-    """Size of all shards."""
-
     left_out: int
-    """Number of images that cannot be used, listed in `left_out.jsonl`."""
-
     already_there: bool
-    """Whether an earlier call had packed everything."""
 
 
 def pack(
