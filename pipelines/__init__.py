@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from pipelines.batch import View as View
     from pipelines.config import DataConfig as DataConfig
     from pipelines.config import PipelinesConfig as PipelinesConfig
-    from pipelines.epoch_loader import make_loader as make_loader
+    from pipelines.loader.epoch_loader import EpochLoader as EpochLoader
+    from pipelines.loader.epoch_loader import make_loader as make_loader
     from pipelines.views.augmentation import AppearanceConfig as AppearanceConfig
     from pipelines.views.augmentation import ColourConfig as ColourConfig
     from pipelines.views.augmentation import GeometryConfig as GeometryConfig
@@ -21,7 +22,8 @@ _MODULES = {
     "View": "batch",
     "DataConfig": "config",
     "PipelinesConfig": "config",
-    "make_loader": "epoch_loader",
+    "EpochLoader": "loader.epoch_loader",
+    "make_loader": "loader.epoch_loader",
     "AppearanceConfig": "views.augmentation",
     "ColourConfig": "views.augmentation",
     "GeometryConfig": "views.augmentation",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from errors.refused import as_size, machine_error_line
-from pipelines.render.buffers import PixelBuffers
+from pipelines.loader.buffers import PixelBuffers
 from tests.train.tiny_step import exact_step, images, network
 
 HUGE = 2**55

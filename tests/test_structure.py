@@ -202,14 +202,15 @@ def folder_graph(files: Iterable[Path]) -> dict[str, set[str]]:
     return graph
 
 
-STILL_CIRCLES = {
-    "pipelines.render", "pipelines.samples", "pipelines.sources", "pipelines.views",
-}  # fmt: skip
+STILL_CIRCLES: set[str] = set()
 """Folders that still break the rule below. None may be added."""
+
+FACADE = ROOT / "pipelines" / "__init__.py"
+"""Lends the public names of the folders below it to users. Nothing of the project imports them from it."""
 
 
 def test_no_folder_imports_the_folder_that_holds_it_and_is_imported_by_it() -> None:
-    assert set(folders_with_circles(folder_graph(FILES))) - STILL_CIRCLES == set()
+    assert set(folders_with_circles(folder_graph(set(FILES) - {FACADE}))) - STILL_CIRCLES == set()
     assert folders_with_circles({"a": {"a.b", "a.c"}, "a.b": {"a"}, "a.c": {"a.b"}}) == ["a.b"]
     assert folders_with_circles({"a": {"a.c"}, "a.b": {"a"}, "a.c": {"b"}, "b": {"a.b"}}) == []
 

@@ -111,7 +111,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             len(index),
             len(self._validation.index) if self._validation is not None else "none",
             steps_per_epoch,
-            loader.backend,
+            loader.settings.backend,
             self.world.device,
             "frozen" if frozen else "trained",
             f"{encoder.name} from {encoder.weights}",

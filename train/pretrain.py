@@ -109,7 +109,7 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
             len(index),
             f", {'all' if whole == len(index) else whole} used whole, without a box" if whole else "",
             steps_per_epoch,
-            loader.backend,
+            loader.settings.backend,
             self.world.device,
             describe(self.optimizer),
             self.precision,

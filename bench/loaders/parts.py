@@ -5,9 +5,9 @@ Each part comes from a loader as configured. The views take the rest of the load
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
-from itertools import cycle, islice
+from functools import partial
+from itertools import cycle
 from typing import Final
 
 import torch
@@ -15,9 +15,9 @@ import torch
 from bench.measure import Start
 from bench.our_loader import make_endless_loader
 from pipelines.loader import Loader
+from pipelines.render.chunk import Chunk
 from pipelines.render.dali_graph import decode_pipeline
-from pipelines.render.runner import Runner
-from pipelines.request_maker import Chunk
+from pipelines.render.runner import run_chunks
 from pipelines.samples.index import Index
 from train.config.pretraining import Config
 
@@ -37,39 +37,33 @@ def parts_of_loader(index: Index, config: Config, batch: int, device: torch.devi
         return start
 
     with make_endless_loader(index, config, batch, device) as loader:
-        graph = loader.graph
-    regions = "of large ones only the regions that the views reach" if graph.regions else "whole"
+        in_regions = loader.settings.regions
+    regions = "of large ones only the regions that the views reach" if in_regions else "whole"
     what = f"bytes in memory to decoded images, {regions}, as the loader does here"
     return {
         "read only": ("files read from the page cache, checked and queued; views planned", endless(_read)),
-        "decode only": (what, endless(_decode)),
+        "decode only": (what, endless(partial(_decode, images=min(len(index), _FILES_KEPT)))),
     }
 
 
-def encoded_chunks(loader: Loader) -> list[Chunk]:
-    """Requests with their files in memory, of enough images to represent the dataset."""
+def first_chunks(loader: Loader, images: int) -> list[Chunk]:
+    """Chunks with their files in memory, of enough images to represent the dataset."""
     chunks: list[Chunk] = []
-    wanted = min(len(loader.request_maker.index), _FILES_KEPT)
-    for positions in loader.pieces():
-        chunks.append(loader.request_maker.chunk(positions))
-        if len(chunks) >= _CHUNKS_KEPT and sum(len(chunk.positions) for chunk in chunks) >= wanted:
+    for chunk in loader.chunks():
+        chunks.append(chunk)
+        if len(chunks) >= _CHUNKS_KEPT and sum(map(len, chunks)) >= images:
             break
     return chunks
 
 
 def _read(loader: Loader) -> Generator[int]:
-    """Read requests, with all reader threads."""
-    pieces = loader.pieces()
-    waiting = deque(loader.request_maker.start(positions) for positions in islice(pieces, loader.graph.threads))
-    while True:
-        chunk = waiting.popleft().result()
-        waiting.extend(loader.request_maker.start(positions) for positions in islice(pieces, 1))
-        yield len(chunk.positions)
+    """Read and plan chunks, with all reader threads."""
+    for chunk in loader.chunks():
+        yield len(chunk)
 
 
-def _decode(loader: Loader) -> Generator[int]:
+def _decode(loader: Loader, images: int) -> Generator[int]:
     """Run the decoder's pipeline on bytes in memory."""
-    requests = cycle([chunk.request for chunk in encoded_chunks(loader)])
-    runner = Runner(lambda source: decode_pipeline(loader.graph, source), requests.__next__)
-    while True:
-        yield len(next(runner)[0])
+    chunks = cycle(first_chunks(loader, images))
+    for chunk, _ in run_chunks(partial(decode_pipeline, loader.settings), chunks):
+        yield len(chunk)

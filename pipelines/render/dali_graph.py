@@ -6,96 +6,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import nvidia.dali.types as types
 from nvidia.dali import Pipeline, fn
 
 from pipelines.arrays import FloatArray, IntArray
+from pipelines.render.chunk import Chunk
 from pipelines.render.dali_colour import Node, jitter
-from pipelines.render.request import Request
+from pipelines.render.settings import Settings
 from pipelines.views.augmentation import Augmentation
-from pipelines.views.plan import MAX_HALVINGS
 
 
-@dataclass(frozen=True)
-class GraphConfig:
-    """Configuration of a DALI graph.
-
-    Attributes:
-        device: where the pixels are decoded and warped.
-        device_id: the GPU, or None on a CPU-only machine.
-        batch: largest number of samples in one request.
-        threads: DALI's CPU threads.
-        prefetch: requests in progress at once.
-        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
-        regions: decode the regions in the plan; if False, the plan has whole images only.
-        fused: on a GPU: the graph only decodes, and one kernel makes the views.
-        halvings: largest number of halvings of a view (`plan.most_halvings`); the graph has as many nodes for them.
-    """
-
-    device: Literal["cpu", "gpu"]
-    device_id: int | None
-    batch: int
-    threads: int
-    prefetch: int
-    views: int
-    hw_decoder_load: float = 0.65
-    regions: bool = False
-    fused: bool = False
-    halvings: int = MAX_HALVINGS
-
-
-def view_pipeline(config: GraphConfig, augmentation: Augmentation, next_request: Callable[[], Request]) -> Pipeline:
+def view_pipeline(settings: Settings, augmentation: Augmentation, chunks: Iterator[Chunk]) -> Pipeline:
     """Decode once and make every view, without the augmentations of `views.appearance`.
 
-    Outputs, per view: image (S, S, 3) uint8 on `config.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
+    Outputs, per view: image (S, S, 3) uint8 on `settings.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
     """
     geometry = augmentation.geometry
-    halvings = config.halvings if geometry.antialias else 0
+    halvings = settings.halvings if geometry.antialias else 0
     pads = halvings > 0 and geometry.fill != "edge"
-    # Inputs of each view; DALI warns about inputs that are not used.
-    inputs = ["matrix", "source_to_view_px", "decoded_to_view_px"]
-    if augmentation.colour.jitter != "none":
-        inputs.append("draws")
-    if halvings:
-        inputs.append("sizes_px")
-    shared = ["padded_px"] * pads + ["start_px", "shape_px"] * config.regions
+    # Inputs of the image and of each view; DALI warns about inputs that are not used.
+    of_image = ["padded_px"] * pads + ["start_px", "shape_px"] * settings.regions
+    of_view = ["matrix", "source_to_view_px", "decoded_to_view_px"]
+    of_view += ["draws"] * (augmentation.colour.jitter != "none") + ["sizes_px"] * (halvings > 0)
 
-    def source() -> tuple[Any, ...]:
-        request = next_request()
-        plan = request.plan
+    def inputs(chunk: Chunk) -> tuple[Any, ...]:
+        plan = chunk.plan
         needed = np.max([view.halvings for view in plan.views], axis=0)
         if needed.max() > halvings:
             raise RuntimeError(f"views need {needed.max()} halvings, the graph was built for {halvings}")
         padded_px = _padded_sizes_px(plan.shape_px, needed) if pads else plan.shape_px
-        tables = [
+        image = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
+        views = [
             _halving_sizes_px(padded_px, view.halvings, halvings) if name == "sizes_px" else getattr(view, name)
             for view in plan.views
-            for name in inputs
+            for name in of_view
         ]
-        others = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
-        return (request.encoded, *tables, *(others[name].astype(np.int32) for name in shared))
+        return (_encoded(chunk), *(image[name].astype(np.int32) for name in of_image), *views)
 
-    kinds = [(types.UINT8, 1)]
-    kinds += [(types.FLOAT, 1 if name == "draws" else 2) for name in inputs] * config.views
-    kinds += [(types.INT32, 1) for _ in shared]
-    pipeline = _empty_pipeline(config)
+    kinds = [(types.INT32, 1) for _ in of_image]
+    kinds += [(types.FLOAT, 1 if name == "draws" else 2) for name in of_view] * settings.views
+    pipeline = _empty_pipeline(settings)
     with pipeline:
-        encoded, *fed = _external(source, kinds)
-        of_views, shared_nodes = fed[: len(inputs) * config.views], fed[len(inputs) * config.views :]
-        of_image = dict(zip(shared, shared_nodes, strict=True))
-        region = [of_image["start_px"], of_image["shape_px"]] if config.regions else []
-        image = decode(encoded, config, region)
+        encoded, *nodes = _external(map(inputs, chunks), kinds)
+        image_nodes = dict(zip(of_image, nodes, strict=False))
+        region = [image_nodes["start_px"], image_nodes["shape_px"]] if settings.regions else []
+        image = decode(encoded, settings, region)
         if pads:
-            image = _pad(image, of_image["padded_px"], geometry.fill)
+            image = _pad(image, image_nodes["padded_px"], geometry.fill)
         outputs = []
-        for first in range(0, len(of_views), len(inputs)):
-            view = dict(zip(inputs, of_views[first : first + len(inputs)], strict=True))
+        for first in range(len(of_image), len(nodes), len(of_view)):
+            view = dict(zip(of_view, nodes[first : first + len(of_view)], strict=True))
             made = _view(image, view, augmentation, halvings)
             outputs += [made, view["matrix"], view["source_to_view_px"]]
         pipeline.set_outputs(*outputs)
@@ -118,21 +84,23 @@ def _view(image: Node, view: Mapping[str, Node], augmentation: Augmentation, hal
     return fn.cast(jitter(warped, augmentation.colour, view.get("draws")), dtype=types.UINT8)
 
 
-def decode_pipeline(config: GraphConfig, next_request: Callable[[], Request]) -> Pipeline:
-    """Decode only. Output: image or its region (H, W, 3) uint8 on `config.device`."""
+def decode_pipeline(settings: Settings, chunks: Iterator[Chunk]) -> Pipeline:
+    """Decode only. Output: image or its region (H, W, 3) uint8 on `settings.device`."""
 
-    def source() -> tuple[Any, ...]:
-        request = next_request()
-        region = (request.plan.start_px, request.plan.shape_px) if config.regions else ()
-        return (request.encoded, *(array.astype(np.int32) for array in region))
+    def inputs(chunk: Chunk) -> tuple[Any, ...]:
+        region = (chunk.plan.start_px, chunk.plan.shape_px) if settings.regions else ()
+        return (_encoded(chunk), *(array.astype(np.int32) for array in region))
 
-    kinds = [(types.UINT8, 1)] + [(types.INT32, 1)] * (2 if config.regions else 0)
-    pipeline = _empty_pipeline(config)
+    pipeline = _empty_pipeline(settings)
     with pipeline:
-        encoded, *region = _external(source, kinds)
-        pipeline.set_outputs(decode(encoded, config, region))
+        encoded, *region = _external(map(inputs, chunks), [(types.INT32, 1)] * (2 * settings.regions))
+        pipeline.set_outputs(decode(encoded, settings, region))
     pipeline.build()
     return pipeline
+
+
+def _encoded(chunk: Chunk) -> list[npt.NDArray[np.uint8]]:
+    return [file.encoded for file in chunk.files]
 
 
 def _pad(image: Node, size_px: Node, fill: int | str) -> Node:
@@ -158,15 +126,15 @@ def _halve(image: Node, sizes_px: Node, times: int) -> Node:
     return image
 
 
-def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> Node:
+def decode(encoded: Node, settings: Settings, region: Sequence[Node] = ()) -> Node:
     """Node of the decoded RGB image (H, W, 3) uint8 as stored: the Exif orientation is not applied.
 
     `region` are the nodes of start and shape, (2,) int32 each: row and column in stored pixels; empty: the whole image.
     """
     options = {
-        "device": "mixed" if config.device == "gpu" else "cpu",
+        "device": "mixed" if settings.device == "gpu" else "cpu",
         "output_type": types.RGB,
-        "hw_decoder_load": config.hw_decoder_load,
+        "hw_decoder_load": settings.hw_decoder_load,
         "adjust_orientation": False,
         "jpeg_fancy_upsampling": True,  # the CPU's decoder always does this; so both give the same colours
     }
@@ -176,26 +144,28 @@ def decode(encoded: Node, config: GraphConfig, region: Sequence[Node] = ()) -> N
     return fn.decoders.image_slice(encoded, start=start, shape=shape, axes=[0, 1], **options)
 
 
-def _empty_pipeline(config: GraphConfig) -> Pipeline:
+def _empty_pipeline(settings: Settings) -> Pipeline:
     return Pipeline(
-        batch_size=config.batch,
-        num_threads=config.threads,
-        device_id=config.device_id,
-        prefetch_queue_depth=config.prefetch,
+        batch_size=settings.chunk_size,
+        num_threads=settings.threads,
+        device_id=settings.device_id,
+        prefetch_queue_depth=settings.prefetch,
         exec_dynamic=True,  # reuses the memory of an output only when nothing in Python refers to it
     )
 
 
-def _external(source: Callable[[], tuple[Any, ...]], kinds: Sequence[tuple[Any, int]]) -> Node:
-    """Input nodes fed by `source`: one for each (type, dimensions)."""
-    return fn.external_source(
-        source=source,
+def _external(inputs: Iterator[tuple[Any, ...]], kinds: Sequence[tuple[Any, int]]) -> Sequence[Node]:
+    """Input nodes: one of encoded files, and one for each (type, dimensions)."""
+    kinds = [(types.UINT8, 1), *kinds]
+    nodes: Sequence[Node] = fn.external_source(
+        source=inputs,
         num_outputs=len(kinds),
         dtype=[kind for kind, _ in kinds],
         ndim=[dimensions for _, dimensions in kinds],
         batch=True,
         no_copy=True,
     )
+    return nodes
 
 
 def _padded_sizes_px(sizes_px: IntArray, halvings: IntArray) -> IntArray:

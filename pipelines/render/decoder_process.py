@@ -12,18 +12,17 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-import numpy as np
-
 from errors import UserError
-from pipelines.render.dali_graph import GraphConfig
-from pipelines.render.request import Encoded, Request
+from pipelines.files.image_file import ImageFile
+from pipelines.render.chunk import chunk_of
 from pipelines.render.runner import FileDecoder
-from pipelines.views.plan import Plan
+from pipelines.render.settings import Settings
 
 DOES_NOT_DECODE: Final = "its compressed data does not decode"
 
@@ -32,11 +31,8 @@ LIMIT_S: Final = 60.0
 
 _START_LIMIT_S: Final = 600.0
 
-_WHOLE: Final = Plan(np.empty((0, 2), np.int64), np.empty((0, 2), np.int64), ())
-"""A plan that is not read: images are decoded whole."""
-
-Decoder = Callable[[Sequence[Encoded]], Sequence[bool]]
-"""N files, each (bytes,) uint8 -> N times whether it decodes."""
+Decoder = Callable[[Sequence[ImageFile]], Sequence[bool]]
+"""N files -> N times whether it decodes."""
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +40,19 @@ log = logging.getLogger(__name__)
 class DaliDecoder:
     """Decodes whole images as the data path does."""
 
-    def __init__(self, config: GraphConfig) -> None:
-        whole = replace(config, regions=False)
-        self._many, self._one = FileDecoder(whole), FileDecoder(replace(whole, batch=1))
+    def __init__(self, settings: Settings) -> None:
+        whole = replace(settings, regions=False)
+        self._many, self._one = FileDecoder(whole), FileDecoder(replace(whole, chunk_size=1))
 
-    def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
-        """For each of at most `config.batch` files, whether it decodes.
+    def __call__(self, files: Sequence[ImageFile]) -> list[bool]:
+        """For each of at most `settings.chunk_size` files, whether it decodes.
 
         Raises:
             UserError: one does not, and the machine is at fault, as without memory.
         """
-        if self._many.error(Request(encoded, _WHOLE)) is None:
-            return [True] * len(encoded)
-        return [self._one.decodes(Request([one], _WHOLE)) for one in encoded]
+        if self._many.error(chunk_of(files)) is None:
+            return [True] * len(files)
+        return [self._one.decodes(chunk_of([file])) for file in files]
 
 
 class DecoderProcess:
@@ -75,26 +71,26 @@ class DecoderProcess:
         self._connection: Connection[Any, Any] | None = None
         self._deaths = 0
 
-    def faults(self, encoded: Sequence[Encoded]) -> dict[int, str]:
-        """Decode N files, each (bytes,) uint8. Returns number of a file -> reason why it cannot be used.
+    def faults(self, files: Sequence[ImageFile]) -> dict[int, str]:
+        """Decode N files. Returns number of a file -> reason why it cannot be used.
 
         Raises:
             UserError: a process does not start.
         """
         try:
-            return {place: DOES_NOT_DECODE for place, good in enumerate(self._ask(encoded)) if not good}
+            return {place: DOES_NOT_DECODE for place, good in enumerate(self._decode(files)) if not good}
         except _DiedError as death:
             reason = str(death)
-        if len(encoded) == 1:
+        if len(files) == 1:
             return {0: reason}
         found: dict[int, str] = {}
-        deaths, middle = self._deaths, len(encoded) // 2
-        for start, stop in ((0, middle), (middle, len(encoded))):
+        deaths, middle = self._deaths, len(files) // 2
+        for start, stop in ((0, middle), (middle, len(files))):
             self.close()  # a new process, since an image of the first half may have damaged the old one
-            found |= {start + place: reason for place, reason in self.faults(encoded[start:stop]).items()}
+            found |= {start + place: reason for place, reason in self.faults(files[start:stop]).items()}
         if self._deaths == deaths:
             log.warning("%d images %s when decoded together, but not when each half is decoded alone; none of them is "
-                        "listed", len(encoded), reason)  # fmt: skip
+                        "listed", len(files), reason)  # fmt: skip
         return found
 
     def close(self) -> None:
@@ -105,13 +101,11 @@ class DecoderProcess:
             self._process.join()
         self._process = self._connection = None
 
-    def _ask(self, encoded: Sequence[Encoded]) -> Sequence[bool]:
+    def _decode(self, files: Sequence[ImageFile]) -> Sequence[bool]:
         connection = self._connection or self._start()
-        try:
-            connection.send([np.asarray(one) for one in encoded])
-        except OSError:  # the process is gone
-            raise self._died(connection) from None
-        answer: Sequence[bool] = self._answer(connection, self._limit_s + len(encoded))
+        with suppress(OSError):  # the process is gone, which `_answer` finds too
+            connection.send(files)
+        answer: Sequence[bool] = self._answer(connection, self._limit_s + len(files))
         return answer
 
     def _start(self) -> Connection[Any, Any]:
@@ -128,28 +122,34 @@ class DecoderProcess:
         return self._connection
 
     def _answer(self, connection: Connection[Any, Any], limit_s: float) -> Any:
-        if not wait([connection], limit_s):
-            self._deaths += 1
-            self.close()
-            raise _DiedError(f"kept the decoder busy for more than {limit_s:.0f} s")
-        try:
-            answer = connection.recv()
-        except (EOFError, OSError):
-            raise self._died(connection) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        """The process's next answer.
 
-    def _died(self, connection: Connection[Any, Any]) -> _DiedError:
-        assert self._process is not None
-        self._process.join()
-        code = self._process.exitcode or 0
+        Raises:
+            _DiedError: it ended, or did not answer in time.
+        """
+        process = self._process
+        assert process is not None
+        reason = f"kept the decoder busy for more than {limit_s:.0f} s"
+        if wait([connection], limit_s):
+            try:
+                answer = connection.recv()
+            except (EOFError, OSError):
+                process.join()
+                reason = _how_it_ended(process.exitcode or 0)
+            else:
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
         self._deaths += 1
         self.close()
-        if code >= 0:
-            return _DiedError(f"ended the decoder's process with exit code {code}")
-        memory = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
-        return _DiedError(f"killed the decoder's process ({signal.Signals(-code).name}{memory})")
+        raise _DiedError(reason)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended the decoder's process with exit code {code}"
+    memory = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
+    return f"killed the decoder's process ({signal.Signals(-code).name}{memory})"
 
 
 class _DiedError(Exception):

@@ -8,12 +8,10 @@ same run.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -47,39 +45,61 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
     return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed, blocks=blocks)
 
 
-class EpochOrder:
+class Order:
+    """The sample at each place of every epoch of `length` places."""
+
+    length: int
+    seed: int
+
+    def samples(self, epoch: int, places: IntArray) -> IntArray:
+        """The samples (N,) int64, rows of the index, at `places` (N,) of an epoch."""
+        raise NotImplementedError
+
+    def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
+        """Samples (attempts,) int64 of the same source to try, in this order, in place of a bad one."""
+        raise NotImplementedError
+
+    def epochs(self, positions: IntArray) -> list[tuple[int, IntArray]]:
+        """The epochs of ascending global `positions`, with the places of the positions in each."""
+        epochs, places = np.divmod(positions, self.length)
+        return [(epoch, places[epochs == epoch]) for epoch in np.unique(epochs).tolist()]
+
+    def samples_at(self, positions: IntArray) -> IntArray:
+        """The samples (N,) int64 at ascending global `positions` (N,)."""
+        return np.concatenate([self.samples(epoch, places) for epoch, places in self.epochs(positions)])
+
+
+class EpochOrder(Order):
     """Every epoch is a new shuffle of the same `count` samples, and visits the first `length` of the shuffle.
 
     Args:
         length: places in an epoch, at most `count`; the rest of the shuffle is not used in this epoch.
-        rows: (length,) rows that every epoch visits in this order; None: shuffle.
+        fixed: (length,) samples that every epoch visits in this order; None: shuffle.
         blocks: shuffle only within windows of these blocks.
     """
 
     def __init__(
-        self, count: int, length: int, *, seed: int, rows: IntArray | None = None, blocks: Blocks | None = None
+        self, count: int, length: int, *, seed: int, fixed: IntArray | None = None, blocks: Blocks | None = None
     ) -> None:
         if not 0 < length <= count:
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
-        self._rows, self._blocks = rows, blocks
-        self._permutation = _LastShuffles(self._shuffled_epoch)
+        self._fixed, self._blocks = fixed, blocks
+        self._shuffle = _kept(self._shuffled)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
-        """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
-        return self._permutation(epoch)[places]
+        """See `Order`."""
+        return (self._shuffle(epoch) if self._fixed is None else self._fixed)[places]
 
-    def _shuffled_epoch(self, epoch: int) -> IntArray:
-        if self._rows is not None:
-            return self._rows
+    def _shuffled(self, epoch: int) -> IntArray:
         return _shuffled(philox(self.seed, Stream.ORDER, epoch=epoch), self.count, self._blocks)
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
-        """Rows (attempts,) int64 to try, in this order, in place of a bad sample."""
+        """See `Order`."""
         return _substitutes(self.seed, epoch, place, self.count, attempts)
 
 
-class MixtureOrder:
+class MixtureOrder(Order):
     """The order of several sources. Each source has a fixed number of rows in every batch and its own laps.
 
     A lap is one pass over a source in a new shuffle. Laps do not end with batches or epochs: a small source has many
@@ -109,19 +129,19 @@ class MixtureOrder:
         self._first = np.cumsum([0, *counts])
         self._rows = np.array(rows, np.int64)
         self._source = spread(rows)
-        self._rank = np.empty(self._batch, np.int64)  # number of a batch's row within its source
+        self._number = np.empty(self._batch, np.int64)  # of each row of a batch, within its source
         for source, count in enumerate(rows):
-            self._rank[self._source == source] = np.arange(count)
+            self._number[self._source == source] = np.arange(count)
         self._laps = [
             _Laps(count, own, seed=seed, source=source, blocks=blocks[source] if blocks else None)
             for source, (count, own) in enumerate(zip(counts, rows, strict=True))
         ]
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
-        """Rows of the index at `places` (N,) of `epoch`: (N,) int64."""
+        """See `Order`."""
         step, row = np.divmod(epoch * self.length + places, self._batch)
         sources = self._source[row]
-        before = step * self._rows[sources] + self._rank[row]  # number of earlier rows of the same source
+        before = step * self._rows[sources] + self._number[row]  # number of earlier rows of the same source
         samples = np.empty_like(places)
         for source in np.unique(sources).tolist():
             here = sources == source
@@ -129,7 +149,7 @@ class MixtureOrder:
         return samples
 
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
-        """Rows (attempts,) int64 of the same source to try, in this order, in place of a bad sample."""
+        """See `Order`."""
         source = self._source[(epoch * self.length + place) % self._batch]
         first, end = (int(edge) for edge in self._first[source : source + 2])
         return _substitutes(self.seed, epoch, place, end - first, attempts) + first
@@ -148,7 +168,7 @@ class _Laps:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
         self._seed, self._source, self._blocks = seed, source, blocks
-        self._lap = _LastShuffles(self._made)
+        self._lap = _kept(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
         """The samples (N,) int64 at the places `numbers` (N,) of this endless order, in [0, count)."""
@@ -175,26 +195,8 @@ class _Laps:
         return _shuffled(bits, self._count, self._blocks)
 
 
-class _LastShuffles:
-    """Caches the last two shuffles. A batch needs at most two: those of successive epochs or laps."""
-
-    def __init__(self, shuffled: Callable[[int], IntArray]) -> None:
-        self._shuffled = shuffled
-        self._kept: dict[int, IntArray] = {}
-        self._lock = threading.Lock()  # several reader threads of the loader call this at once
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _LastShuffles:
-        return _LastShuffles(deepcopy(self._shuffled, memo))
-
-    def __call__(self, number: int) -> IntArray:
-        with self._lock:
-            if number not in self._kept:
-                self._kept = {other: order for other, order in self._kept.items() if other == number - 1}
-                self._kept[number] = self._shuffled(number)
-            return self._kept[number]
-
-
-Order = EpochOrder | MixtureOrder
+_kept = functools.lru_cache(maxsize=4)
+"""Keeps four shuffles: a batch needs those of two successive epochs or laps, and so does a store that looks ahead."""
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:
@@ -218,7 +220,7 @@ def spread(rows: Sequence[int]) -> IntArray:
 
 
 def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntArray:
-    """Shuffle `count` rows: (count,) int64. With blocks: shuffle the blocks, then the rows within each window."""
+    """Shuffle `count` samples: (count,) int64. With blocks: shuffle the blocks, then the samples in each window."""
     generator = np.random.Generator(bits)
     if blocks is None:
         return generator.permutation(count)
@@ -227,10 +229,10 @@ def _shuffled(bits: np.random.Philox, count: int, blocks: Blocks | None) -> IntA
     done = 0
     for start in range(0, len(blocks_in_order), blocks.window):
         window = blocks_in_order[start : start + blocks.window].tolist()
-        rows = np.concatenate([np.arange(blocks.first[block], blocks.first[block + 1]) for block in window])
-        generator.shuffle(rows)
-        order[done : done + len(rows)] = rows
-        done += len(rows)
+        samples = np.concatenate([np.arange(blocks.first[block], blocks.first[block + 1]) for block in window])
+        generator.shuffle(samples)
+        order[done : done + len(samples)] = samples
+        done += len(samples)
     return order
 
 
@@ -273,7 +275,7 @@ class RankSlice:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps and rows that one rank loads.
+    """The steps that one rank loads, and its rows of their batches.
 
     Attributes:
         last_step: the schedule ends before this step; None: never.
@@ -290,7 +292,5 @@ class Schedule:
 
     def samples(self) -> Iterator[IntArray]:
         """The samples (batch,) of each step's whole batch, all ranks together."""
-        order = deepcopy(self.order)  # whoever looks ahead in this one needs shuffles of later epochs
-        for step in self.steps():
-            epochs, places = np.divmod(RankSlice(self.rows.batch, 0, self.rows.batch).positions(step), order.length)
-            yield np.concatenate([order.samples(one, places[epochs == one]) for one in np.unique(epochs).tolist()])
+        whole = RankSlice(self.rows.batch, 0, self.rows.batch)
+        return (self.order.samples_at(whole.positions(step)) for step in self.steps())

@@ -88,7 +88,7 @@ def plan_views(
         geometry: side of the output, and whether to halve.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
-        croppable: (N,) whether only a region of an image may be decoded; None: of no image.
+        croppable: see `find_regions`.
     """
     box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
@@ -97,10 +97,8 @@ def plan_views(
     ]
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    start_px, shape_px = np.zeros_like(size_px), size_px
-    if croppable is not None and croppable.any():
-        most = np.max(halvings, axis=0)
-        start_px, shape_px = find_regions(size_px, stored_to_view, most, geometry.side_px, croppable)
+    most = np.max(halvings, axis=0)
+    start_px, shape_px = find_regions(size_px, stored_to_view, most, geometry.side_px, croppable)
     plans = (
         ViewPlan(
             table,

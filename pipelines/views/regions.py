@@ -1,4 +1,4 @@
-"""Finds the part of a large image that its views show, so that only this is decoded.
+"""Decides whether regions are decoded, and finds the part of each large image that its views show.
 
 For a region, the decoder still reads the entropy-coded data before the region. It skips the transform and colour
 conversion outside the region, and all data behind the region's last row. The pixels are bit-equal to a decoded whole
@@ -8,7 +8,7 @@ image. Views may differ by some levels before the colour jitter, since the warp 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,17 @@ _MARGIN_PX: Final = 2
 """Pixels added around a region: decoders that interpolate chroma may differ at its border."""
 
 
+def decode_regions(decode: Literal["auto", "whole", "region"], largest_pixels: int, *, on_gpu: bool) -> bool:
+    """Whether regions are decoded, given `PipelinesConfig.decode` and the pixels of the largest sampled image."""
+    return decode == "region" or (decode == "auto" and not on_gpu and largest_pixels >= LEAST_PIXELS)
+
+
 def find_regions(
     size_px: IntArray,
     stored_to_view_px: Sequence[npt.NDArray[np.float64]],
     halvings: IntArray,
     side_px: int,
-    croppable: BoolArray,
+    croppable: BoolArray | None,
 ) -> tuple[IntArray, IntArray]:
     """The region that the views of each of N images show, or the whole image if a region saves no time.
 
@@ -38,11 +43,13 @@ def find_regions(
         size_px: (N, 2) heights and widths of the images as stored.
         stored_to_view_px: per view, (N, 2, 3) from stored pixels to view pixels.
         halvings: (N,) largest number of halvings among an image's views.
-        croppable: (N,) whether only a region of an image may be decoded.
+        croppable: (N,) whether a region of the image can be decoded faster than the whole; None: decode whole images.
 
     Returns:
         First row and column of each region, and its height and width, (N, 2) each.
     """
+    if croppable is None or not croppable.any():
+        return np.zeros_like(size_px), size_px
     start_px, stop_px = region_around(size_px, stored_to_view_px, 2 ** halvings[:, None], side_px)
     shape_px = stop_px - start_px
     pixels = size_px.prod(axis=1)

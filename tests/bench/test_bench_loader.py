@@ -13,7 +13,7 @@ import pytest
 
 from bench.loaders.compare import compare_loaders, require_sound, verdict
 from bench.loaders.frames import make_frames
-from bench.loaders.parts import encoded_chunks, parts_of_loader
+from bench.loaders.parts import first_chunks, parts_of_loader
 from bench.loaders.peers import installed_peers
 from bench.measure import Rounds
 from bench.our_loader import make_endless_loader
@@ -86,7 +86,7 @@ def test_the_decoder_alone_sees_images_of_all_sizes(images: Path) -> None:
     data = DataConfig(source="folder", root=str(images))
     config = Config(data=data, pipelines=PipelinesConfig(batch=2))
     with make_endless_loader(load_index(data), config, 16, CPU) as loader:
-        seen = np.concatenate([chunk.samples for chunk in encoded_chunks(loader)])
+        seen = np.concatenate([chunk.samples for chunk in first_chunks(loader, 48)])
     assert len(np.unique(seen)) == 48
 
 

@@ -20,10 +20,8 @@ from PIL import Image
 
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
-from pipelines.render.dali_graph import GraphConfig, decode_pipeline
-from pipelines.render.request import Request
-from pipelines.render.runner import DecodeError, Runner
-from pipelines.views.plan import Plan
+from pipelines.render.chunk import chunk_of
+from tests.pipelines.harness import decode_chunk
 
 BATCH = 64
 
@@ -145,15 +143,7 @@ def damaged_files(count: int, seed: int) -> Iterator[bytes]:
 
 def decode(batch: list[bytes]) -> bool:
     """Whether DALI decodes all of a batch of files that pass the check; False is its clean error."""
-    files = [check_image(data) for data in batch]
-    graph = GraphConfig("cpu", None, batch=len(files), threads=2, prefetch=1, views=0)
-    sizes_px = np.array([file.size_px for file in files])
-    request = Request([file.encoded for file in files], Plan(np.zeros_like(sizes_px), sizes_px, ()))
-    try:
-        next(Runner(lambda source: decode_pipeline(graph, source), iter([request]).__next__))
-    except DecodeError:
-        return False
-    return True
+    return decode_chunk(chunk_of([check_image(data) for data in batch]), threads=2) is not None
 
 
 def main() -> None:

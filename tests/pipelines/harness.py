@@ -1,9 +1,11 @@
-"""Ways to put single images through a backend."""
+"""Ways to put images through a backend or the loader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -11,23 +13,40 @@ import numpy.typing as npt
 import torch
 
 from pipelines.arrays import BoolArray, FloatArray
-from pipelines.batch import View
+from pipelines.batch import Batch, View
+from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.files.check import check_image
-from pipelines.render.backends import make_renderer
-from pipelines.render.dali_graph import GraphConfig
-from pipelines.render.request import Request
-from pipelines.render.runner import Runner
+from pipelines.loader import Loader
+from pipelines.loader.read import Quarantine
+from pipelines.render.chunk import Chunk
+from pipelines.render.dali_graph import decode_pipeline
+from pipelines.render.renderers import make_renderer
+from pipelines.render.runner import run_chunks
+from pipelines.render.settings import Settings
+from pipelines.samples.index import Index
+from pipelines.samples.order import EpochOrder, Order, RankSlice, Schedule
+from pipelines.sources.folder import load_folder
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
+from pipelines.views.draws import draw_view
 from pipelines.views.plan import plan_views
 
 Image = npt.NDArray[np.uint8]
+Backend = Literal["dali", "cpu"]
 NO_APPEARANCE = AppearanceConfig()
-BACKENDS: tuple[Literal["dali", "cpu"], ...] = ("dali", "cpu")
+NO_COLOUR = ColourConfig(jitter="none")
+BACKENDS: tuple[Backend, ...] = ("dali", "cpu")
+SMALL = Augmentation(GeometryConfig(side_px=16))
+SMALL_PLAIN = Augmentation(GeometryConfig(side_px=16), NO_COLOUR)
 
 
 def encode(image: Image) -> Image:
     """RGB image -> the bytes of a PNG file."""
     return np.asarray(cv2.imencode(".png", image[..., ::-1])[1])
+
+
+def jpeg(image: Image, *flags: int) -> bytes:
+    """RGB image -> the bytes of a JPEG file, of quality 90 unless OpenCV's flags say otherwise."""
+    return bytes(cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 90, *flags])[1])
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int, sigma_px: float = 4.0) -> Image:
@@ -38,16 +57,41 @@ def smooth_image(rng: np.random.Generator, height: int, width: int, sigma_px: fl
     return np.asarray((blurred - low) * (255 / (high - low)), dtype=np.uint8)
 
 
-def plan_request(
-    encoded: Sequence[Image],
+def index_of(root: Path) -> Index:
+    """The index of a folder's images."""
+    return load_folder(DataConfig("folder", str(root)))
+
+
+def write_jpegs(root: Path, count: int) -> Index:
+    """A folder of small JPEG files."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        (root / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 40, 56, 3)))
+    return index_of(root)
+
+
+def draws_of(augmentation: Augmentation, count: int, *, view: int = 0, seed: int = 1) -> FloatArray:
+    """The draws of one view at the first places of an epoch."""
+    return draw_view(augmentation, seed=seed, epoch=0, view=view, places=np.arange(count))
+
+
+def settings_of(count: int, *, device: Literal["cpu", "gpu"] = "cpu", **changed: Any) -> Settings:
+    """Settings for one chunk."""
+    values: dict[str, Any] = {"backend": "dali", "device_id": 0 if device == "gpu" else None, "threads": 1,
+                              "prefetch": 1, "views": 1}  # fmt: skip
+    return Settings(device=device, chunk_size=count, **values | changed)
+
+
+def plan_files(
+    encoded: Sequence[Image | bytes],
     box_px: FloatArray,
     draws: Sequence[FloatArray],
     geometry: GeometryConfig,
     mirror: BoolArray | None = None,
     *,
     regions: bool = False,
-) -> Request:
-    """The request for some files, planned as `RequestMaker` does."""
+) -> Chunk:
+    """The chunk of some files, planned as `plan_chunk` does."""
     files = [check_image(data) for data in encoded]
     plan = plan_views(
         np.array([file.size_px for file in files]),
@@ -58,11 +102,18 @@ def plan_request(
         mirror=mirror,
         croppable=np.array([file.is_jpeg for file in files]) if regions else None,
     )
-    return Request([file.encoded for file in files], plan)
+    return Chunk(np.arange(len(files)), files=files, plan=plan)
+
+
+def decode_chunk(chunk: Chunk, **changed: Any) -> Any:
+    """DALI's list of the decoded images or regions; None if a file does not decode."""
+    settings = settings_of(len(chunk), **changed)
+    ((_, outputs),) = run_chunks(partial(decode_pipeline, settings), iter([chunk]))
+    return None if outputs is None else outputs[0]
 
 
 def make_views(
-    backend: Literal["dali", "cpu"],
+    backend: Backend | Literal["fused"],
     images: Sequence[Image],
     box_px: FloatArray,
     draws: Sequence[FloatArray],
@@ -74,17 +125,12 @@ def make_views(
     encode: Callable[[Image], Image] = encode,
     appearance: AppearanceConfig = NO_APPEARANCE,
     regions: bool = False,
-    fused: bool = False,
 ) -> list[View]:
-    """The views of some images, as one batch through a backend, one view per table of draws."""
-    device_id = 0 if device == "gpu" else None
-    graph = GraphConfig(
-        device=device, device_id=device_id, batch=len(images), threads=2, prefetch=1, views=len(draws),
-        regions=regions, fused=fused,
-    )  # fmt: skip
-    made = make_renderer(backend, graph, Augmentation(geometry, colour, appearance))
-    request = plan_request([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
+    """The views of some images, as one chunk through a backend, one view per table of draws."""
     count, side = len(images), geometry.side_px
+    settings = settings_of(count, device=device, backend=backend, threads=2, views=len(draws), regions=regions)
+    made = make_renderer(settings, Augmentation(geometry, colour, appearance))
+    chunk = plan_files([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [
         View(
@@ -94,6 +140,53 @@ def make_views(
         )
         for _ in draws
     ]
-    made.write(next(Runner(made.build, iter([request]).__next__)), request.plan, views)()
+    ((_, outputs),) = run_chunks(made.build, iter([chunk]))
+    assert outputs is not None
+    made.write(outputs, chunk.plan, views)()
     made.close()
     return views
+
+
+def loader_of(
+    index: Index,
+    augmentation: Augmentation = SMALL,
+    *,
+    batch: int = 20,
+    rows: tuple[int, int] | None = None,
+    order: Order | None = None,
+    first: int = 0,
+    last: int | None = 6,
+    chunk: int | None = None,
+    device: str = "cpu",
+    quarantine: Quarantine | None = None,
+    **config: Any,
+) -> Loader:
+    """A loader of some steps, or without an end.
+
+    Args:
+        rows: start and stop of this rank's rows; None: all.
+        order: None: shuffled, of whole batches.
+        chunk: `PipelinesConfig.batch`.
+        config: its other keys.
+    """
+    order = EpochOrder(len(index), len(index) // batch * batch, seed=5) if order is None else order
+    schedule = Schedule(order, RankSlice(batch, *rows or (0, batch)), first_step=first, last_step=last)
+    pipelines = PipelinesConfig(**{"threads": 2, "batch": chunk, **config})
+    return Loader(index, schedule, pipelines, augmentation, device=torch.device(device), quarantine=quarantine)
+
+
+def load(index: Index, augmentation: Augmentation = SMALL, **options: Any) -> list[Batch]:
+    """All batches of `loader_of`."""
+    with loader_of(index, augmentation, **options) as loader:
+        return list(loader)
+
+
+def assert_equal(one: Batch, other: Batch, *, within: int = 0) -> None:
+    """The same batch; pixels may differ by `within` levels."""
+    assert torch.equal(one.positions, other.positions)
+    assert torch.equal(one.samples, other.samples)
+    assert torch.equal(one.bad, other.bad)
+    for ours, theirs in zip(one.views, other.views, strict=True):
+        assert torch.equal(ours.matrix, theirs.matrix)
+        assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
+        assert (ours.image.int() - theirs.image.int()).abs().max() <= within

@@ -36,7 +36,7 @@ import torch
 
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
-from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
+from pipelines.loader.read import SUBSTITUTE_ATTEMPTS, Quarantine
 from pipelines.samples.index import WHOLE_IMAGE
 from pipelines.samples.order import EpochOrder, RankSlice, Schedule
 from pipelines.sources.folder import load_folder
@@ -83,7 +83,7 @@ class Run:
 
 
 def in_order(count: int) -> EpochOrder:
-    return EpochOrder(count, count, seed=1, rows=np.arange(count))
+    return EpochOrder(count, count, seed=1, fixed=np.arange(count))
 
 
 def run_loader(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,20 +13,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipelines.arrays import FloatArray
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
 from pipelines.render.apply_appearance import apply_appearance
 from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources.folder import load_folder
 from pipelines.views.appearance import CHANGES, MAX_BLUR_SIGMA_PX, Column, noise_levels
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw, draw_view
-from tests.pipelines import reference
-from tests.pipelines.harness import BACKENDS, Image, make_views, smooth_image
-from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, PLAIN_DRAW, far_from_fill
-
-Backend = Literal["dali", "cpu"]
+from pipelines.views.draws import Draw
+from tests.pipelines import harness, reference
+from tests.pipelines.harness import BACKENDS, NO_COLOUR, Backend, Image, load, make_views, smooth_image, write_jpegs
+from tests.pipelines.test_views import CENTER_BOX, PLAIN_DRAW, far_from_fill
 
 OPTIONS = [column.name.lower() for column in CHANGES]
 
@@ -42,9 +36,7 @@ CROPPED = GeometryConfig(crop_probability=0.5)
 
 
 def draws_of(appearance: AppearanceConfig, geometry: GeometryConfig, count: int) -> FloatArray:
-    return draw_view(
-        Augmentation(geometry, ColourConfig(), appearance), seed=1, epoch=0, view=0, places=np.arange(count)
-    )
+    return harness.draws_of(Augmentation(geometry, ColourConfig(), appearance), count)
 
 
 def still(draws: FloatArray) -> FloatArray:
@@ -246,44 +238,33 @@ def test_a_crop_fills_the_view(backend: Backend) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    """25 small images."""
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for number in range(25):
-        cv2.imwrite(str(root / f"{number:02}.png"), smooth_image(rng, 30, 40, 3))
-    return load_folder(DataConfig("folder", str(root)))
+    return write_jpegs(tmp_path_factory.mktemp("images"), 25)
 
 
-def pixels(folder: Index, backend: Backend, edges: list[int], dali_batch: int) -> dict[int, torch.Tensor]:
+def pixels(folder: Index, backend: Backend, edges: list[int], chunk: int) -> dict[int, torch.Tensor]:
     """Both views (2, 3, S, S) of the positions of two steps of 12, loaded by ranks whose rows end at `edges`."""
+    augmentation = Augmentation(GeometryConfig(side_px=16, crop_probability=0.5), ColourConfig(), ALL)
     made = {}
-    for start, stop in zip([0, *edges], [*edges, 12], strict=True):
-        with Loader(
-            folder,
-            Schedule(EpochOrder(25, 24, seed=3), RankSlice(12, start, stop), last_step=2),
-            PipelinesConfig(backend=backend, batch=dali_batch, threads=1),
-            Augmentation(GeometryConfig(side_px=16, crop_probability=0.5), ColourConfig(), ALL),
-            device=torch.device("cpu"),
-        ) as loader:
-            for batch in loader:
-                for row, position in enumerate(batch.positions.tolist()):
-                    made[position] = torch.stack([view.image[row] for view in batch.views])
+    for rows in zip([0, *edges], [*edges, 12], strict=True):
+        for batch in load(folder, augmentation, batch=12, rows=rows, last=2, chunk=chunk, backend=backend, threads=1):
+            for row, position in enumerate(batch.positions.tolist()):
+                made[position] = torch.stack([view.image[row] for view in batch.views])
     return made
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def whole(request: pytest.FixtureRequest, folder: Index) -> tuple[Backend, dict[int, torch.Tensor]]:
-    """Loaded by one rank, in DALI batches of a step."""
+    """Loaded by one rank, in chunks of a step."""
     return request.param, pixels(folder, request.param, [], 12)
 
 
 @settings(max_examples=6, deadline=None)
-@given(edges=st.sets(st.integers(1, 11), max_size=2), dali_batch=st.integers(1, 12))
-def test_a_position_has_the_same_pixels_on_any_rank_and_in_any_batch(
-    folder: Index, whole: tuple[Backend, dict[int, torch.Tensor]], edges: set[int], dali_batch: int
+@given(edges=st.sets(st.integers(1, 11), max_size=2), chunk=st.integers(1, 12))
+def test_a_position_has_the_same_pixels_on_any_rank_and_in_any_chunk(
+    folder: Index, whole: tuple[Backend, dict[int, torch.Tensor]], edges: set[int], chunk: int
 ) -> None:
     backend, expected = whole
-    split = pixels(folder, backend, sorted(edges), dali_batch)
+    split = pixels(folder, backend, sorted(edges), chunk)
     assert sorted(expected) == sorted(split) == list(range(24))
     for position, views in expected.items():
         assert torch.equal(views, split[position])

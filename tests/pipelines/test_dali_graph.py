@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,15 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import PipelinesConfig
-from pipelines.render.backends import configure_graph
-from pipelines.render.dali_graph import GraphConfig, view_pipeline
-from pipelines.render.request import Request
+from pipelines.render.chunk import Chunk
+from pipelines.render.dali_graph import view_pipeline
+from pipelines.render.settings import choose_settings
 from pipelines.samples.index import Index
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw, draw_view
+from pipelines.views.augmentation import Augmentation, GeometryConfig
+from pipelines.views.draws import Draw
 from pipelines.views.plan import MAX_HALVINGS, most_halvings, plan_views
-from tests.pipelines.harness import encode, plan_request, smooth_image
-from tests.pipelines.test_views import NO_COLOUR, PLAIN_DRAW
+from tests.pipelines.harness import NO_COLOUR, draws_of, encode, plan_files, settings_of, smooth_image
+from tests.pipelines.test_views import PLAIN_DRAW
 
 SIDE_PX = 16
 
@@ -50,7 +49,7 @@ def test_no_view_needs_more_halvings(
         side_px=SIDE_PX, scale=scale, scale_is=scale_is, crop_probability=crop_probability, rotation_deg=(-180, 180)
     )
     box_px = np.repeat(boxes(*sides), 50, axis=0)
-    draws = draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(len(box_px)))
+    draws = draws_of(Augmentation(geometry, NO_COLOUR), len(box_px))
     sizes_px = np.full((len(box_px), 2), 10_000)
     plan = plan_views(sizes_px, np.ones(len(box_px), np.int64), box_px, [draws], geometry)
     assert plan.views[0].halvings.max() <= most_halvings(boxes(*sides), geometry)
@@ -80,14 +79,13 @@ def test_the_loader_s_graph_is_as_deep_as_its_boxes_need(tmp_path: Path) -> None
         (tmp_path / f"{number}.png").write_bytes(encode(np.zeros((60, 80, 3), np.uint8)).tobytes())
     index = Index("boxes", tmp_path, ["0.png", "1.png"], boxes(20, 33))
     geometry = GeometryConfig(SIDE_PX, scale=(0.5, 2))
-    configured = partial(configure_graph, index, PipelinesConfig(threads=1), torch.device("cpu"), rows=2)
+    configured = partial(choose_settings, index, PipelinesConfig(threads=1), torch.device("cpu"), rows=2)
     assert configured(geometry=geometry).halvings == 2
     assert configured().halvings == MAX_HALVINGS
 
 
-def graph_of(halvings: int, requests: Iterator[Request], geometry: GeometryConfig) -> Any:
-    config = GraphConfig("cpu", None, batch=4, threads=1, prefetch=1, views=2, halvings=halvings)
-    return view_pipeline(config, Augmentation(geometry, ColourConfig(jitter="hsv")), requests.__next__)
+def graph_of(halvings: int, chunk: Chunk, geometry: GeometryConfig) -> Any:
+    return view_pipeline(settings_of(4, views=2, halvings=halvings), Augmentation(geometry), iter([chunk]))
 
 
 def nodes_of(pipeline: Any, kind: str) -> int:
@@ -104,11 +102,11 @@ def test_fewer_nodes_give_the_same_pixels(needed: int, fill: int | Literal["edge
     for table in draws:
         table[:, Draw.MAGNIFICATION] = rng.uniform(1, 1.4, 4) * 0.5**needed
         table[:, Draw.ANGLE_DEG] = rng.uniform(-45, 45, 4)
-    request = plan_request([encode(image) for image in images], boxes(*[SIDE_PX] * 4), draws, geometry)
-    assert max(view.halvings.max() for view in request.plan.views) == needed
+    chunk = plan_files([encode(image) for image in images], boxes(*[SIDE_PX] * 4), draws, geometry)
+    assert max(view.halvings.max() for view in chunk.plan.views) == needed
     made = []
     for halvings in (needed, MAX_HALVINGS):
-        pipeline = graph_of(halvings, iter([request]), geometry)
+        pipeline = graph_of(halvings, chunk, geometry)
         assert pipeline.exec_dynamic  # the GPU's kernel relies on it
         assert nodes_of(pipeline, "Resize") == 2 * halvings
         assert nodes_of(pipeline, "Pad") == (halvings > 0 and fill != "edge")
@@ -121,8 +119,8 @@ def test_fewer_nodes_give_the_same_pixels(needed: int, fill: int | Literal["edge
 def test_more_halvings_than_the_graph_has_are_refused() -> None:
     """They would be made from an image that was not halved enough."""
     geometry = GeometryConfig(SIDE_PX)
-    draws = np.tile(PLAIN_DRAW, (1, 1))
+    draws = PLAIN_DRAW[None].copy()
     draws[:, Draw.MAGNIFICATION] = 0.25
-    request = plan_request([encode(np.zeros((64, 64, 3), np.uint8))], boxes(SIDE_PX), [draws, draws], geometry)
+    chunk = plan_files([encode(np.zeros((64, 64, 3), np.uint8))], boxes(SIDE_PX), [draws, draws], geometry)
     with pytest.raises(RuntimeError, match="views need 2 halvings, the graph was built for 1"):
-        graph_of(1, iter([request]), geometry).run()
+        graph_of(1, chunk, geometry).run()

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from errors import UserError
-from pipelines import ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
+from pipelines import DataConfig, PipelinesConfig, make_loader
 from pipelines.batch import Batch
-from pipelines.epoch_loader import EpochLoader
 from pipelines.loader import Loader
+from pipelines.loader.epoch_loader import EpochLoader
 from pipelines.samples.index import Index
-from pipelines.samples.order import RankSlice, Schedule, build_order
-from pipelines.sources import load_index
-from pipelines.views.augmentation import Augmentation
-from tests.pipelines.harness import smooth_image
-from tests.pipelines.test_loader import assert_equal
+from pipelines.samples.order import build_order
+from tests.pipelines.harness import SMALL, assert_equal, index_of, load, write_jpegs
 
 ROOT = Path(__file__).parents[2]
-SMALL = GeometryConfig(side_px=16)
 FEW_THREADS = PipelinesConfig(threads=2)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """26 pictures: an epoch of 4 batches of 6."""
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for number in range(26):
-        Image.fromarray(smooth_image(rng, 40, 56, 3)).save(root / f"{number:03}.jpg")
-    return root
+    return write_jpegs(tmp_path_factory.mktemp("images"), 26).root
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +43,13 @@ def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_loader(
     data: Path | str | Index | DataConfig, rank: int = 0, world_size: int = 1, **changed: Any
 ) -> EpochLoader:
-    settings: dict[str, Any] = {"batch": 6, "seed": 3, "geometry": SMALL, "config": FEW_THREADS, "device": "cpu"}
+    settings: dict[str, Any] = {
+        "batch": 6,
+        "seed": 3,
+        "geometry": SMALL.geometry,
+        "config": FEW_THREADS,
+        "device": "cpu",
+    }
     return make_loader(data, rank=rank, world_size=world_size, **settings | changed)
 
 
@@ -59,11 +58,8 @@ def positions(batches: list[Batch]) -> list[int]:
 
 
 def test_epochs_are_those_of_the_loader(folder: Path) -> None:
-    index = load_index(DataConfig(source="folder", root=str(folder)))
-    schedule = Schedule(build_order(index, batch=6, seed=3), RankSlice(6, 0, 6), last_step=8)
-    augmentation = Augmentation(SMALL, ColourConfig())
-    with Loader(index, schedule, FEW_THREADS, augmentation, device=torch.device("cpu")) as loader:
-        expected = list(loader)
+    index = index_of(folder)
+    expected = load(index, batch=6, order=build_order(index, batch=6, seed=3), last=8)
     with small_loader(str(folder)) as ours, small_loader(index) as same:
         assert len(ours) == 4
         made = [*ours, *ours]
@@ -189,15 +185,15 @@ def test_rows_are_shared_evenly(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [({"seed": 4}, "'seed': 4"), ({"batch": 5}, "'batch': 5"), ({"images": [25]}, r"'images': \[25\]"),
      ({"position": 7}, "position 7, expected a multiple of"), ({"position": "x"}, "position 'x', expected a multiple"),
      ({"position": None}, "position None, expected a"), ({"position": -6}, "position -6, expected a"),
      ({"position": 6 * 2**70}, "expected a multiple of")],
 )  # fmt: skip
-def test_a_state_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], told: str) -> None:
+def test_a_state_that_does_not_fit_is_refused(folder: Path, changed: dict[str, Any], message: str) -> None:
     with small_loader(folder) as loader:
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             loader.load_state_dict(loader.state_dict() | changed)
         assert loader.epoch == 0
 
@@ -214,7 +210,7 @@ def test_what_is_no_state_is_refused(folder: Path) -> None:
 def test_ranks_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
         monkeypatch.setenv(name, str(number))
-    with make_loader(folder, batch=6, geometry=SMALL, config=FEW_THREADS, device="cpu") as loader:
+    with make_loader(folder, batch=6, geometry=SMALL.geometry, config=FEW_THREADS, device="cpu") as loader:
         assert positions(take(loader, 1)) == [2, 3]
     with small_loader(folder, 2, 6) as loader:  # what is given goes first
         assert positions(take(loader, 1)) == [2]
@@ -229,19 +225,19 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
     class Seen(Loader):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            threads.append(self.graph.threads)
+            threads.append(self.settings.threads)
 
-    monkeypatch.setattr("pipelines.epoch_loader.Loader", Seen)
-    monkeypatch.setattr("pipelines.render.backends.available_cores", lambda: 6)
+    monkeypatch.setattr("pipelines.loader.epoch_loader.Loader", Seen)
+    monkeypatch.setattr("pipelines.render.settings.available_cores", lambda: 6)
     for name, number in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
         monkeypatch.setenv(name, str(number))
-    with make_loader(folder, batch=6, geometry=SMALL, device="cpu") as loader:
+    with make_loader(folder, batch=6, geometry=SMALL.geometry, device="cpu") as loader:
         take(loader, 1)
     assert threads == [2]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"batch": 6, "rank": 1}, "rank = 1 and world_size = None: expected both, or none"),
         ({"batch": 6, "rank": 2, "world_size": 2}, "expected a rank below the number of ranks"),
@@ -258,8 +254,8 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
         ({"batch": 6, "device": "cuda:77"}, r"device = 'cuda:77': torch sees \d+ GPUs"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make_loader(folder, **given)
 
 
@@ -287,6 +283,40 @@ def test_after_an_error_the_loader_can_be_used_again(folder: Path, monkeypatch: 
                 take(loader, 1)
         loader.load_state_dict(loader.state_dict())
         assert len(take(loader, 1)) == 1
+
+
+def interrupted(loader: EpochLoader, at: int) -> list[Batch]:
+    """The batches that a loop received until Ctrl-C came on line `at` of those that make a batch."""
+    received: list[Batch] = []
+    lines = itertools.count()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code not in (EpochLoader._next.__code__, Batch.to.__code__):
+            return None
+        if event == "line" and next(lines) == at:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            received.extend(loader)
+    finally:
+        sys.settrace(None)
+    return received
+
+
+def test_after_ctrl_c_the_state_counts_what_the_loop_has_received(folder: Path) -> None:
+    """Wherever it comes; and the loader continues there."""
+    found = set()
+    for at in range(0, 40, 2):
+        with small_loader(folder) as loader:
+            found.add(count := len(interrupted(loader, at)))
+            state = loader.state_dict()
+            assert state["position"] == 6 * count, at
+            loader.load_state_dict(state)
+            assert positions(take(loader, 1)) == list(range(6 * count, 6 * count + 6)), at
+    assert {0, 1, 2} <= found
 
 
 def test_a_loader_without_references_stops(folder: Path) -> None:

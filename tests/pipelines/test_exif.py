@@ -18,13 +18,11 @@ from PIL import Image, ImageOps
 
 from pipelines.files.check import check_image
 from pipelines.files.exif import read_orientation, stored_to_upright_px, upright_size_px
-from pipelines.render.dali_graph import GraphConfig, decode_pipeline
-from pipelines.render.runner import Runner
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
 from pipelines.views.draws import draw_view
 from pipelines.views.regions import LEAST_PIXELS
 from tests.pipelines.decoder_fuzz import good_files, smooth_picture
-from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
+from tests.pipelines.harness import BACKENDS, decode_chunk, make_views, plan_files, smooth_image
 from tests.pipelines.image_parts import (
     EXIF_START,
     ORIENTATION,
@@ -167,7 +165,7 @@ def test_rotated_files_give_the_views_and_matrices_of_upright_files(
     ]
     mirror = np.arange(count) % 3 == 0
     if regions:
-        shape_px = plan_request(files, box_px, draws, geometry, mirror, regions=True).plan.shape_px
+        shape_px = plan_files(files, box_px, draws, geometry, mirror, regions=True).plan.shape_px
         assert (shape_px.prod(axis=1) < 512 * 640).all() == (kind == "JPEG")
 
     def views_of(data: list[Pixels]) -> Any:
@@ -222,10 +220,8 @@ def test_the_header_of_every_kind_has_the_size_of_the_decoded_image(name: str) -
     draws = [draw_view(Augmentation(geometry, NO_COLOUR), seed=0, epoch=0, view=0, places=np.arange(len(files)))]
     box_px = np.tile(np.array([[200, 200, 60]], np.float32), (len(files), 1))
     for regions in (False, True):
-        request = plan_request(files, box_px, draws, geometry, regions=regions)
-        plan = request.plan
-        graph = GraphConfig("cpu", None, batch=len(files), threads=1, prefetch=1, views=1, regions=regions)
-        (decoded,) = next(Runner(functools.partial(decode_pipeline, graph), iter([request]).__next__))
+        chunk = plan_files(files, box_px, draws, geometry, regions=regions)
+        decoded, plan = decode_chunk(chunk, regions=regions), chunk.plan
         for row, image in enumerate(expected):
             (top, left), (height, width) = plan.start_px[row], plan.shape_px[row]
             large = name.startswith("jpeg") and image.shape[0] * image.shape[1] >= LEAST_PIXELS

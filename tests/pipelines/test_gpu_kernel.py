@@ -27,21 +27,26 @@ from errors import UserError
 from pipelines import loader
 from pipelines.arrays import BoolArray, FloatArray
 from pipelines.batch import Batch, View
-from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import ImageFile
-from pipelines.loader import Loader
-from pipelines.render.backends import FusedViews, configure_graph
-from pipelines.render.dali_graph import GraphConfig
-from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources.folder import load_folder
+from pipelines.render.renderers import FusedViews
+from pipelines.render.settings import choose_settings
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw, draw_view
+from pipelines.views.draws import Draw
 from pipelines.views.plan import plan_views
 from tests.pipelines import harness, reference
-from tests.pipelines.harness import Image, encode, smooth_image
-from tests.pipelines.test_views import NO_COLOUR, PLAIN_DRAW
+from tests.pipelines.harness import (
+    NO_COLOUR,
+    Image,
+    assert_equal,
+    draws_of,
+    encode,
+    index_of,
+    load,
+    settings_of,
+    smooth_image,
+)
+from tests.pipelines.test_views import PLAIN_DRAW
 
 KERNEL = "pipelines.render.gpu_kernel"
 Fill = int | Literal["edge"]
@@ -138,7 +143,7 @@ def test_every_pixel_is_the_oracle_s(
     images += [smooth_image(rng, *size, sigma_px=1.5) for size in SIZES[4:]]
     boxes = np.array([[0, 0, 0]] * 4 + [[26, 18, 33], [20, 30, 40], [0, 0, 0], [20, 60, 64]], np.float32)
     augmentation, places = Augmentation(geometry, colour), np.arange(len(images))
-    draws = [draw_view(augmentation, seed=3, epoch=0, view=view, places=places) for view in range(2)]
+    draws = [draws_of(augmentation, len(images), view=view, seed=3) for view in range(2)]
     for table, magnifications in zip(draws, MAGNIFICATIONS, strict=True):
         table[:, Draw.MAGNIFICATION] = magnifications
     mirror = places % 3 == 1
@@ -208,68 +213,47 @@ def test_many_halvings(kernel: ModuleType, fill: Fill, halvings: int) -> None:
     assert np.abs(expected - view[0]).max() <= 1
 
 
-def fused_batches(index: Index, augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """What the loader makes with the kernel, on a CPU."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            loader, "configure_graph", lambda *given, **more: replace(configure_graph(*given, **more), fused=True)
-        )
-        return batches(index, augmentation, "dali")
-
-
-def batches(index: Index, augmentation: Augmentation, backend: Literal["dali", "cpu"]) -> list[Batch]:
-    with Loader(
-        index,
-        Schedule(EpochOrder(len(index), 6, seed=5), RankSlice(6, 0, 6), last_step=2),
-        PipelinesConfig(backend=backend, batch=4, threads=1),
-        augmentation,
-        device=torch.device("cpu"),
-    ) as made:
-        return list(made)
-
-
-def assert_equal(ours: list[Batch], theirs: list[Batch], *, within: int, mean: float) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one.samples, other.samples)
-        for view, expected in zip(one.views, other.views, strict=True):
-            assert torch.equal(view.matrix, expected.matrix)
-            assert torch.equal(view.source_to_view_px, expected.source_to_view_px)
-            difference = (view.image.int() - expected.image.int()).abs()
-            assert difference.max() <= within
-            assert difference.float().mean() <= mean
-
-
 def test_the_loader_runs_the_kernel(kernel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batches of the CPU's own kernel, within a level; then the further augmentations follow."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
-    (tmp_path / "images").mkdir()
     rng = np.random.default_rng(0)
     for number in range(6):
         image = smooth_image(rng, 40 + 7 * number, 50, sigma_px=3)
-        (tmp_path / "images" / f"{number}.png").write_bytes(encode(image).tobytes())
-    files = load_folder(DataConfig("folder", str(tmp_path / "images")))
+        (tmp_path / f"{number}.png").write_bytes(encode(image).tobytes())
     appearance = AppearanceConfig(cut_out_probability=0.5, colour_drop_probability=0.5)
     augmentation = Augmentation(GeometryConfig(side_px=32), NO_COLOUR, appearance)
-    assert_equal(
-        fused_batches(files, augmentation, monkeypatch), batches(files, augmentation, "cpu"), within=1, mean=0.2
+
+    def batches() -> list[Batch]:
+        return load(index_of(tmp_path), augmentation, batch=6, last=2, chunk=4, backend="cpu")
+
+    expected = batches()
+    monkeypatch.setattr(
+        loader, "choose_settings", lambda *given, **more: replace(choose_settings(*given, **more), backend="fused")
     )
+    for ours, theirs in zip(batches(), expected, strict=True):
+        assert_equal(ours, theirs, within=1)
+        for view, other in zip(ours.views, theirs.views, strict=True):
+            assert (view.image.int() - other.image.int()).abs().float().mean() <= 0.2
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("backend", ["cpu", "fused"])
 def test_an_image_of_another_size_than_its_header_says_is_refused(
-    kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
+    backend: Literal["cpu", "fused"], more: int, kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the kernel reads its memory."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
 
     def check(data: Image) -> ImageFile:
         file = check_image(data)
-        return file._replace(size_px=(file.size_px[0] + 1, file.size_px[1]))
+        return file._replace(size_px=(file.size_px[0], file.size_px[1] + more))
 
     monkeypatch.setattr(harness, "check_image", check)
-    with pytest.raises(RuntimeError, match="their headers say"):
+    images = [np.zeros((40, 50, 3), np.uint8)] * 2
+    with pytest.raises(RuntimeError, match=rf"(?s)40 50\].* their headers say .*40 {50 + more}"):
         harness.make_views(
-            "dali", [np.zeros((9, 9, 3), np.uint8)], np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]],
-            GeometryConfig(side_px=8), NO_COLOUR, fused=True,
+            backend, images, np.zeros((2, 3), np.float32), [np.tile(PLAIN_DRAW, (2, 1))], GeometryConfig(side_px=8),
+            NO_COLOUR,
         )  # fmt: skip
 
 
@@ -296,11 +280,10 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     view = View(
         torch.zeros(1, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2), torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
     )
-    graph = GraphConfig(device="gpu", device_id=0, batch=1, threads=1, prefetch=1, views=1, fused=True)
     images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
     held = weakref.ref(images)
 
-    finish = FusedViews(graph, Augmentation(geometry, NO_COLOUR)).write((images,), plan, [view])
+    finish = FusedViews(settings_of(1, device="gpu"), Augmentation(geometry, NO_COLOUR)).write((images,), plan, [view])
     del images
     gc.collect()
     assert event.mock_calls == [call.kernel(), call.record("stream")]
@@ -318,9 +301,8 @@ def test_without_a_compiler_the_kernel_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", "/none")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    on_cpu = GraphConfig(device="cpu", device_id=None, batch=1, threads=1, prefetch=1, views=1, fused=True)
-    FusedViews(on_cpu, Augmentation())
-    on_gpu = replace(on_cpu, device="gpu", device_id=0)
+    FusedViews(settings_of(1), Augmentation())
+    on_gpu = settings_of(1, device="gpu")
     with pytest.raises(UserError, match=r"needs a C compiler: .* or set pipelines\.gpu_views"):
         FusedViews(on_gpu, Augmentation())
     monkeypatch.setenv("CC", "cc")
@@ -331,9 +313,8 @@ def test_a_folder_for_kernels_that_cannot_be_made_is_refused(tmp_path: Path, mon
     (tmp_path / "file").touch()
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    on_gpu = GraphConfig(device="gpu", device_id=0, batch=1, threads=1, prefetch=1, views=1, fused=True)
     with pytest.raises(UserError, match=r"cache, where Triton .*: Not a directory\. Set TRITON_CACHE_DIR"):
-        FusedViews(on_gpu, Augmentation())
+        FusedViews(settings_of(1, device="gpu"), Augmentation())
 
 
 class NoGpu:

@@ -5,7 +5,6 @@ Without a GPU only the placement of the nodes can be shown.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,43 +15,45 @@ import torch
 from nvidia.dali import Pipeline
 
 from pipelines.batch import Batch
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.render.backends import (
-    CpuViews,
-    DaliViews,
-    FusedViews,
-    configure_graph,
-    make_renderer,
-    resolve_backend,
-)
-from pipelines.render.dali_graph import GraphConfig, decode_pipeline, view_pipeline
-from pipelines.render.request import Request
-from pipelines.request_maker import SUBSTITUTE_ATTEMPTS, Quarantine
+from pipelines.config import PipelinesConfig
+from pipelines.render.dali_graph import decode_pipeline, view_pipeline
+from pipelines.render.renderers import CpuViews, DaliViews, FusedViews, make_renderer
+from pipelines.render.settings import choose_settings
 from pipelines.samples.index import Index
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources.folder import load_folder
+from pipelines.samples.order import EpochOrder
 from pipelines.views.augmentation import AppearanceConfig, Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import draw_view
 from tests.conftest import Record
 from tests.pipelines import reference
-from tests.pipelines.harness import NO_APPEARANCE, Image, encode, make_views, smooth_image
+from tests.pipelines.harness import (
+    NO_APPEARANCE,
+    NO_COLOUR,
+    Image,
+    assert_equal,
+    draws_of,
+    encode,
+    index_of,
+    jpeg,
+    load,
+    make_views,
+    settings_of,
+    smooth_image,
+    write_jpegs,
+)
 from tests.pipelines.test_appearance import ALL, ALWAYS
-from tests.pipelines.test_loader import assert_equal, broken, jpeg, odd_but_good
-from tests.pipelines.test_views import CENTER_BOX, NO_COLOUR, far_from_fill, near_hue_cut
+from tests.pipelines.test_loader import assert_replaced, broken, odd_but_good
+from tests.pipelines.test_views import CENTER_BOX, far_from_fill, near_hue_cut
 
 Jitter = Literal["none", "hsv", "linear"]
 GpuViews = Literal["fused", "graph"]
 WAYS: tuple[GpuViews, GpuViews] = ("fused", "graph")
 BOTH = pytest.mark.parametrize("gpu_views", WAYS)
-SMALL = GeometryConfig(side_px=32)
-EPOCH = 60
+SMALL = Augmentation(GeometryConfig(side_px=32), NO_COLOUR)
 
 
 def as_jpeg(image: Image) -> Image:
     """With chroma at half the resolution, as cameras write it."""
-    sampling = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, cv2.IMWRITE_JPEG_QUALITY, 95]
-    return np.asarray(cv2.imencode(".jpg", image[..., ::-1], sampling)[1])
+    sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, cv2.IMWRITE_JPEG_QUALITY, 95)
+    return np.frombuffer(jpeg(image, *sampling), np.uint8)
 
 
 @pytest.fixture
@@ -64,23 +65,18 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return nodes
 
 
-def no_request() -> Request:
-    raise StopIteration
-
-
 @pytest.mark.parametrize("jitter", ["none", "hsv", "linear"])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
     jitter: Jitter, antialias: bool, outputs: list[Any]
 ) -> None:
-    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2)
-    view_pipeline(graph, Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter)), no_request)
+    augmentation = Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter))
+    view_pipeline(settings_of(4, device="gpu", views=2), augmentation, iter([]))
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
 
 def test_decoded_images_are_on_the_gpu_for_its_kernel(outputs: list[Any]) -> None:
-    graph = GraphConfig(device="gpu", device_id=0, batch=4, threads=1, prefetch=1, views=2, fused=True)
-    decode_pipeline(graph, no_request)
+    decode_pipeline(settings_of(4, device="gpu"), iter([]))
     assert [node.device for node in outputs] == ["gpu"]
 
 
@@ -104,9 +100,8 @@ def test_the_kernel_is_chosen_on_a_gpu_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CC", "cc")
-    config, on = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1), torch.device(device)
-    graph = configure_graph(folder, config, on, rows=4)
-    made = make_renderer(resolve_backend(backend, on), graph, Augmentation(SMALL))
+    config = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1)
+    made = make_renderer(choose_settings(folder, config, torch.device(device), rows=4), SMALL)
     assert type(made) is made_by
     made.close()
 
@@ -125,10 +120,7 @@ def test_views_on_a_gpu_equal_those_on_a_cpu(
     sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (900, 700)]
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290], [0, 0, 0], [0, 0, 0]], np.float32)
-    positions = np.arange(len(images))
-    draws = [
-        draw_view(Augmentation(geometry, colour), seed=1, epoch=0, view=view, places=positions) for view in range(2)
-    ]
+    draws = [draws_of(Augmentation(geometry, colour), len(images), view=view) for view in range(2)]
     encoder = encode if kind == "png" else as_jpeg
 
     def views(device: Literal["cpu", "gpu"], colour: ColourConfig) -> list[Any]:
@@ -163,14 +155,13 @@ def test_the_kernel_gives_the_views_of_the_graph(jitter: Jitter, fill: int | Lit
     sizes = [(224, 224)] * 6 + [(180, 320), (61, 45), (301, 203)]
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([[112, 112, 100]] * 6 + [[160, 90, 70], [20, 30, 40], [0, 0, 0]], np.float32)
-    places = np.arange(len(images))
-    draws = [draw_view(Augmentation(geometry, colour), seed=1, epoch=0, view=view, places=places) for view in range(2)]
+    draws = [draws_of(Augmentation(geometry, colour), len(images), view=view) for view in range(2)]
 
-    def views(fused: bool) -> list[Any]:
-        return make_views("dali", images, boxes, draws, geometry, colour, device="gpu", fused=fused)
+    def views(backend: Literal["fused", "dali"]) -> list[Any]:
+        return make_views(backend, images, boxes, draws, geometry, colour, device="gpu")
 
     found, from_oracle = [], []
-    for ours, theirs, table in zip(views(fused=True), views(fused=False), draws, strict=True):
+    for ours, theirs, table in zip(views("fused"), views("dali"), draws, strict=True):
         assert torch.equal(ours.matrix, theirs.matrix)
         assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
         for row, size in enumerate(sizes):
@@ -200,9 +191,7 @@ def test_a_gpu_changes_the_appearance_as_a_cpu_does(option: str) -> None:
     geometry = GeometryConfig(rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
     images = [rng.integers(0, 256, (128, 128, 3), dtype=np.uint8) for _ in range(24)]
     boxes = np.zeros((len(images), 3), np.float32)
-    draws = draw_view(
-        Augmentation(geometry, NO_COLOUR, appearance), seed=1, epoch=0, view=0, places=np.arange(len(images))
-    )
+    draws = draws_of(Augmentation(geometry, NO_COLOUR, appearance), len(images))
 
     def view(device: Literal["cpu", "gpu"], appearance: AppearanceConfig) -> torch.Tensor:
         (made,) = make_views("dali", images, boxes, [draws], geometry, NO_COLOUR, device=device, appearance=appearance)
@@ -219,35 +208,18 @@ def test_a_gpu_changes_the_appearance_as_a_cpu_does(option: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    """61 small JPEG files."""
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for number in range(61):
-        (root / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 40, 56, 3)))
-    return load_folder(DataConfig("folder", str(root)))
+    return write_jpegs(tmp_path_factory.mktemp("images"), 61)
 
 
-def load(
-    index: Index, device: str, *, gpu_views: GpuViews = "graph", dali_batch: int = 7, first: int = 0, last: int = 6
-) -> list[Batch]:
-    """Batches of 20, all kept until the last is there, so that memory that DALI takes back too early shows."""
-    with Loader(
-        index,
-        Schedule(EpochOrder(len(index), EPOCH, seed=5), RankSlice(20, 0, 20), first_step=first, last_step=last),
-        PipelinesConfig(backend="dali", batch=dali_batch, threads=2, gpu_views=gpu_views),
-        Augmentation(SMALL, ColourConfig(jitter="none")),
-        device=torch.device(device),
-    ) as loader:
-        return list(loader)
+def batches(index: Index, device: str, **options: Any) -> list[Batch]:
+    """All kept until the last is there, so that memory that DALI takes back too early shows."""
+    return load(index, SMALL, device=device, **{"backend": "dali", "chunk": 7, **options})
 
 
 def assert_alike(ours: Batch, theirs: Batch) -> None:
     """Equal but for the rounding of pixels, of which each batch has many."""
-    assert torch.equal(ours.positions, theirs.positions)
-    assert torch.equal(ours.samples, theirs.samples)
+    assert_equal(ours.to("cpu"), theirs.to("cpu"), within=255)
     for one, other in zip(ours.views, theirs.views, strict=True):
-        assert torch.equal(one.matrix, other.matrix)
-        assert torch.equal(one.source_to_view_px, other.source_to_view_px)
         differences = (one.image.cpu().int() - other.image.cpu().int()).abs().float()
         assert differences.mean() <= 1
         assert differences.quantile(0.99) <= 6  # the border of the fill is in it
@@ -256,26 +228,26 @@ def assert_alike(ours: Batch, theirs: Batch) -> None:
 @pytest.mark.gpu
 @BOTH
 def test_the_loader_gives_the_same_batches_on_a_gpu_and_on_a_cpu(gpu_views: GpuViews, folder: Index) -> None:
-    made = load(folder, "cuda:0", gpu_views=gpu_views)
+    made = batches(folder, "cuda:0", gpu_views=gpu_views)
     assert all(view.image.is_cuda and view.matrix.is_pinned() for batch in made for view in batch.views)
     assert all(view.image.is_contiguous(memory_format=torch.channels_last) for view in made[0].views)
-    for ours, theirs in zip(made, load(folder, "cpu"), strict=True):
+    for ours, theirs in zip(made, batches(folder, "cpu"), strict=True):
         assert_alike(ours, theirs)
 
 
 @pytest.mark.gpu
 @BOTH
 def test_a_consumer_on_a_side_stream_sees_whole_batches(gpu_views: GpuViews, folder: Index) -> None:
-    expected = [batch.views[0].image.cpu() for batch in load(folder, "cuda:0", gpu_views=gpu_views)]
+    expected = [batch.views[0].image.cpu() for batch in batches(folder, "cuda:0", gpu_views=gpu_views)]
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        for ours, theirs in zip(load(folder, "cuda:0", gpu_views=gpu_views), expected, strict=True):
+        for ours, theirs in zip(batches(folder, "cuda:0", gpu_views=gpu_views), expected, strict=True):
             assert torch.equal((ours.views[0].image + 0).cpu(), theirs)
 
 
 @pytest.mark.gpu
 @BOTH
 def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(gpu_views: GpuViews, folder: Index) -> None:
-    whole, resumed = (load(folder, "cuda:0", gpu_views=gpu_views, first=first) for first in (0, 4))
+    whole, resumed = (batches(folder, "cuda:0", gpu_views=gpu_views, first=first) for first in (0, 4))
     for ours, theirs in zip(whole[4:], resumed, strict=True):
         assert_equal(ours, theirs)
 
@@ -283,7 +255,7 @@ def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(gpu_views: 
 @pytest.mark.gpu
 def test_the_kernel_s_loader_gives_the_graph_s_batches(folder: Index) -> None:
     """While other batches are decoded, and with DALI batches so small that memory which is freed early is reused."""
-    fused, graph = (load(folder, "cuda:0", gpu_views=gpu_views, dali_batch=2, last=30) for gpu_views in WAYS)
+    fused, graph = (batches(folder, "cuda:0", gpu_views=gpu_views, chunk=2, last=30) for gpu_views in WAYS)
     for ours, theirs in zip(fused, graph, strict=True):
         assert_alike(ours, theirs)
 
@@ -304,33 +276,14 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(
         name, data = broken(rng, number, plain[number % 20])
         (tmp_path / name).write_bytes(data)
         bad_names.add(name)
-    index = load_folder(DataConfig("folder", str(tmp_path)))
-    order, quarantine = EpochOrder(168, 168, seed=0), Quarantine()
-    with (
-        caplog.at_level(logging.WARNING),
-        Loader(
-            index,
-            Schedule(order, RankSlice(56, 0, 56), last_step=6),
-            PipelinesConfig(batch=14, gpu_views=gpu_views),
-            Augmentation(SMALL, ColourConfig(jitter="none")),
-            device=torch.device("cuda", 0),
-            quarantine=quarantine,
-        ) as loader,
-    ):
-        made = list(loader)
-
-    named = [Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)]
-    assert sorted(named) == sorted(bad_names)
+    index = index_of(tmp_path)
+    order = EpochOrder(168, 168, seed=0)
+    made = batches(index, "cuda:0", batch=56, order=order, chunk=14, gpu_views=gpu_views)
+    assert_replaced(index, order, made, bad_names, caplog)
     colours = {"cmyk": (255, 0, 0), "gray": (100, 100, 100), "deep": (200, 200, 200), "exif": (0, 0, 255)}
-    for epoch in (0, 1):
-        batches = made[3 * epoch : 3 * epoch + 3]
-        samples = torch.cat([batch.samples for batch in batches]).tolist()
-        for position, (sample, wanted) in enumerate(zip(samples, order.samples(epoch, np.arange(168)), strict=True)):
-            stands_in = order.substitutes(epoch, position, SUBSTITUTE_ATTEMPTS).tolist()
-            usable = [choice for choice in [int(wanted), *stands_in] if index.paths[choice] not in bad_names]
-            assert sample == usable[0]
-        centers = torch.cat([batch.views[0].image[:, :, 15:17, 15:17] for batch in batches]).float().mean((2, 3)).cpu()
-        for sample, center in zip(samples, centers, strict=True):
+    for batch in made:
+        centers = batch.views[0].image[:, :, 15:17, 15:17].float().mean((2, 3)).cpu()
+        for sample, center in zip(batch.samples.tolist(), centers, strict=True):
             kind = index.paths[sample].split("_")[0]
             if kind in colours:
                 np.testing.assert_allclose(center, colours[kind], atol=6)
@@ -339,14 +292,7 @@ def test_bad_files_are_replaced_and_no_other_sample_is_lost(
 @pytest.mark.gpu
 def test_the_fast_path_of_a_cpu_feeds_a_gpu(folder: Index) -> None:
     """Backend "cpu" on a machine with a GPU: pixels stay in pinned memory until the step copies them."""
-    with Loader(
-        folder,
-        Schedule(EpochOrder(len(folder), EPOCH, seed=5), RankSlice(20, 0, 20), last_step=3),
-        PipelinesConfig(backend="cpu"),
-        Augmentation(SMALL, ColourConfig(jitter="none")),
-        device=torch.device("cuda", 0),
-    ) as loader:
-        made = list(loader)
-    for ours, theirs in zip(made, load(folder, "cpu", last=3), strict=True):
+    made = batches(folder, "cuda:0", last=3, backend="cpu", chunk=None)
+    for ours, theirs in zip(made, batches(folder, "cpu", last=3), strict=True):
         assert ours.views[0].image.is_pinned()
-        assert_alike(ours.to(torch.device("cuda", 0)), theirs.to(torch.device("cuda", 0)))
+        assert_alike(ours, theirs)

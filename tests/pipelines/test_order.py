@@ -15,7 +15,6 @@ from pipelines.samples.index import Index, SourceRows
 from pipelines.samples.order import (
     EpochOrder,
     MixtureOrder,
-    Order,
     RankSlice,
     build_order,
     rows_per_batch,
@@ -39,9 +38,8 @@ def test_order_does_not_depend_on_earlier_calls() -> None:
     assert not np.array_equal(one.samples(2, np.arange(96)), one.samples(3, np.arange(96)))
 
 
-def test_given_rows_are_the_order_of_every_epoch() -> None:
-    rows = np.array([7, 2, 8])
-    order = EpochOrder(9, 3, seed=0, rows=rows)
+def test_fixed_samples_are_the_order_of_every_epoch() -> None:
+    order = EpochOrder(9, 3, seed=0, fixed=np.array([7, 2, 8]))
     for epoch in (0, 4):
         np.testing.assert_array_equal(order.samples(epoch, np.array([2, 0, 1])), [8, 7, 2])
 
@@ -90,15 +88,6 @@ def index_of(counts: list[int], weights: list[float] | None = None) -> Index:
     return Index("joined", Path(), [""] * total, boxes_px, sources=tuple(sources) if len(counts) > 1 else ())
 
 
-def samples_at(order: Order, positions: IntArray) -> IntArray:
-    """What stands at positions of the run's global order."""
-    epochs, places = np.divmod(positions, order.length)
-    out = np.empty_like(positions)
-    for epoch in np.unique(epochs).tolist():
-        out[epochs == epoch] = order.samples(epoch, places[epochs == epoch])
-    return out
-
-
 MIXTURES = st.tuples(
     st.lists(st.integers(1, 12), min_size=3, max_size=3),  # rows of each source in a batch
     st.tuples(st.integers(1, 3), st.integers(4, 60), st.integers(100, 400)),  # images of each, of very different size
@@ -112,7 +101,7 @@ def test_every_batch_holds_exact_shares(mixture: tuple[list[int], tuple[int, int
     rows, counts, seed = mixture
     batch, first = sum(rows), np.cumsum([0, *counts])
     order = MixtureOrder(counts, rows, 3 * batch, seed=seed)
-    samples = samples_at(order, np.arange(10 * batch))
+    samples = order.samples_at(np.arange(10 * batch))
     sources = np.searchsorted(first, samples, side="right") - 1
     for held in sources.reshape(10, batch):
         np.testing.assert_array_equal(np.bincount(held, minlength=3), rows)
@@ -124,7 +113,7 @@ def test_a_lap_visits_every_sample_of_its_source_once(mixture: tuple[list[int], 
     rows, counts, seed = mixture
     batch, first = sum(rows), np.cumsum([0, *counts])
     order = MixtureOrder(counts, rows, 2 * batch, seed=seed)
-    samples = samples_at(order, np.arange((2 + 2 * max(counts) // min(rows)) * batch))
+    samples = order.samples_at(np.arange((2 + 2 * max(counts) // min(rows)) * batch))
     for source, count in enumerate(counts):
         own = samples[(first[source] <= samples) & (samples < first[source + 1])] - first[source]
         whole = own[: len(own) // count * count].reshape(-1, count)
@@ -135,7 +124,7 @@ def test_a_lap_visits_every_sample_of_its_source_once(mixture: tuple[list[int], 
 
 def test_the_weights_of_the_sources_are_their_shares_of_a_batch() -> None:
     order = build_order(index_of([300, 100, 40], [1, 2, 5]), batch=16, seed=0)
-    samples = samples_at(order, np.arange(10 * 16)).reshape(10, 16)
+    samples = order.samples_at(np.arange(10 * 16)).reshape(10, 16)
     for held in np.searchsorted([300, 400], samples, side="right"):
         assert np.bincount(held, minlength=3).tolist() == [2, 4, 10]
 
@@ -144,7 +133,7 @@ def test_every_lap_is_a_shuffle_of_its_own() -> None:
     """No two alike: not of two laps, of two sources of as many images, nor of two seeds."""
     count, laps = 40, []
     for seed in (0, 1):
-        samples = samples_at(MixtureOrder([count, count], [4, 4], 80, seed=seed), np.arange(2 * 6 * count))
+        samples = MixtureOrder([count, count], [4, 4], 80, seed=seed).samples_at(np.arange(2 * 6 * count))
         for own in (samples[samples < count], samples[samples >= count] - count):
             laps += own.reshape(6, count).tolist()
     assert len(laps) == 24
@@ -167,7 +156,7 @@ def test_ranks_and_resumption_see_one_global_order(
         shares = [micro_batch_share(batch, micro_batch, rank, ranks) for rank in range(ranks)]
         for step in range(first_step, steps):
             by_step += [
-                samples_at(order, RankSlice(batch, share.start, share.stop).positions(step))
+                order.samples_at(RankSlice(batch, share.start, share.stop).positions(step))
                 for order, share in zip(orders, shares, strict=True)
             ]
         return np.concatenate(by_step)
@@ -210,7 +199,7 @@ def test_no_batch_holds_a_sample_twice(apart: int, times: int, seed: int) -> Non
     """Also where a lap ends within it, if the source has at least three batches' worth of samples."""
     count = times * apart + 1
     order = MixtureOrder([count, 10 * count], [apart, 3], apart + 3, seed=seed)
-    batches = samples_at(order, np.arange(6 * times * (apart + 3))).reshape(-1, apart + 3)
+    batches = order.samples_at(np.arange(6 * times * (apart + 3))).reshape(-1, apart + 3)
     assert all(len(set(batch)) == len(batch) for batch in batches.tolist())
 
 

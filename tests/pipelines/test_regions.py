@@ -9,39 +9,31 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.arrays import FloatArray
 from pipelines.batch import Batch, View
-from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.loader import Loader
-from pipelines.samples.order import EpochOrder, RankSlice, Schedule
-from pipelines.sources.folder import load_folder
-from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import Draw, draw_view
+from pipelines.views.augmentation import Augmentation, GeometryConfig
+from pipelines.views.draws import Draw
 from pipelines.views.plan import Plan, plan_views
-from tests.pipelines.harness import BACKENDS, make_views, plan_request, smooth_image
-
-Backend = Literal["dali", "cpu"]
-Encoded = np.ndarray
-NO_COLOUR = ColourConfig(jitter="none")
-
-
-def jpeg(
-    image: np.ndarray, *, progressive: bool = False, sampling: int = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420
-) -> Encoded:
-    flags = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive),
-             cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]  # fmt: skip
-    return np.asarray(cv2.imencode(".jpg", image[..., ::-1], flags)[1]).ravel()
+from tests.pipelines.harness import (
+    BACKENDS,
+    NO_COLOUR,
+    Backend,
+    assert_equal,
+    draws_of,
+    index_of,
+    jpeg,
+    load,
+    make_views,
+    plan_files,
+    smooth_image,
+)
 
 
 def tables(geometry: GeometryConfig, count: int, seed: int = 1) -> list[FloatArray]:
-    positions = np.arange(count)
-    return [
-        draw_view(Augmentation(geometry, NO_COLOUR), seed=seed, epoch=0, view=view, places=positions) for view in (0, 1)
-    ]
+    return [draws_of(Augmentation(geometry, NO_COLOUR), count, view=view, seed=seed) for view in (0, 1)]
 
 
 SUBSAMPLINGS = (
@@ -57,17 +49,22 @@ def test_views_of_regions_equal_views_of_whole_images(backend: Backend, fill: Li
     rng = np.random.default_rng(0)
     geometry = GeometryConfig(side_px=64, fill=fill)
     sizes = [(720, 1280)] * 8 + [(721, 1283)] * 8 + [(1500, 401)] * 4 + [(300, 300)] * 4
-    encoded = [
-        jpeg(smooth_image(rng, *size, sigma_px=1.5), sampling=SUBSAMPLINGS[row % 4], progressive=row % 5 == 4)
-        for row, size in enumerate(sizes)
-    ]
+    encoded = []
+    for row, size in enumerate(sizes):
+        flags = (
+            cv2.IMWRITE_JPEG_PROGRESSIVE,
+            int(row % 5 == 4),
+            cv2.IMWRITE_JPEG_SAMPLING_FACTOR,
+            SUBSAMPLINGS[row % 4],
+        )
+        encoded.append(np.frombuffer(jpeg(smooth_image(rng, *size, sigma_px=1.5), *flags), np.uint8))
     boxes = [
         [rng.uniform(-50, width + 50), rng.uniform(-50, height + 50), rng.uniform(60, 300)] for height, width in sizes
     ]
     boxes[7], boxes[15], boxes[16] = [0, 0, 0], [700, 360, 1200], [-900, 2000, 200]
     box_px, draws = np.array(boxes, np.float32), tables(geometry, len(sizes))
     mirror = np.arange(len(sizes)) % 3 == 0
-    plan = plan_request(encoded, box_px, draws, geometry, mirror, regions=True).plan
+    plan = plan_files(encoded, box_px, draws, geometry, mirror, regions=True).plan
     partial = (plan.shape_px < sizes).any(axis=1)
     assert 15 <= partial.sum() < len(sizes)
     decoded = plan.shape_px.prod(axis=1)[partial] / np.array(sizes).prod(axis=1)[partial]
@@ -80,8 +77,7 @@ def test_views_of_regions_equal_views_of_whole_images(backend: Backend, fill: Li
             regions=regions,
         )  # fmt: skip
 
-    whole, spared = views_of(regions=False), views_of(regions=True)
-    for one, other in zip(whole, spared, strict=True):
+    for one, other in zip(views_of(regions=False), views_of(regions=True), strict=True):
         np.testing.assert_array_equal(one.matrix, other.matrix)
         np.testing.assert_array_equal(one.source_to_view_px, other.source_to_view_px)
         difference = (one.image.int() - other.image.int()).abs()
@@ -97,9 +93,9 @@ def test_the_loader_decodes_regions_by_itself(
     """And makes of them what it makes of whole images, in an order of its own."""
     rng, count = np.random.default_rng(0), 12
     for number in range(count):
-        (tmp_path / f"{number:02}.jpg").write_bytes(jpeg(smooth_image(rng, 600, 800, sigma_px=1.5)).tobytes())
+        (tmp_path / f"{number:02}.jpg").write_bytes(jpeg(smooth_image(rng, 600, 800, sigma_px=1.5)))
     box_px = np.stack([rng.uniform(150, 650, count), rng.uniform(150, 450, count), rng.uniform(80, 150, count)], axis=1)
-    index = dataclasses.replace(load_folder(DataConfig("folder", str(tmp_path))), box_px=box_px.astype(np.float32))
+    index = dataclasses.replace(index_of(tmp_path), box_px=box_px.astype(np.float32))
     shares: list[float] = []
 
     def counted(size_px: Any, *arguments: Any, **options: Any) -> Plan:
@@ -107,29 +103,19 @@ def test_the_loader_decodes_regions_by_itself(
         shares.append(float((plan.shape_px < size_px).any(axis=1).mean()))
         return plan
 
-    monkeypatch.setattr("pipelines.request_maker.plan_views", counted)
+    monkeypatch.setattr("pipelines.loader.plan.plan_views", counted)
 
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()
-        with Loader(
-            index,
-            Schedule(EpochOrder(count, count, seed=0), RankSlice(6, 0, 6), last_step=4),
-            PipelinesConfig(backend=backend, batch=3, decode=decode),
-            Augmentation(GeometryConfig(side_px=64), NO_COLOUR),
-            device=torch.device("cpu"),
-        ) as loader:
-            return list(loader)
+        augmentation = Augmentation(GeometryConfig(side_px=64), NO_COLOUR)
+        return load(index, augmentation, batch=6, last=4, chunk=3, backend=backend, decode=decode)
 
     whole = batches("whole")
     assert max(shares) == 0
-    spared = batches("auto")
+    regions = batches("auto")
     assert min(shares) > 0.9
-    for one, other in zip(whole, spared, strict=True):
-        assert torch.equal(one.samples, other.samples)
-        for ours, theirs in zip(one.views, other.views, strict=True):
-            assert torch.equal(ours.matrix, theirs.matrix)
-            assert torch.equal(ours.source_to_view_px, theirs.source_to_view_px)
-            assert (ours.image.int() - theirs.image.int()).abs().max() <= 1
+    for one, other in zip(whole, regions, strict=True):
+        assert_equal(one, other, within=1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -198,11 +184,6 @@ def test_small_images_and_images_that_are_shown_completely_are_decoded_whole() -
 
     assert decoded_share((720, 1280), box_px, draws) < 0.3
     assert decoded_share((511, 512), box_px * 0.3, draws) == 1
-    assert decoded_share((720, 1280), np.array([[0, 0, 0]], np.float32), wide(draws)) == 1
-
-
-def wide(draws: list[FloatArray]) -> list[FloatArray]:
-    copies = [table.copy() for table in draws]
-    for table in copies:
+    for table in draws:
         table[:, Draw.MAGNIFICATION] = 0.6
-    return copies
+    assert decoded_share((720, 1280), np.array([[0, 0, 0]], np.float32), draws) == 1

@@ -21,8 +21,7 @@ from PIL import Image
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines import Batch, GeometryConfig, PipelinesConfig, make_loader
-from pipelines.epoch_loader import EpochLoader
+from pipelines import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make_loader
 from tests.pipelines.harness import smooth_image
 from tests.train import ranks as processes
 

@@ -14,21 +14,15 @@ from errors import UserError
 from pipelines.arrays import FloatArray
 from pipelines.render.cpu_views import view_to_source
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
-from pipelines.views.draws import COLUMNS, Draw, draw_view
+from pipelines.views.draws import COLUMNS, Draw
 from pipelines.views.plan import count_halvings
 from pipelines.views.ranges import Range
 from tests.pipelines import reference
-from tests.pipelines.harness import BACKENDS, make_views, smooth_image
+from tests.pipelines.harness import BACKENDS, NO_COLOUR, Backend, draws_of, make_views, smooth_image
 
-Backend = Literal["dali", "cpu"]
-NO_COLOUR = ColourConfig(jitter="none")
 PLAIN_DRAW = np.zeros(COLUMNS, np.float32)
 PLAIN_DRAW[[Draw.MAGNIFICATION, Draw.HUE, Draw.SATURATION, Draw.VALUE_SCALE]] = 1
 CENTER_BOX = np.array([112, 112, 168], np.float32)
-
-
-def draws_of(geometry: GeometryConfig, colour: ColourConfig, count: int) -> FloatArray:
-    return draw_view(Augmentation(geometry, colour), seed=1, epoch=0, view=0, places=np.arange(count))
 
 
 def far_from_fill(matrix_px: FloatArray, size_px: tuple[int, int], side_px: int) -> np.ndarray:
@@ -58,7 +52,7 @@ def test_pixels_agree_with_the_oracle(
     sizes = [(224, 224)] * 9 + [(180, 320), (300, 200), (61, 45), (40, 1500), (23, 900)]
     images = [smooth_image(rng, *size) for size in sizes]
     boxes = np.array([CENTER_BOX] * 9 + [[160, 90, 120], [90, 160, 290]] + [[0, 0, 0]] * 3, np.float32)
-    draws = draws_of(geometry, colour, len(images))
+    draws = draws_of(Augmentation(geometry, colour), len(images))
     mirror = np.arange(len(images)) % 3 == 1
     (view,) = make_views(backend, images, boxes, [draws], geometry, colour, mirror=mirror)
 
@@ -93,7 +87,7 @@ def test_rounding_shows_only_where_the_hue_wraps_around(backend: Backend) -> Non
     geometry, colour = GeometryConfig(side_px=32), ColourConfig()
     grid = np.stack(np.meshgrid(*[np.linspace(0, 255, 16)] * 3), axis=-1).reshape(64, 64, 3).astype(np.uint8)
     images = [grid[y : y + 32, x : x + 32] for y in (0, 32) for x in (0, 32)]
-    draws = draws_of(geometry, colour, len(images))
+    draws = draws_of(Augmentation(geometry, colour), len(images))
     draws[:, : Draw.MAGNIFICATION + 1] = PLAIN_DRAW[: Draw.MAGNIFICATION + 1]
     boxes = np.zeros((len(images), 3), np.float32)
     (view,) = make_views(backend, images, boxes, [draws], geometry, colour)
@@ -185,7 +179,7 @@ def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: st
 def test_the_loss_frame_and_the_pixel_frame_are_one_map(crop_probability: float) -> None:
     """Augmentation and source-to-view matrix agree on where a point of the source goes."""
     geometry = GeometryConfig(crop_probability=crop_probability)
-    draws = draws_of(geometry, NO_COLOUR, 16)
+    draws = draws_of(Augmentation(geometry), 16)
     points_px = np.random.default_rng(0).uniform(0, 224, (16, 2))
     for draw, point_px in zip(draws, points_px, strict=True):
         augmentation, to_view_px = reference.view_matrices(CENTER_BOX, (224, 224), draw, 128)
@@ -200,7 +194,7 @@ def test_a_mirrored_sample_is_the_mirrored_image(backend: Backend) -> None:
     rng = np.random.default_rng(5)
     count, height_px, width_px = 8, 160, 240
     geometry, colour = GeometryConfig(), ColourConfig()
-    draws = draws_of(geometry, colour, count)
+    draws = draws_of(Augmentation(geometry, colour), count)
     images = [smooth_image(rng, height_px, width_px) for _ in range(count)]
     boxes = np.column_stack([rng.uniform(60, 180, count), rng.uniform(60, 100, count), rng.uniform(80, 300, count)])
     boxes[-1] = 0  # the whole image

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Sequence
 
-from pipelines.render.dali_graph import GraphConfig
+from pipelines.files.image_file import ImageFile
 from pipelines.render.decoder_process import DaliDecoder
-from pipelines.render.request import Encoded
+from pipelines.render.settings import Settings
 
 KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly")
 
@@ -17,11 +17,11 @@ KILL, ABORT, EXIT, HANG, COSTLY = (b"kill", b"abort", b"exit", b"hang", b"costly
 class MortalDecoder:
     """DALI's decoder with a defect that some bytes behind an image's end set off."""
 
-    def __init__(self, graph: GraphConfig) -> None:
-        self._decoder = DaliDecoder(graph)
+    def __init__(self, settings: Settings) -> None:
+        self._decoder = DaliDecoder(settings)
 
-    def __call__(self, encoded: Sequence[Encoded]) -> list[bool]:
-        endings = [bytes(data[-8:]).lstrip(b"\0") for data in encoded]
+    def __call__(self, files: Sequence[ImageFile]) -> list[bool]:
+        endings = [bytes(file.encoded[-8:]).lstrip(b"\0") for file in files]
         if KILL in endings:
             os.kill(os.getpid(), signal.SIGSEGV)
         if ABORT in endings:
@@ -32,4 +32,4 @@ class MortalDecoder:
             time.sleep(3600)
         if endings.count(COSTLY) > 2:  # than memory has room for at once
             os.kill(os.getpid(), signal.SIGKILL)
-        return self._decoder(encoded)
+        return self._decoder(files)

@@ -23,8 +23,8 @@ from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from pipelines.sources.folder import load_folder
 from pipelines.sources.shards.pack import pack
-from tests.pipelines.harness import smooth_image
-from tests.pipelines.test_loader import UNDECODABLE, jpeg
+from tests.pipelines.harness import jpeg, smooth_image
+from tests.pipelines.test_loader import UNDECODABLE
 from tests.train import tiny_run
 from tests.train.mortal_decoder import ABORT, COSTLY, EXIT, HANG, KILL, MortalDecoder
 from train.data import check_data as check_data_file

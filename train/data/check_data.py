@@ -16,11 +16,9 @@ import torch
 from errors import UserError
 from pipelines.config import DataConfig, PipelinesConfig, each_source
 from pipelines.files.check import check_image
-from pipelines.files.image_file import BadImage
-from pipelines.render.backends import configure_graph
-from pipelines.render.dali_graph import GraphConfig
+from pipelines.files.image_file import BadImage, ImageFile
 from pipelines.render.decoder_process import LIMIT_S, DaliDecoder, Decoder, DecoderProcess
-from pipelines.render.request import Encoded
+from pipelines.render.settings import Settings, choose_settings
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
 from pipelines.samples.store import in_order
@@ -51,11 +49,10 @@ def check_data(
     *,
     device: torch.device,
     progress: Callable[[int, int], None],
-    make_decoder: Callable[[GraphConfig], Decoder] = DaliDecoder,
+    make_decoder: Callable[[Settings], Decoder] = DaliDecoder,
     limit_s: float = LIMIT_S,
 ) -> list[Checked]:
-    """Decode every image of a configuration's sources, whole, with the decoder that a run uses. Kept pixels are
-    compared by their checksums instead.
+    """Decode every image of a configuration's sources, whole, with the decoder that a run uses.
 
     The decoder runs in a separate process, see `DecoderProcess`: an image that kills it is listed like others.
 
@@ -90,9 +87,9 @@ def check_data(
         progress(done + here, total)
 
     for (name, file), index in zip(lists.items(), indices, strict=True):
-        graph = replace(configure_graph(index, pipelines, device, rows=len(index)), regions=False)
-        with closing(DecoderProcess(partial(make_decoder, graph), limit_s=limit_s)) as decoder:
-            reasons = _bad_files(index, graph, decoder, advance)
+        settings = choose_settings(index, pipelines, device, rows=len(index))
+        with closing(DecoderProcess(partial(make_decoder, settings), limit_s=limit_s)) as decoder:
+            reasons = _bad_files(index, settings, decoder, advance)
         of_paths = {index.paths[row]: reason for row, reason in sorted(reasons.items())}
         write_bad_list(file, of_paths, checked=len(index))
         checked.append(Checked(name, index, of_paths, len(reasons), file))
@@ -101,30 +98,30 @@ def check_data(
 
 
 def _bad_files(
-    index: Index, graph: GraphConfig, decoder: DecoderProcess, progress: Callable[[int], None]
+    index: Index, settings: Settings, decoder: DecoderProcess, progress: Callable[[int], None]
 ) -> dict[int, str]:
     """Row -> reason for each sample whose file cannot be used."""
     reasons: dict[int, str] = {}
     done = 0
-    for found, samples, encoded in _read_ahead(index, graph):
-        undecodable = decoder.faults(encoded) if encoded else {}
+    for found, samples, files in _read_ahead(index, settings):
+        undecodable = decoder.faults(files) if files else {}
         reasons |= found | {samples[place]: reason for place, reason in undecodable.items()}
         done += len(found) + len(samples)
         progress(done)
     return reasons
 
 
-_Read = tuple[dict[int, str], list[int], list[Encoded]]
-"""Samples that were read: row -> reason for those that must not reach the decoder; rows and bytes of the others."""
+_Read = tuple[dict[int, str], list[int], list[ImageFile]]
+"""Samples that were read: row -> reason for those that must not reach the decoder; rows and files of the others."""
 
 
-def _read_ahead(index: Index, graph: GraphConfig) -> Iterator[_Read]:
+def _read_ahead(index: Index, settings: Settings) -> Iterator[_Read]:
     """Read all samples in batches; as many batches at once as the decoder has threads."""
-    steps = in_order(len(index), graph.batch)
+    steps = in_order(len(index), settings.chunk_size)
     batches = (rows.tolist() for rows in steps)
     follower = index.follow(lambda: iter(steps))
-    with ThreadPoolExecutor(graph.threads, thread_name_prefix="read") as pool:
-        reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, graph.threads))
+    with ThreadPoolExecutor(settings.threads, thread_name_prefix="read") as pool:
+        reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, settings.threads))
         try:
             while reading:
                 read = reading.popleft().result()
@@ -138,7 +135,7 @@ def _read_ahead(index: Index, graph: GraphConfig) -> Iterator[_Read]:
 
 def _read(index: Index, rows: Sequence[int]) -> _Read:
     reasons: dict[int, str] = {}
-    samples, encoded = [], []
+    samples, files = [], []
     for row in rows:
         try:
             file = check_image(index.read(row))
@@ -148,5 +145,5 @@ def _read(index: Index, rows: Sequence[int]) -> _Read:
             reasons[row] = str(error)
         else:
             samples.append(row)
-            encoded.append(file.encoded)
-    return reasons, samples, encoded
+            files.append(file)
+    return reasons, samples, files

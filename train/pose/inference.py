@@ -73,7 +73,7 @@ def canonical_loader(
     return Loader(
         index,
         Schedule(
-            EpochOrder(len(index), len(rows), seed=0, rows=rows),
+            EpochOrder(len(index), len(rows), seed=0, fixed=rows),
             RankSlice(step_rows, first, first + each),
             last_step=-(-len(rows) // step_rows),
         ),

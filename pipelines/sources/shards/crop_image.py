@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from errors import UserError
 from pipelines.arrays import IntArray
 from pipelines.files.image_file import BadImage, ImageFile
-from pipelines.render.dali_graph import GraphConfig, decode_pipeline
-from pipelines.render.request import Request
-from pipelines.render.runner import decode_error
+from pipelines.render.chunk import Chunk, chunk_of
+from pipelines.render.dali_graph import decode_pipeline
+from pipelines.render.runner import raise_if_no_memory
+from pipelines.render.settings import Settings
 from pipelines.sources.shards.crop import Crop
-from pipelines.views.plan import MAX_HALVINGS, Plan, reachable
+from pipelines.views.plan import MAX_HALVINGS, reachable
 from pipelines.views.regions import LARGEST_SHARE
 
 Image = npt.NDArray[np.uint8]
@@ -37,9 +38,13 @@ class ImageCropper:
 
     def __init__(self, crop: Crop) -> None:
         self._crop = crop
-        self._request: Request
-        graph = GraphConfig("cpu", None, batch=1, threads=1, prefetch=1, views=1)
-        self._pipeline = decode_pipeline(graph, lambda: self._request)
+        self._chunk: Chunk
+        settings = Settings("cpu", "cpu", None, chunk_size=1, threads=1, prefetch=1, views=1)
+        self._pipeline = decode_pipeline(settings, self._chunks())
+
+    def _chunks(self) -> Iterator[Chunk]:
+        while True:
+            yield self._chunk
 
     def __call__(self, data: bytes, image: ImageFile, labels: Labels) -> tuple[bytes, Labels]:
         """The part of an image, turned upright and halved as often as all views halve it, and the labels that fit it.
@@ -76,12 +81,11 @@ class ImageCropper:
 
     def _decoded(self, image: ImageFile) -> Image:
         """The stored RGB image (H, W, 3), as the loader decodes it: OpenCV would accept damaged files."""
-        self._request = Request([image.encoded], Plan(np.empty((0, 2), np.int64), np.empty((0, 2), np.int64), ()))
+        self._chunk = chunk_of([image])
         try:
             (images,) = self._pipeline.run()
         except RuntimeError as error:
-            if isinstance(reason := decode_error(error), UserError):
-                raise reason from error
+            raise_if_no_memory(error)
             raise BadImage("its compressed data does not decode") from error
         return np.array(images.at(0))
 

@@ -145,7 +145,7 @@ def test_a_wrong_hand_in_json_ends_in_one_line(root: Path, first: object, second
 
 def views(index: Index) -> View:
     """Augmented views of all samples, in the order of the index."""
-    schedule = Schedule(EpochOrder(len(index), 2, seed=0, rows=np.arange(2)), RankSlice(2, 0, 2), last_step=1)
+    schedule = Schedule(EpochOrder(len(index), 2, seed=0, fixed=np.arange(2)), RankSlice(2, 0, 2), last_step=1)
     geometry = GeometryConfig(side_px=32)
     with Loader(
         index,

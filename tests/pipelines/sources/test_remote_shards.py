@@ -29,8 +29,8 @@ from s3fs import S3FileSystem  # type: ignore[import-untyped]
 from errors import Outage, UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
-from pipelines.epoch_loader import make_loader
 from pipelines.loader import Loader
+from pipelines.loader.epoch_loader import make_loader
 from pipelines.samples.bad_list import write_bad_list
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order
@@ -153,7 +153,7 @@ def test_everything_that_selects_samples_gives_the_same(bucket: Bucket, packed: 
     assert str(load_index(remote(tmp_path)).path(3)) == f"{ADDRESS}/shard-000000.tar/000000003.png"
 
 
-@patch("pipelines.render.backends.largest_pixels", lambda index: 4096)  # which reads single images
+@patch("pipelines.render.settings.largest_pixels", lambda index: 4096)  # which reads single images
 def test_wrong_bytes_are_never_kept(
     bucket: Bucket, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +317,7 @@ def test_a_loader_that_waits_for_the_network_can_be_closed(
     schedule = Schedule(build_order(index, batch=20, seed=3), RankSlice(20, 0, 20))
     config = PipelinesConfig(backend="cpu", batch=10, threads=2)
     bucket.fault = lambda name, number: "slow" if name.endswith(".tar") else None
-    with patch("pipelines.render.backends.largest_pixels", return_value=4096):
+    with patch("pipelines.render.settings.largest_pixels", return_value=4096):
         loader = Loader(index, schedule, config, Augmentation(GeometryConfig(), ColourConfig()), device=CPU)
     iterator = iter(loader)
 

@@ -14,7 +14,7 @@ import torch
 from errors import UserError
 from pipelines.batch import Batch
 from pipelines.config import DataConfig
-from pipelines.request_maker import SUBSTITUTE_ATTEMPTS
+from pipelines.loader.read import SUBSTITUTE_ATTEMPTS
 from pipelines.samples.index import Index
 from pipelines.samples.join import join
 from pipelines.samples.order import EpochOrder

@@ -19,8 +19,8 @@ from machine.ranks import described_ranks
 from pipelines.batch import Batch
 from pipelines.config import DataConfig, PipelinesConfig
 from pipelines.loader import Loader
+from pipelines.loader.read import Quarantine
 from pipelines.randomness import MOST_VIEWS
-from pipelines.request_maker import Quarantine
 from pipelines.samples.index import Index
 from pipelines.samples.order import RankSlice, Schedule, build_order, steps_per_epoch
 from pipelines.samples.shares import micro_batch_share
@@ -165,7 +165,9 @@ class EpochLoader:
         this = self._pass = object()
         end = (self.epoch + 1) * self._steps
         while self._step < end:
-            yield self._next()
+            batch = self._next()
+            self._step += 1  # directly before the yield, so that Ctrl-C cannot come between the two
+            yield batch
             if self._pass is not this:
                 raise RuntimeError("the loader's position has changed since this batch: start another `for`")
         self._pass = None
@@ -177,13 +179,12 @@ class EpochLoader:
             loader = self._make(schedule=replace(self._schedule, first_step=self._step))
             self._running = _Running(self._step, iter(loader), weakref.finalize(self, _finish, loader))
         try:
-            batch = next(self._running.batches)
+            batch = next(self._running.batches).to(self.device)
+            self._running.step += 1
         except BaseException:
             self.close()
             raise
-        self._step += 1
-        self._running.step = self._step
-        return batch.to(self.device)
+        return batch
 
     @property
     def epoch(self) -> int:

@@ -1,15 +1,23 @@
-"""The loader: an endless stream of batches from any step on, prepared ahead on a CPU or a GPU."""
+"""The loader: an endless stream of batches from any step on, prepared ahead on a CPU or a GPU.
+
+Its stages, in a row, each in a file of its own:
+
+    positions -> samples and files (read.py) -> plan (plan.py) -> DALI (render/runner.py) -> views (render/renderers.py)
+
+A `Chunk` (render/chunk.py) passes through all of them. The last stage writes it into its rows of the step's batch.
+"""
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -19,11 +27,13 @@ from machine.cores import warn_of_threads
 from pipelines.arrays import IntArray
 from pipelines.batch import Batch, View
 from pipelines.config import PipelinesConfig
-from pipelines.render.backends import configure_graph, make_renderer, resolve_backend
-from pipelines.render.buffers import PixelBuffers
-from pipelines.render.request import Request
-from pipelines.render.runner import DecodeError, FileDecoder, Outputs, Runner
-from pipelines.request_maker import Chunk, Quarantine, RequestMaker
+from pipelines.loader.buffers import PixelBuffers
+from pipelines.loader.plan import plan_chunk
+from pipelines.loader.read import CLOSED, Quarantine, Reader
+from pipelines.render.chunk import Chunk
+from pipelines.render.renderers import make_renderer
+from pipelines.render.runner import FileDecoder, Outputs, run_chunks
+from pipelines.render.settings import choose_settings
 from pipelines.samples.index import Index
 from pipelines.samples.order import Schedule
 from pipelines.samples.store import Follower
@@ -42,9 +52,7 @@ class Loader:
         quarantine: bad samples; new ones are added.
 
     Attributes:
-        backend: the backend in use.
-        request_maker: reads and plans chunks.
-        renderer: makes the views of a chunk.
+        settings: the choices made for this index, device and machine.
     """
 
     def __init__(
@@ -60,10 +68,10 @@ class Loader:
         quarantine: Quarantine | None = None,
     ) -> None:
         rows, side_px = schedule.rows, augmentation.geometry.side_px
-        self.backend = resolve_backend(config.backend, device)
+        for check in index.geometry_checks:
+            check(augmentation.geometry)
         self.quarantine = Quarantine() if quarantine is None else quarantine
-        self._schedule, self._device, self._views = schedule, device, views
-        self.graph = configure_graph(
+        self.settings = choose_settings(
             index,
             config,
             device,
@@ -74,21 +82,18 @@ class Loader:
         )
         if rows.start == 0 and config.threads:  # on rank 0
             warn_of_threads("pipelines.threads", config.threads, processes_here)
-        self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
-        self.request_maker = RequestMaker(
-            index,
-            schedule.order,
-            augmentation,
-            views=views,
-            quarantine=self.quarantine,
-            readers=self.graph.threads,
-            regions=self.graph.regions,
-        )
-        self.renderer = make_renderer(self.backend, self.graph, augmentation)
-        self._stream: torch.cuda.Stream | None = None
-        if self.graph.device == "gpu":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._index, self._schedule, self._device = index, schedule, device
         self._stop = threading.Event()
+        self._reader = Reader(index, schedule.order, self.quarantine, self._stop)
+        self._plan = partial(
+            plan_chunk, index=index, order=schedule.order, augmentation=augmentation, settings=self.settings
+        )
+        self._readers = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="read")
+        self._renderer = make_renderer(self.settings, augmentation)
+        self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
+        self._stream: torch.cuda.Stream | None = None
+        if self.settings.device == "gpu":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
         self._follower = Follower()
@@ -109,8 +114,8 @@ class Loader:
         if self._thread is not None:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
         if self._stop.is_set():
-            raise RuntimeError(_CLOSED)
-        self._follower = self.request_maker.index.follow(self._schedule.samples)
+            raise RuntimeError(CLOSED)
+        self._follower = self._index.follow(self._schedule.samples)
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._batches.get()) is not None:
@@ -122,75 +127,51 @@ class Loader:
             yield item
 
     def stop(self) -> None:
-        """Tell the thread to end, without waiting for it."""
+        """Tell the threads to end, without waiting for them."""
         self._stop.set()
-        self.request_maker.stop()
         self._follower.close()
 
     def close(self) -> None:
-        """Stop the thread and free the memory of the pipelines."""
+        """Stop the threads and free the memory of the pipelines."""
         self.stop()
         if self._thread is not None:
             while self._thread.is_alive():
-                try:
+                with suppress(queue.Empty):
                     self._batches.get(timeout=0.05)
-                except queue.Empty:
-                    continue
             if self._batches.empty():  # wakes a consumer that waits for a batch
-                self._batches.put_nowait(RuntimeError(_CLOSED))
-        self.request_maker.close()
-        self.renderer.close()
+                self._batches.put_nowait(RuntimeError(CLOSED))
+        self._readers.shutdown(cancel_futures=True)
+        self._renderer.close()
 
     def _work_ahead(self) -> None:
         try:
             if self._stream is not None:  # a thread begins on GPU 0, and goes back there when it leaves the stream
                 torch.cuda.set_device(self._stream.device)
             with torch.cuda.stream(self._stream):
-                for batch in self._make_batches():
-                    self._put(batch)
-            self._put(None)
-        except _Stopped:
-            pass
+                if all(map(self._put, self._make_batches())):
+                    self._put(None)
         except BaseException as error:  # every error is raised again in the consumer
-            with suppress(_Stopped):
-                self._put(error)
+            self._put(error)
 
-    def _put(self, item: Batch | BaseException | None) -> None:
+    def _put(self, item: Batch | BaseException | None) -> bool:
+        """Hand an item to the consumer; False if the loader was stopped before."""
         while not self._stop.is_set():
-            try:
-                return self._batches.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-        raise _Stopped
+            with suppress(queue.Full):
+                self._batches.put(item, timeout=0.1)
+                return True
+        return False
 
     def _make_batches(self) -> Iterator[Batch]:
-        pieces = self.pieces()
-        reading = deque(self.request_maker.start(piece) for piece in itertools.islice(pieces, self.graph.threads))
-        under_way: deque[Chunk] = deque()
-
-        def next_request() -> Request:
-            if self._stop.is_set() or not reading:
-                raise StopIteration
-            under_way.append(reading.popleft().result())
-            reading.extend(self.request_maker.start(piece) for piece in itertools.islice(pieces, 1))
-            return under_way[-1].request
-
-        runner = Runner(self.renderer.build, next_request)
+        decoded = run_chunks(self._renderer.build, self.chunks())
+        chunks_in_step = -(-len(self._schedule.rows) // self.settings.chunk_size)
         for step in self._schedule.steps():
-            batch, row = self.empty_batch(step), 0
+            batch, row = self._empty_batch(step), 0
             finish: Callable[[], None] | None = None
             bad = [batch.bad]
-            while row < len(batch):
-                try:
-                    outputs = next(runner)
-                    chunk = under_way.popleft()
-                except DecodeError:
-                    outputs, chunk = self._rescue(under_way.popleft())
-                except StopIteration:
-                    raise _Stopped from None
-                stop = row + len(chunk.positions)
-                views = [view.rows(row, stop) for view in batch.views]
-                finish_this = self.renderer.write(outputs, chunk.request.plan, views)
+            for chunk, outputs in islice(decoded, chunks_in_step):
+                chunk, outputs = self._repair(chunk) if outputs is None else (chunk, outputs)
+                stop = row + len(chunk)
+                finish_this = self._renderer.write(outputs, chunk.plan, [view.rows(row, stop) for view in batch.views])
                 if finish is not None:
                     finish()  # finish the previous chunk only now, so that the threads have work when it is done
                 finish = finish_this
@@ -199,41 +180,51 @@ class Loader:
                 row = stop
             if finish is not None:
                 finish()
+            if row < len(batch):  # the loader was stopped
+                return
             self._follower.done()
             yield replace(batch, bad=torch.cat(bad))
 
-    def pieces(self) -> Iterator[IntArray]:
-        """Yield the positions of each DALI batch. A DALI batch never contains positions of two steps."""
+    def chunks(self) -> Iterator[Chunk]:
+        """Read and plan the chunks of all steps, as many at once as there are threads, and yield them in order."""
+        positions = self._positions()
+        reading = deque(self._readers.submit(self._read, one) for one in islice(positions, self.settings.threads))
+        while reading and not self._stop.is_set():
+            chunk = reading.popleft().result()
+            reading.extend(self._readers.submit(self._read, one) for one in islice(positions, 1))
+            yield chunk
+
+    def _positions(self) -> Iterator[IntArray]:
+        """The positions of each chunk. A chunk never has positions of two steps."""
         for step in self._schedule.steps():
             positions = self._schedule.rows.positions(step)
-            yield from np.array_split(positions, -(-len(positions) // self.graph.batch))
+            yield from np.array_split(positions, -(-len(positions) // self.settings.chunk_size))
+
+    def _read(self, positions: IntArray) -> Chunk:
+        return self._plan(self._reader.read(Chunk(positions)))
 
     @cached_property
     def _decoder(self) -> FileDecoder:
         """Decodes single files; few runs need it."""
-        return FileDecoder(replace(self.graph, batch=1, threads=1))
+        return FileDecoder(replace(self.settings, chunk_size=1, threads=1))
 
-    def _rescue(self, chunk: Chunk) -> tuple[Outputs, Chunk]:
+    def _repair(self, chunk: Chunk) -> tuple[Chunk, Outputs]:
         """Make a chunk again without the files that do not decode. Other chunks are not affected.
 
         Raises:
             UserError: the machine is at fault, not the files.
         """
-        while True:
-            failing = [row for row in range(len(chunk.samples)) if not self._decoder.decodes(chunk.request.only(row))]
+        outputs: Outputs | None = None
+        while outputs is None:
+            failing = [row for row in range(len(chunk)) if not self._decoder.decodes(chunk.only(row))]
             if not failing:
                 raise RuntimeError(f"DALI failed on a batch of which every file decodes: positions {chunk.positions}")
             for sample in chunk.samples[failing].tolist():
-                self.quarantine.add(
-                    sample, self.request_maker.index.path(sample), "its compressed data does not decode"
-                )
-            chunk = self.request_maker.chunk(chunk.positions)
-            try:
-                return next(Runner(self.renderer.build, iter([chunk.request]).__next__)), chunk
-            except DecodeError:
-                continue
+                self.quarantine.add(sample, self._index.path(sample), "its compressed data does not decode")
+            ((chunk, outputs),) = run_chunks(self._renderer.build, iter([self._read(chunk.positions)]))
+        return chunk, outputs
 
-    def empty_batch(self, step: int) -> Batch:
+    def _empty_batch(self, step: int) -> Batch:
         """A batch with uninitialised tensors for the views and samples of a step."""
         count, pin = len(self._schedule.rows), self._device.type == "cuda"
         views = tuple(
@@ -242,7 +233,7 @@ class Loader:
                 torch.empty(count, 2, 3, pin_memory=pin),
                 torch.empty(count, 2, 3, pin_memory=pin),
             )
-            for _ in range(self._views)
+            for _ in range(self.settings.views)
         )
         positions = torch.from_numpy(self._schedule.rows.positions(step))
         return Batch(views, torch.empty(count, dtype=torch.int64), positions)
@@ -250,13 +241,6 @@ class Loader:
     def _empty_pixels(self) -> Tensor:
         if self._device.type == "cpu":
             return self._buffers.tensor()
-        if self.graph.device == "gpu":
+        if self.settings.device == "gpu":
             return torch.empty(self._buffers.shape, dtype=torch.uint8, device=self._device)
         return torch.empty(self._buffers.shape, dtype=torch.uint8, pin_memory=True)
-
-
-_CLOSED = "the loader is closed; make another one"
-
-
-class _Stopped(Exception):  # noqa: N818  not an error: the consumer has left
-    """The loader was closed."""

@@ -1,0 +1,36 @@
+"""The stage that plans the views of a chunk, given its samples and files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pipelines.render.chunk import Chunk
+from pipelines.render.settings import Settings
+from pipelines.samples.index import Index
+from pipelines.samples.order import Order
+from pipelines.views.augmentation import Augmentation
+from pipelines.views.draws import draw_view
+from pipelines.views.plan import plan_views
+
+
+def plan_chunk(chunk: Chunk, *, index: Index, order: Order, augmentation: Augmentation, settings: Settings) -> Chunk:
+    """Add the plan: draws, matrices, halvings and regions. The draws are those of the positions."""
+    epochs = order.epochs(chunk.positions)
+    draws = [
+        np.concatenate([
+            draw_view(augmentation, seed=order.seed, epoch=epoch, view=view, places=places) for epoch, places in epochs
+        ])
+        for view in range(settings.views)
+    ]  # fmt: skip
+    plan = plan_views(
+        np.array([file.size_px for file in chunk.files], np.int64),
+        np.array([file.orientation for file in chunk.files], np.int64),
+        index.box_px[chunk.samples],
+        draws,
+        augmentation.geometry,
+        mirror=None if index.mirror is None else index.mirror[chunk.samples],
+        croppable=np.array([file.is_jpeg for file in chunk.files]) if settings.regions else None,
+    )
+    return replace(chunk, plan=plan)

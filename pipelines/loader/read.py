@@ -1,0 +1,121 @@
+"""The stages that make a chunk's samples and files out of its positions: which sample, its bytes, or a substitute's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from errors import UserError
+from pipelines.arrays import IntArray
+from pipelines.files.check import check_image
+from pipelines.files.image_file import BadImage, ImageFile
+from pipelines.files.reading import read_sound_jpegs
+from pipelines.render.chunk import Chunk
+from pipelines.samples.index import Index
+from pipelines.samples.order import Order
+
+log = logging.getLogger(__name__)
+
+SUBSTITUTE_ATTEMPTS = 64
+"""Number of bad substitutes in a row after which the run stops: the whole source is probably broken."""
+
+CLOSED = "the loader is closed; make another one"
+
+
+class Quarantine:
+    """Samples that cannot be used. Each is logged once. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, sample: int) -> bool:
+        return sample in self._reasons
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def add(self, sample: int, path: Path, reason: str) -> None:
+        """Add a bad sample, and log it if it is new."""
+        with self._lock:
+            if sample in self._reasons:
+                return
+            self._reasons[sample] = reason
+        log.warning("%s cannot be used (%s): another image takes its place", path, reason)
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Row of the index -> reason."""
+        with self._lock:
+            return dict(self._reasons)
+
+
+class Reader:
+    """Reads and checks files, and replaces bad ones; a pure function of positions and files.
+
+    Args:
+        quarantine: bad samples; new ones are added.
+        stop: when it is set, no further file is read.
+    """
+
+    def __init__(self, index: Index, order: Order, quarantine: Quarantine, stop: threading.Event) -> None:
+        self._index, self._order, self._quarantine, self._stop = index, order, quarantine, stop
+
+    def read(self, chunk: Chunk) -> Chunk:
+        """Add the samples at the positions, their files, and the bad samples found on the way.
+
+        Raises:
+            UserError: all substitutes of a position are bad too.
+            RuntimeError: `stop` was set.
+        """
+        wanted = self._order.samples_at(chunk.positions)
+        samples, bad = wanted.copy(), list[int]()
+        files = []
+        for row, file in enumerate(self._read_jpegs(wanted)):
+            if file is None:
+                samples[row], file = self._read_good(int(chunk.positions[row]), int(wanted[row]), bad)
+            files.append(file)
+        return replace(chunk, samples=samples, bad=np.array(bad, np.int64), files=files)
+
+    def _read_jpegs(self, samples: IntArray) -> Sequence[ImageFile | None]:
+        """Read, in one call, all samples that are valid JPEGs in files of their own. Most samples are."""
+        if self._index.store is not None:
+            return [None] * len(samples)
+        rows = samples.tolist()
+        files = read_sound_jpegs([f"{self._index.root}/{self._index.paths[sample]}" for sample in rows])
+        return [None if sample in self._quarantine else file for sample, file in zip(rows, files, strict=True)]
+
+    def _read_good(self, position: int, sample: int, bad: list[int]) -> tuple[int, ImageFile]:
+        """Read the sample, or else its first usable substitute; bad ones are added to `bad`."""
+        file = self._read(sample)
+        if file is not None:
+            return sample, file
+        bad.append(sample)
+        for substitute in self._order.substitutes(*divmod(position, self._order.length), SUBSTITUTE_ATTEMPTS).tolist():
+            file = self._read(substitute)
+            if file is not None:
+                return substitute, file
+            bad.append(substitute)
+        raise UserError(
+            f"{self._index.root}: {SUBSTITUTE_ATTEMPTS} images drawn in a row cannot be used, the last of them "
+            f"{self._index.path(bad[-1])} ({self._quarantine.reasons[bad[-1]]}); {len(self._quarantine)} are "
+            "known to be bad. 'python cli.py check-data' lists all of them: mend or replace these files."
+        )
+
+    def _read(self, sample: int) -> ImageFile | None:
+        """Read a file; None if it is bad."""
+        if self._stop.is_set():
+            raise RuntimeError(CLOSED)
+        if sample in self._quarantine:
+            return None
+        try:
+            return check_image(self._index.read(sample))
+        except (OSError, BadImage) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._quarantine.add(sample, self._index.path(sample), reason)
+        return None

@@ -1,0 +1,48 @@
+"""The record that passes through the loader's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from pipelines.arrays import IntArray
+from pipelines.files.image_file import ImageFile
+from pipelines.views.plan import Plan
+
+_NO_PLAN: Final = Plan(np.empty((0, 2), np.int64), np.empty((0, 2), np.int64), ())
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """N consecutive positions of a step, which are read and decoded together: one batch of DALI.
+
+    Every stage takes a chunk and returns it with more of its fields.
+
+    Attributes:
+        positions: (N,) int64, global positions in the run.
+        samples: (N,) int64, the rows of the index that are used, substitutes included.
+        bad: (K,) int64, rows of the index that could not be used; a row appears as often as it was tried.
+        files: the N files, checked.
+        plan: their views, and the regions to decode.
+    """
+
+    positions: IntArray
+    samples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    bad: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    files: Sequence[ImageFile] = ()
+    plan: Plan = _NO_PLAN
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def only(self, row: int) -> Chunk:
+        """The file and the region of one sample, to decode them alone."""
+        return replace(self, positions=self.positions[[row]], files=[self.files[row]], plan=self.plan.only(row))
+
+
+def chunk_of(files: Sequence[ImageFile]) -> Chunk:
+    """A chunk of files that are decoded whole, without views."""
+    return Chunk(np.arange(len(files)), files=files)

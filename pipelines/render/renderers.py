@@ -1,0 +1,152 @@
+"""The stage that makes the views of a chunk, in three ways: by the DALI graph, by a kernel on a CPU or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from nvidia.dali import Pipeline
+from torch.utils.dlpack import from_dlpack
+
+from pipelines.arrays import IntArray
+from pipelines.batch import View
+from pipelines.render.apply_appearance import apply_appearance
+from pipelines.render.chunk import Chunk
+from pipelines.render.cpu_views import start_views
+from pipelines.render.dali_graph import decode_pipeline, view_pipeline
+from pipelines.render.runner import Outputs
+from pipelines.render.settings import Settings
+from pipelines.views.augmentation import Augmentation
+from pipelines.views.plan import Plan
+
+
+class Renderer:
+    """Builds a DALI pipeline, and turns its outputs into views. This base class has the pipeline that only decodes."""
+
+    def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
+        self._settings, self._augmentation = settings, augmentation
+
+    def build(self, chunks: Iterator[Chunk]) -> Pipeline:
+        """The pipeline whose outputs `write` takes."""
+        return decode_pipeline(self._settings, chunks)
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """Write the views of a chunk into `views`, whose tensors have as many rows.
+
+        Returns:
+            A function that waits until the views are finished; call it before reading them.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free threads and memory."""
+
+
+def make_renderer(settings: Settings, augmentation: Augmentation) -> Renderer:
+    """Make the renderer of the backend."""
+    return {"dali": DaliViews, "cpu": CpuViews, "fused": FusedViews}[settings.backend](settings, augmentation)
+
+
+class DaliViews(Renderer):
+    """Backend "dali": the DALI graph makes the views, and they are copied into the training batch.
+
+    The other backends compare the decoded sizes with the headers, since their kernels read memory by them. DALI's nodes
+    know their images' sizes and read nothing beyond them, so the graph does not give the sizes: on a GPU that would be
+    one more output for the CPU in every chunk. tests/pipelines/test_exif.py compares the sizes for every kind of file.
+    """
+
+    def build(self, chunks: Iterator[Chunk]) -> Pipeline:
+        """See `Renderer`."""
+        return view_pipeline(self._settings, self._augmentation, chunks)
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """See `Renderer`. The views are finished when this returns."""
+        for number, (view, planned) in enumerate(zip(views, plan.views, strict=True)):
+            image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
+            view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
+            # Through NumPy: with a GPU, DALI may pin CPU memory, and torch accepts no pinned memory through DLPack.
+            view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
+            view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
+            apply_appearance(view.image.permute(0, 2, 3, 1), planned.draws, self._augmentation.appearance)
+        if self._settings.device == "gpu":
+            # Until the copy is finished, DALI must not reuse its memory and the consumer must not read the batch.
+            torch.cuda.current_stream().synchronize()
+        return lambda: None
+
+
+class CpuViews(Renderer):
+    """Backend "cpu": a pool of threads makes the views of the decoded images."""
+
+    def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
+        super().__init__(settings, augmentation)
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="views")
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """See `Renderer`."""
+        (images,) = outputs
+        address = _addresses(images, plan)
+        pixels = _copy_matrices(plan, views)
+        started = start_views(
+            self._pool, self._settings.threads, address, images, plan, self._augmentation, pixels
+        )  # fmt: skip
+
+        def finish() -> None:
+            for share in started:
+                share.result()
+
+        return finish
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class FusedViews(Renderer):
+    """Backend "dali" on a GPU, fused: one kernel makes the views of the decoded images."""
+
+    def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
+        super().__init__(settings, augmentation)
+        from pipelines.render.gpu_kernel import make_views, require_compiler  # Triton, which only this backend needs
+
+        if settings.device == "gpu":
+            require_compiler()
+        self._make_views = make_views
+
+    def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
+        """See `Renderer`. The kernel runs on the current stream."""
+        (images,) = outputs
+        address = _addresses(images, plan)
+        pixels = _copy_matrices(plan, views)
+        self._make_views(address, plan, self._augmentation, pixels)
+        for of_view, planned in zip(pixels, plan.views, strict=True):
+            apply_appearance(of_view, planned.draws, self._augmentation.appearance)
+        if self._settings.device == "cpu":  # in tests
+            return lambda: None
+        finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        finished.record(torch.cuda.current_stream(pixels[0].device))  # type: ignore[no-untyped-call]
+        return partial(_wait, finished, images)
+
+
+def _wait(finished: torch.cuda.Event, images: Any) -> None:
+    """Wait until a GPU has made the views. `images` are held until then, since its kernel reads their memory."""
+    finished.synchronize()
+
+
+def _copy_matrices(plan: Plan, views: list[View]) -> list[torch.Tensor]:
+    """Copy the matrices into the views; returns the views' pixels (N, S, S, 3), to be written."""
+    for view, planned in zip(views, plan.views, strict=True):
+        view.matrix.copy_(torch.from_numpy(planned.matrix))
+        view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
+    return [view.image.permute(0, 2, 3, 1) for view in views]
+
+
+def _addresses(images: Any, plan: Plan) -> IntArray:
+    """Addresses (N,) of the images in DALI's TensorListCPU or TensorListGPU; they must have the planned sizes."""
+    decoded_px = np.array([shape[:2] for shape in images.shape()], np.int64)
+    if not np.array_equal(decoded_px, plan.shape_px):  # otherwise the kernel would read beyond an image
+        raise RuntimeError(f"DALI decoded images of {decoded_px} pixels, their headers say {plan.shape_px}")
+    return np.array([image.data_ptr() for image in images], np.int64)

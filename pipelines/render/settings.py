@@ -1,0 +1,82 @@
+"""Settings of a loader: `PipelinesConfig` with every choice made for this process, device and dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from machine.cores import available_cores
+from pipelines.config import PipelinesConfig
+from pipelines.samples.image_sizes import largest_pixels, samples_at_once
+from pipelines.samples.index import Index
+from pipelines.views.augmentation import GeometryConfig
+from pipelines.views.plan import MAX_HALVINGS, most_halvings
+from pipelines.views.regions import decode_regions
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How chunks are made.
+
+    Attributes:
+        backend: "dali" makes views by the DALI graph, "cpu" by a kernel on the CPU, "fused" by a kernel on the GPU.
+        device: where DALI decodes.
+        device_id: the GPU, or None on a CPU-only machine.
+        chunk_size: largest number of samples in a chunk.
+        threads: threads that read files; as many of DALI; as many that make views with backend "cpu".
+        prefetch: chunks in DALI's queue at once.
+        views: views of each sample.
+        hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
+        regions: decode the regions in the plan. If False, the plan has whole images only.
+        halvings: largest number of halvings of a view (`plan.most_halvings`); the DALI graph has as many nodes.
+    """
+
+    backend: Literal["dali", "cpu", "fused"]
+    device: Literal["cpu", "gpu"]
+    device_id: int | None
+    chunk_size: int
+    threads: int
+    prefetch: int
+    views: int
+    hw_decoder_load: float = 0.65
+    regions: bool = False
+    halvings: int = MAX_HALVINGS
+
+
+def choose_settings(
+    index: Index,
+    config: PipelinesConfig,
+    device: torch.device,
+    *,
+    rows: int,
+    views: int = 2,
+    processes_here: int = 1,
+    geometry: GeometryConfig | None = None,
+) -> Settings:
+    """Make the choices that the configuration leaves open; reads the sizes of a few samples.
+
+    Args:
+        device: device of the batches.
+        rows: rows of a batch that this process loads.
+        processes_here: processes that share this machine's cores.
+        geometry: of all views, so that the graph has no node for halvings that none of them needs; None: not known.
+    """
+    on_gpu = device.type == "cuda" and config.backend != "cpu"
+    backend = config.backend
+    if backend == "auto":
+        backend = "dali" if on_gpu else "cpu"
+    pixels = largest_pixels(index)
+    return Settings(
+        backend="fused" if on_gpu and config.gpu_views == "fused" else backend,
+        device="gpu" if on_gpu else "cpu",
+        device_id=device.index or 0 if device.type == "cuda" else None,
+        chunk_size=min(config.batch or samples_at_once(pixels), rows),
+        threads=config.threads or max(1, available_cores() // processes_here),
+        prefetch=config.prefetch,
+        views=views,
+        hw_decoder_load=config.hw_decoder_load,
+        regions=decode_regions(config.decode, pixels, on_gpu=on_gpu),
+        halvings=MAX_HALVINGS if geometry is None else most_halvings(index.box_px, geometry),
+    )
