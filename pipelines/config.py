@@ -93,18 +93,18 @@ class PipelinesConfig:
         backend: "dali" makes every pixel with DALI, or on a GPU as `gpu_views` says. "cpu" is the fast path for
             CPUs: DALI decodes, and a Numba kernel warps and jitters as OpenCV would. "auto" is "dali" on a GPU, else
             "cpu".
-        batch: samples in one DALI batch, independent of the training batch; unset, 256, or fewer if the images are
-            large.
+        batch: samples that are read and decoded together (a chunk, one batch of DALI), independent of the training
+            batch; unset, 256, or fewer if the images are large.
         threads: CPU threads of the decoder, and the same number for the fast path; unset, this process's share of the
             cores.
-        prefetch: DALI batches in progress at once.
+        prefetch: chunks in DALI at once.
         ahead: training batches prepared ahead of the step.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         decode: "whole" decodes whole images, "region" only the part of a large image that the views show. The decoded
             pixels are the same; a view of a region may differ by some levels before the colour jitter. "auto" decodes
             regions on a CPU if a sample of the images contains a large one, else whole images.
         gpu_views: how backend "dali" makes views on a GPU: "graph" with the nodes of the DALI graph; "fused" with one
-            Triton kernel, which reads the decoded images and writes all views of a DALI batch. "fused" is not the
+            Triton kernel, which reads the decoded images and writes all views of a chunk. "fused" is not the
             default, since no GPU has run it yet: its pixels were checked on a CPU, with Triton's interpreter. Triton
             needs a C compiler, as `train.compile` does.
     """

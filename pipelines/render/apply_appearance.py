@@ -40,9 +40,9 @@ def apply_appearance(
     """
     if not appearance.active:
         return
-    looked_at, side_px, device = np.arange(len(views))[share], views.shape[1], views.device
+    candidates, side_px, device = np.arange(len(views))[share], views.shape[1], views.device
     for column, change in CHANGES.items():
-        drawn = looked_at[draws[looked_at, column] > 0]
+        drawn = candidates[draws[candidates, column] > 0]
         for start in range(0, len(drawn), _AT_ONCE):
             rows = drawn[start : start + _AT_ONCE]
             tables = tuple(to_device(table, device) for table in change.tables(draws[rows], side_px))

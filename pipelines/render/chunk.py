@@ -12,7 +12,8 @@ from pipelines.arrays import IntArray
 from pipelines.files.image_file import ImageFile
 from pipelines.views.plan import Plan
 
-_NO_PLAN: Final = Plan(np.empty((0, 2), np.int64), np.empty((0, 2), np.int64), ())
+_NO_PX, _NO_VIEWS = np.empty((0, 2), np.int64), np.empty((0, 0), np.float32)
+_NO_PLAN: Final = Plan(_NO_PX, _NO_PX, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_VIEWS, _NO_PX)
 
 
 @dataclass(frozen=True)

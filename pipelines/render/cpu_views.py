@@ -79,21 +79,20 @@ def start_views(
         Futures. Wait for them before the views are read and before `images` is freed.
     """
     geometry, colour = augmentation.geometry, augmentation.colour
-    draws = [view.draws for view in plan.views]
     arguments = (
         address,
         plan.shape_px,
-        np.stack([view.halvings for view in plan.views]),
-        view_to_source(np.stack([view.decoded_to_view_px for view in plan.views])),
+        plan.halvings,
+        view_to_source(plan.decoded_to_view_px),
         colour.jitter == "hsv",
-        np.ascontiguousarray(np.stack(draws)[:, :, _COLOUR]),
+        np.ascontiguousarray(plan.draws[:, :, _COLOUR]),
         0 if geometry.fill == "edge" else geometry.fill,
         geometry.fill == "edge",
         geometry.side_px,
         np.array([out.data_ptr() for out in outs], np.int64),
     )
     return [
-        pool.submit(_make_share, arguments, slice(first, None, threads), images, augmentation, draws, outs)
+        pool.submit(_make_share, arguments, slice(first, None, threads), images, augmentation, plan.draws, outs)
         for first in range(threads)
     ]
 
@@ -103,7 +102,7 @@ def _make_share(
     share: slice,
     images: Any,
     augmentation: Augmentation,
-    draws: list[FloatArray],
+    draws: FloatArray,
     outs: list[Tensor],
 ) -> None:
     """Make one thread's share of the views. `images` is held until then, since the arguments point to its memory."""

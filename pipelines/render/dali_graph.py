@@ -37,14 +37,14 @@ def view_pipeline(settings: Settings, augmentation: Augmentation, chunks: Iterat
 
     def inputs(chunk: Chunk) -> tuple[Any, ...]:
         plan = chunk.plan
-        needed = np.max([view.halvings for view in plan.views], axis=0)
+        needed = plan.halvings.max(axis=0)
         if needed.max() > halvings:
             raise RuntimeError(f"views need {needed.max()} halvings, the graph was built for {halvings}")
         padded_px = _padded_sizes_px(plan.shape_px, needed) if pads else plan.shape_px
         image = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
         views = [
-            _halving_sizes_px(padded_px, view.halvings, halvings) if name == "sizes_px" else getattr(view, name)
-            for view in plan.views
+            _halving_sizes_px(padded_px, halved, halvings) if name == "sizes_px" else getattr(plan, name)[number]
+            for number, halved in enumerate(plan.halvings)
             for name in of_view
         ]
         return (_encoded(chunk), *(image[name].astype(np.int32) for name in of_image), *views)

@@ -1,11 +1,11 @@
-"""The fused path on GPUs: one Triton kernel halves, warps and jitters all views of a DALI batch, in one launch.
+"""The fused path on GPUs: one Triton kernel halves, warps and jitters all views of a chunk, in one launch.
 
 The kernel runs behind the DALI graph, not as a node of it (`fn.python_function`). A node would need the GIL in DALI's
 threads, run on a stream of DALI, and write into memory of DALI, from which the views would be copied once more. Behind
 the graph the kernel writes into the training batch, on the loader's stream. Streams and memory are right because:
 
 1. `Pipeline.outputs()`, called without a stream, returns when the images are decoded. The kernel waits for nothing.
-2. The images are held until the kernel has finished, which a CUDA event says (`backends.FusedViews`). DALI's dynamic
+2. The images are held until the kernel has finished, which a CUDA event says (`renderers.FusedViews`). DALI's dynamic
    executor (`dali_graph.py` asks for it) reuses the memory of an output only when nothing in Python refers to it.
 
 A halved image is never stored. A pixel of an image that was halved h times is the mean of 2^h x 2^h pixels, so a
@@ -59,10 +59,11 @@ def make_views(address: IntArray, plan: Plan, augmentation: Augmentation, outs: 
     device, side_px, jitter = outs[0].device, augmentation.geometry.side_px, augmentation.colour.jitter
     row = np.arange(len(address))
     places, numbers = [], []
-    for view, out in zip(plan.views, outs, strict=True):
+    inverse = view_to_source(plan.decoded_to_view_px)
+    for view, out in enumerate(outs):
         to_address = out.data_ptr() + 3 * side_px**2 * row
-        places.append(np.column_stack([address, plan.shape_px, view.halvings, to_address]))
-        numbers.append(np.column_stack([view_to_source(view.decoded_to_view_px), _colours(view.draws, jitter)]))
+        places.append(np.column_stack([address, plan.shape_px, plan.halvings[view], to_address]))
+        numbers.append(np.column_stack([inverse[view], _colours(plan.draws[view], jitter)]))
     programs = len(outs) * len(address) * triton.cdiv(side_px**2, _PIXELS_AT_ONCE)
     with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
         tables = (to_device(np.concatenate(table), device) for table in (places, numbers))

@@ -65,13 +65,13 @@ class DaliViews(Renderer):
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """See `Renderer`. The views are finished when this returns."""
-        for number, (view, planned) in enumerate(zip(views, plan.views, strict=True)):
+        for number, (view, draws) in enumerate(zip(views, plan.draws, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
             # Through NumPy: with a GPU, DALI may pin CPU memory, and torch accepts no pinned memory through DLPack.
             view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
-            apply_appearance(view.image.permute(0, 2, 3, 1), planned.draws, self._augmentation.appearance)
+            apply_appearance(view.image.permute(0, 2, 3, 1), draws, self._augmentation.appearance)
         if self._settings.device == "gpu":
             # Until the copy is finished, DALI must not reuse its memory and the consumer must not read the batch.
             torch.cuda.current_stream().synchronize()
@@ -122,8 +122,8 @@ class FusedViews(Renderer):
         address = _addresses(images, plan)
         pixels = _copy_matrices(plan, views)
         self._make_views(address, plan, self._augmentation, pixels)
-        for of_view, planned in zip(pixels, plan.views, strict=True):
-            apply_appearance(of_view, planned.draws, self._augmentation.appearance)
+        for of_view, draws in zip(pixels, plan.draws, strict=True):
+            apply_appearance(of_view, draws, self._augmentation.appearance)
         if self._settings.device == "cpu":  # in tests
             return lambda: None
         finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -138,9 +138,9 @@ def _wait(finished: torch.cuda.Event, images: Any) -> None:
 
 def _copy_matrices(plan: Plan, views: list[View]) -> list[torch.Tensor]:
     """Copy the matrices into the views; returns the views' pixels (N, S, S, 3), to be written."""
-    for view, planned in zip(views, plan.views, strict=True):
-        view.matrix.copy_(torch.from_numpy(planned.matrix))
-        view.source_to_view_px.copy_(torch.from_numpy(planned.source_to_view_px))
+    for view, matrix, source_to_view_px in zip(views, plan.matrix, plan.source_to_view_px, strict=True):
+        view.matrix.copy_(torch.from_numpy(matrix))
+        view.source_to_view_px.copy_(torch.from_numpy(source_to_view_px))
     return [view.image.permute(0, 2, 3, 1) for view in views]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from machine.cores import available_cores
 from pipelines.config import PipelinesConfig
-from pipelines.samples.image_sizes import largest_pixels, samples_at_once
+from pipelines.samples.image_sizes import largest_pixels, samples_in_chunk
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import GeometryConfig
 from pipelines.views.plan import MAX_HALVINGS, most_halvings
@@ -72,7 +72,7 @@ def choose_settings(
         backend="fused" if on_gpu and config.gpu_views == "fused" else backend,
         device="gpu" if on_gpu else "cpu",
         device_id=device.index or 0 if device.type == "cuda" else None,
-        chunk_size=min(config.batch or samples_at_once(pixels), rows),
+        chunk_size=min(config.batch or samples_in_chunk(pixels), rows),
         threads=config.threads or max(1, available_cores() // processes_here),
         prefetch=config.prefetch,
         views=views,

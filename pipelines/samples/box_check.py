@@ -15,7 +15,7 @@ from errors import UserError
 from pipelines.samples.image_sizes import spread, upright_sizes_px
 from pipelines.samples.index import Index
 
-_LOOKED_AT: Final = 64
+_SAMPLED: Final = 64
 """Number of images whose size is read."""
 
 LEAST_SIDE_PX: Final = 2.0
@@ -56,7 +56,7 @@ def check_boxes(index: Index) -> None:
     small = side_px < LEAST_SIDE_PX
     before = np.minimum(x_px, y_px) + side_px / 2 <= 0  # wholly left of any image, or above it
     _warn_or_raise(index, boxed, (small | before)[boxed], small[boxed], "boxes")
-    rows = boxed[spread(index, len(boxed), _LOOKED_AT)]
+    rows = boxed[spread(index, len(boxed), _SAMPLED)]
     size_px = upright_sizes_px(index, rows)[:, ::-1]  # width, height
     known = size_px[:, 0] > 0
     rows, size_px = rows[known], size_px[known]

@@ -14,16 +14,17 @@ from pipelines.files.exif import upright_size_px
 from pipelines.files.image_file import BadImage
 from pipelines.samples.index import Index
 
-_LOOKED_AT: Final = 32
+_SAMPLED: Final = 32
+"""Number of images whose size is read."""
 
 _PLACES: Final = 4
-"""Places of an index at an address where images are looked at."""
+"""Number of places in data at an address where images are read."""
 
 _CHUNK_BYTES: Final = 2**28
-"""Largest size of a DALI batch's decoded images, in bytes. A few batches are in memory at once."""
+"""Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
 
 _MOST: Final = 256
-"""Largest number of samples in a DALI batch; more are not faster."""
+"""Largest number of samples in a chunk; more are not faster."""
 
 
 def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
@@ -57,10 +58,10 @@ def spread(index: Index, count: int, most: int) -> IntArray:
 
 def largest_pixels(index: Index) -> int:
     """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
-    sizes_px = upright_sizes_px(index, spread(index, len(index), _LOOKED_AT))
+    sizes_px = upright_sizes_px(index, spread(index, len(index), _SAMPLED))
     return int(sizes_px.prod(axis=1).max(initial=0))
 
 
-def samples_at_once(pixels: int) -> int:
-    """Number of images of this many pixels for a DALI batch; a few such batches fit into memory."""
+def samples_in_chunk(pixels: int) -> int:
+    """Number of images of this many pixels for a chunk; a few such chunks fit into memory."""
     return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))

@@ -60,8 +60,8 @@ def _common_skeleton(indices: Sequence[Index]) -> Skeleton:
     """The skeleton of the sources that have keypoints."""
     labelled = {index.skeleton.name: index for index in indices if index.keypoints_px is not None}
     if len(labelled) > 1:
-        told = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
-        raise UserError(f"the sources label {told}: expected one kind of skeleton. Train on them one by one")
+        found = " and ".join(f"a {name} ({index.root})" for name, index in labelled.items())
+        raise UserError(f"the sources label {found}: expected one kind of skeleton. Train on them one by one")
     return next((index.skeleton for index in labelled.values()), HAND)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +86,7 @@ class EpochOrder(Order):
             raise ValueError(f"an epoch of {length} places cannot be drawn from {count} samples without repeating")
         self.count, self.length, self.seed = count, length, seed
         self._fixed, self._blocks = fixed, blocks
-        self._shuffle = _kept(self._shuffled)
+        self._shuffle = _keep(self._shuffled)
 
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """See `Order`."""
@@ -168,7 +169,7 @@ class _Laps:
         self._count = count
         self._apart = apart if count >= 3 * apart else 0
         self._seed, self._source, self._blocks = seed, source, blocks
-        self._lap = _kept(self._made)
+        self._lap = _keep(self._made)
 
     def samples(self, numbers: IntArray) -> IntArray:
         """The samples (N,) int64 at the places `numbers` (N,) of this endless order, in [0, count)."""
@@ -195,8 +196,15 @@ class _Laps:
         return _shuffled(bits, self._count, self._blocks)
 
 
-_kept = functools.lru_cache(maxsize=4)
-"""Keeps four shuffles: a batch needs those of two successive epochs or laps, and so does a store that looks ahead."""
+def _keep(shuffle: Callable[[int], IntArray]) -> Callable[[int], IntArray]:
+    """Keep four shuffles: those of two successive epochs or laps, for a batch and for a store that reads ahead."""
+    kept, lock = functools.lru_cache(maxsize=4)(shuffle), threading.Lock()
+
+    def keeping(number: int) -> IntArray:
+        with lock:  # each reader thread would make the same shuffle
+            return kept(number)
+
+    return keeping
 
 
 def rows_per_batch(weights: Sequence[float], batch: int) -> list[int]:

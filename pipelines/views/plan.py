@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,42 +29,39 @@ MAX_HALVINGS: Final = 6
 
 
 @dataclass(frozen=True)
-class ViewPlan:
-    """The plan of one view of each of N samples.
-
-    Attributes:
-        draws: (N, COLUMNS) float32, the table of draws.
-        matrix: (N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
-        source_to_view_px: (N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
-        halvings: (N,) int64, number of halvings of the decoded image before the warp samples it.
-        decoded_to_view_px: (N, 2, 3) float32, pixels of the decoded and halved image -> view pixels, corner-based.
-    """
-
-    draws: FloatArray
-    matrix: FloatArray
-    source_to_view_px: FloatArray
-    halvings: IntArray
-    decoded_to_view_px: FloatArray
-
-
-@dataclass(frozen=True)
 class Plan:
-    """All views of N samples, and the regions to decode.
+    """V views of each of N samples, and the regions to decode.
 
     Attributes:
         start_px: (N, 2) int64, row and column in the stored image where the region begins.
         shape_px: (N, 2) int64, height and width of the region.
+        draws: (V, N, COLUMNS) float32, the tables of draws.
+        matrix: (V, N, 2, 3) float32, the augmentation u -> A u + v in units of the output side, origin at the centre.
+        source_to_view_px: (V, N, 2, 3) float32, pixels of the upright source -> view pixels, corner-based.
+        decoded_to_view_px: (V, N, 2, 3) float32, pixels of the decoded and halved image -> view pixels, corner-based.
+        halvings: (V, N) int64, number of halvings of the decoded image before the warp samples it.
     """
 
     start_px: IntArray
     shape_px: IntArray
-    views: tuple[ViewPlan, ...]
+    draws: FloatArray
+    matrix: FloatArray
+    source_to_view_px: FloatArray
+    decoded_to_view_px: FloatArray
+    halvings: IntArray
 
     def only(self, row: int) -> Plan:
         """The plan of one sample."""
         one = slice(row, row + 1)
-        views = tuple(ViewPlan(*(getattr(view, field.name)[one] for field in fields(view))) for view in self.views)
-        return Plan(self.start_px[one], self.shape_px[one], views)
+        return Plan(
+            self.start_px[one],
+            self.shape_px[one],
+            self.draws[:, one],
+            self.matrix[:, one],
+            self.source_to_view_px[:, one],
+            self.decoded_to_view_px[:, one],
+            self.halvings[:, one],
+        )
 
 
 def plan_views(
@@ -92,24 +89,24 @@ def plan_views(
     """
     box = _boxes(size_px, orientation, box_px)
     views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
-    halvings = [
-        count_halvings(size_px, view.shrink) if geometry.antialias else np.zeros(len(box), np.int64) for view in views
-    ]
+    halvings = np.zeros((len(views), len(box)), np.int64)
+    if geometry.antialias:
+        halvings = np.stack([count_halvings(size_px, view.shrink) for view in views])
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    most = np.max(halvings, axis=0)
-    start_px, shape_px = find_regions(size_px, stored_to_view, most, geometry.side_px, croppable)
-    plans = (
-        ViewPlan(
-            table,
-            view.matrix.astype(np.float32),
-            view.source_to_view_px.astype(np.float32),
-            halved,
-            _from_decoded(matrix, start_px, halved).astype(np.float32),
-        )
-        for table, view, matrix, halved in zip(draws, views, stored_to_view, halvings, strict=True)
+    start_px, shape_px = find_regions(size_px, stored_to_view, halvings.max(axis=0), geometry.side_px, croppable)
+    decoded_to_view = [
+        _from_decoded(matrix, start_px, halved) for matrix, halved in zip(stored_to_view, halvings, strict=True)
+    ]
+    return Plan(
+        start_px,
+        shape_px,
+        np.stack(draws),
+        np.stack([view.matrix for view in views]).astype(np.float32),
+        np.stack([view.source_to_view_px for view in views]).astype(np.float32),
+        np.stack(decoded_to_view).astype(np.float32),
+        halvings,
     )
-    return Plan(start_px, shape_px, tuple(plans))
 
 
 def _boxes(size_px: IntArray, orientation: IntArray, box_px: FloatArray | DoubleArray) -> DoubleArray:

@@ -52,7 +52,7 @@ def test_no_view_needs_more_halvings(
     draws = draws_of(Augmentation(geometry, NO_COLOUR), len(box_px))
     sizes_px = np.full((len(box_px), 2), 10_000)
     plan = plan_views(sizes_px, np.ones(len(box_px), np.int64), box_px, [draws], geometry)
-    assert plan.views[0].halvings.max() <= most_halvings(boxes(*sides), geometry)
+    assert plan.halvings.max() <= most_halvings(boxes(*sides), geometry)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_fewer_nodes_give_the_same_pixels(needed: int, fill: int | Literal["edge
         table[:, Draw.MAGNIFICATION] = rng.uniform(1, 1.4, 4) * 0.5**needed
         table[:, Draw.ANGLE_DEG] = rng.uniform(-45, 45, 4)
     chunk = plan_files([encode(image) for image in images], boxes(*[SIDE_PX] * 4), draws, geometry)
-    assert max(view.halvings.max() for view in chunk.plan.views) == needed
+    assert chunk.plan.halvings.max() == needed
     made = []
     for halvings in (needed, MAX_HALVINGS):
         pipeline = graph_of(halvings, chunk, geometry)

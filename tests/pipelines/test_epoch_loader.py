@@ -338,7 +338,7 @@ def test_a_loader_without_references_stops(folder: Path) -> None:
         assert not working[0].is_alive()
 
 
-_ALONE = """
+_SCRIPT = """
 import os, signal, sys
 import pipelines
 import pipelines.config, pipelines.views.augmentation
@@ -362,6 +362,6 @@ print("leaves without closing it")
 def test_the_loader_does_not_change_the_process(folder: Path) -> None:
     """It also ends though nobody closed the loader."""
     done = subprocess.run(
-        [sys.executable, "-c", _ALONE, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", _SCRIPT, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaves without closing it\n", "")

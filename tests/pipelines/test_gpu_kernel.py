@@ -104,7 +104,7 @@ def views_of(
     address = np.array([image.ctypes.data for image in images], np.int64)
     kernel.make_views(address, plan, Augmentation(geometry, colour), outs)
     assert all((one[[0, -1]] == 99).all() for one in whole)  # nothing is written beyond the views
-    return [out.numpy() for out in outs], {int(number) for view in plan.views for number in view.halvings}
+    return [out.numpy() for out in outs], set(plan.halvings.ravel().tolist())
 
 
 def wrapped_hue(warped: np.ndarray, margin: float = 0.01) -> np.ndarray:
@@ -354,8 +354,8 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         code = tmp_path / "kernel.cubin"
         code.write_bytes(kernel.asm["cubin"])
         described = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", code]
-        told = subprocess.run(described, check=True, capture_output=True, text=True).stdout
-        return kernel, int(re.findall(r"Function _make_pixels:\s.*STACK:(\d+)", told)[0])
+        report = subprocess.run(described, check=True, capture_output=True, text=True).stdout
+        return kernel, int(re.findall(r"Function _make_pixels:\s.*STACK:(\d+)", report)[0])
 
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)

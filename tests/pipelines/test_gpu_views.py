@@ -254,7 +254,7 @@ def test_a_loader_resumed_within_an_epoch_goes_on_with_the_same_bits(gpu_views: 
 
 @pytest.mark.gpu
 def test_the_kernel_s_loader_gives_the_graph_s_batches(folder: Index) -> None:
-    """While other batches are decoded, and with DALI batches so small that memory which is freed early is reused."""
+    """While other batches are decoded, and with chunks so small that memory which is freed early is reused."""
     fused, graph = (batches(folder, "cuda:0", gpu_views=gpu_views, chunk=2, last=30) for gpu_views in WAYS)
     for ours, theirs in zip(fused, graph, strict=True):
         assert_alike(ours, theirs)

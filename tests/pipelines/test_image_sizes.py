@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.samples.image_sizes import largest_pixels, samples_at_once, spread
+from pipelines.samples.image_sizes import largest_pixels, samples_in_chunk, spread
 from pipelines.samples.index import Index
 from pipelines.samples.store import JoinedStore, SelectedStore, Store
 from pipelines.sources.shards.shard_store import Shards, ShardStore
@@ -32,12 +32,12 @@ def test_without_a_readable_image_the_largest_has_no_pixels(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("width", "height", "samples"), [(224, 224, 256), (1280, 720, 97), (4032, 3024, 7), (10_000, 10_000, 1)]
 )
-def test_a_dali_batch_of_large_images_is_small(width: int, height: int, samples: int) -> None:
-    assert samples_at_once(width * height) == samples
+def test_a_chunk_of_large_images_is_small(width: int, height: int, samples: int) -> None:
+    assert samples_in_chunk(width * height) == samples
 
 
-def test_a_dali_batch_of_unknown_images_is_as_large_as_one_of_small_images() -> None:
-    assert samples_at_once(0) == 256
+def test_a_chunk_of_unknown_images_is_as_large_as_one_of_small_images() -> None:
+    assert samples_in_chunk(0) == 256
 
 
 class FarShards(Shards):

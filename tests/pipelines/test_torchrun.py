@@ -141,12 +141,12 @@ def assert_same_gradients(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def test_two_ranks_train_as_one_process_does(whole: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> None:
     """Together they get the same batches, each image of an epoch once; DDP's gradient is that of the whole batch."""
-    for alone, first, second in zip(whole, ranks[0]["steps"], ranks[1]["steps"], strict=True):
-        together = {key: torch.cat([first[key], second[key]]) for key in alone.keys() - {"gradients"}}
-        assert_same_inputs({**together, "gradients": []}, alone)
+    for single, first, second in zip(whole, ranks[0]["steps"], ranks[1]["steps"], strict=True):
+        together = {key: torch.cat([first[key], second[key]]) for key in single.keys() - {"gradients"}}
+        assert_same_inputs({**together, "gradients": []}, single)
         for rank in (first, second):
             assert len(rank["samples"]) == BATCH // 2
-            assert_same_gradients(rank, alone)
+            assert_same_gradients(rank, single)
     for epoch in range(2):
         steps = slice(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
         seen = [sample for rank in ranks for step in rank["steps"][steps] for sample in step["samples"].tolist()]
@@ -161,9 +161,9 @@ def test_one_process_goes_on_from_the_state_of_two(
     network.load_state_dict(ranks[1]["weights"])
     with small_loader(images, ranks[1]["state"]) as loader:
         going_on = trained(network, loader, STEPS - SAVED_AFTER)
-    for ours, alone in zip(going_on, whole[SAVED_AFTER:], strict=True):
-        assert_same_inputs(ours, alone)
-        assert_same_gradients(ours, alone)
+    for ours, single in zip(going_on, whole[SAVED_AFTER:], strict=True):
+        assert_same_inputs(ours, single)
+        assert_same_gradients(ours, single)
 
 
 if __name__ == "__main__":
