@@ -168,6 +168,7 @@ class EpochLoader:
             batch = self._next()
             self._step += 1  # directly before the yield, so that Ctrl-C cannot come between the two
             yield batch
+            del batch  # its memory may be used again
             if self._pass is not this:
                 raise RuntimeError("the loader's position has changed since this batch: start another `for`")
         self._pass = None

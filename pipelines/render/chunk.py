@@ -40,8 +40,9 @@ class Chunk:
         return len(self.positions)
 
     def only(self, row: int) -> Chunk:
-        """The file and the region of one sample, to decode them alone."""
-        return replace(self, positions=self.positions[[row]], files=[self.files[row]], plan=self.plan.only(row))
+        """The file and the region of one sample, to decode it by itself."""
+        region = replace(_NO_PLAN, start_px=self.plan.start_px[[row]], shape_px=self.plan.shape_px[[row]])
+        return Chunk(self.positions[[row]], files=[self.files[row]], plan=region)
 
 
 def chunk_of(files: Sequence[ImageFile]) -> Chunk:

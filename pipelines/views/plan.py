@@ -50,19 +50,6 @@ class Plan:
     decoded_to_view_px: FloatArray
     halvings: IntArray
 
-    def only(self, row: int) -> Plan:
-        """The plan of one sample."""
-        one = slice(row, row + 1)
-        return Plan(
-            self.start_px[one],
-            self.shape_px[one],
-            self.draws[:, one],
-            self.matrix[:, one],
-            self.source_to_view_px[:, one],
-            self.decoded_to_view_px[:, one],
-            self.halvings[:, one],
-        )
-
 
 def plan_views(
     size_px: IntArray,

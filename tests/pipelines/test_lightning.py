@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import DoublePrecision
-from PIL import Image
 
 from pipelines import Batch, View
 from tests.pipelines import lightning_run
-from tests.pipelines.harness import smooth_image
+from tests.pipelines.harness import write_jpegs
 from tests.pipelines.lightning_run import BATCH, EPOCHS, STEPS_PER_EPOCH, Recorder, fit
 
 Rows = dict[int, tuple[int, str]]
@@ -33,11 +32,7 @@ def _kill() -> None:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for number in range(STEPS_PER_EPOCH * BATCH + 2):
-        Image.fromarray(smooth_image(rng, 40, 56, 3)).save(root / f"{number:03}.jpg")
-    return root
+    return write_jpegs(tmp_path_factory.mktemp("images"), STEPS_PER_EPOCH * BATCH + 2).root
 
 
 def read_rows(run: Path) -> Rows:

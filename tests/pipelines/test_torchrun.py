@@ -14,15 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines import Batch, EpochLoader, GeometryConfig, PipelinesConfig, make_loader
-from tests.pipelines.harness import smooth_image
+from tests.pipelines.harness import write_jpegs
 from tests.train import ranks as processes
 
 ROOT = Path(__file__).parents[2]
@@ -89,10 +87,7 @@ def one_rank(images: str, out: str) -> None:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A few more than fill an epoch."""
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for number in range(STEPS_PER_EPOCH * BATCH + 2):
-        Image.fromarray(smooth_image(rng, 40, 56, 3)).save(root / f"{number:03}.jpg")
-    return str(root)
+    return str(write_jpegs(tmp_path_factory.mktemp("images"), STEPS_PER_EPOCH * BATCH + 2).root)
 
 
 @pytest.fixture(scope="module")
