@@ -31,7 +31,6 @@ from pipelines.samples.store import Store
 from pipelines.views.augmentation import Augmentation, GeometryConfig
 from tests.pipelines.harness import (
     BACKENDS,
-    NO_COLOUR,
     SMALL_PLAIN,
     Backend,
     assert_equal,
@@ -208,26 +207,6 @@ def test_odd_files_among_good_ones(backend: Backend, tmp_path: Path, caplog: pyt
                     magnification = batch.views[0].matrix[row, :, :2].norm(dim=0)
                     np.testing.assert_allclose(size_px * magnification, 60, atol=1e-2)
     assert all(count >= 25 for count in seen.values())
-
-
-@pytest.mark.parametrize("ending", ["jpg", "webp"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_exif_rotated_image_is_upright(backend: Backend, ending: str, tmp_path: Path) -> None:
-    """Left half red, right half blue, to be turned by 90 degrees clockwise: red ends on top."""
-    pixels = np.zeros((40, 60, 3), np.uint8)
-    pixels[:, :30, 0], pixels[:, 30:, 2] = 255, 255
-    exif = PillowImage.Exif()
-    exif[0x0112] = 6
-    PillowImage.fromarray(pixels).save(tmp_path / f"turned.{ending}", exif=exif, quality=95)
-    still = GeometryConfig(side_px=32, rotation_deg=(0, 0), translation_frac=0, scale=(1, 1))
-    (batch,) = load(index_of(tmp_path), Augmentation(still, NO_COLOUR), batch=1, last=1, backend=backend)
-    image = batch.views[0].image[0].float()
-    top, bottom, left = image[:, 4, 16], image[:, 27, 16], image[:, 16, 1]
-    assert top[0] > 200
-    assert top[2] < 50
-    assert bottom[2] > 200
-    assert bottom[0] < 50
-    assert left.max() < 20  # 40 wide and 60 high: beside it lies the fill
 
 
 def test_a_source_of_bad_files_only_is_one_clear_error(tmp_path: Path) -> None:
