@@ -215,15 +215,15 @@ def test_what_is_reachable_is_enough_for_every_draw(
     here = dataclasses.replace(geometry, side_px=int(geometry.side_px * less))
     draws = [draw_view(Augmentation(here, NO_COLOUR), seed=seed, epoch=0, view=0, places=np.arange(count))]
     mirror = np.arange(count) % 2 == 0
-    (view,) = plan_views(size_px, np.ones(count, np.int64), box_px, draws, here, mirror=mirror).views
-    assert (view.halvings >= halvings).all()
+    plan = plan_views(size_px, np.ones(count, np.int64), box_px, draws, here, mirror=mirror)
+    assert (plan.halvings >= halvings).all()
     side = here.side_px
     corners = np.array([[0.5, 0.5, 1], [side - 0.5, 0.5, 1], [0.5, side - 0.5, 1], [side - 0.5, side - 0.5, 1]])
     for row in range(count):
-        block = 2 ** int(view.halvings[row])
+        block = 2 ** int(plan.halvings[0, row])
         assert (start % block == 0).all()
         assert ((stop % block == 0) | (stop == size)).all()
-        inverse = np.linalg.inv(np.vstack([view.decoded_to_view_px[row], [0, 0, 1]]))[:2]
+        inverse = np.linalg.inv(np.vstack([plan.decoded_to_view_px[0, row], [0, 0, 1]]))[:2]
         sampled = np.floor(corners @ inverse.T - 0.5 + [[-1e-3], [1e-3], [-1e-3], [1e-3]])[:, ::-1]
         low, high = np.clip([sampled.min(axis=0), sampled.max(axis=0) + 1], 0, -(-np.array(size) // block) - 1)
         assert (low * block >= start).all()
