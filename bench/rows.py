@@ -116,13 +116,13 @@ def _opened(file: Path) -> Iterator[FileIO]:
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a file of bench/results/. A file that cannot be read, or is not JSON lines, is a `UserError`."""
-    expected = "expected one JSON object a line, as --record writes them"
+    expected = "expected one JSON object a line, as --record writes them. Name another file"
     try:
         rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}; {expected}") from error
+        raise UserError(f"{file}: holds no rows ({getattr(error, 'strerror', None) or error}); {expected}") from error
     if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: holds other values than objects; {expected}")
+        raise UserError(f"{file}: holds no rows, but other values; {expected}")
     return rows
 
 

@@ -75,7 +75,7 @@ def test_a_damaged_row_is_refused_at_the_start(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "rows.jsonl"
     file.write_text('{"figure": 1}\n{"fig\n{"figure": 3}\n')
     assert run_cli("bench-train", "--record", str(file)) == 2
-    assert f"--record {file}: Unterminated string" in capsys.readouterr().err
+    assert f"--record {file}: holds no rows (Unterminated string" in capsys.readouterr().err
 
 
 def test_the_check_leaves_no_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from errors import UserError
 from parsing import parse_json, regular
@@ -15,6 +15,9 @@ from train.config.pretraining import Config
 from train.runs.folder import RunFolder
 
 Row = Mapping[str, Any]
+
+_SHOWN: Final = ("data", "encoder", "geometry", "pose", "train")
+"""Tables of a run's configuration of which a report shows values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +74,20 @@ def read_run(root: Path) -> Run:
             f"{root} is not a run's folder: {folder.config_file.name} is missing or empty; expected a folder that "
             "pretrain or finetune wrote. Name such a folder"
         )
-    config: Config | FinetuneConfig
-    if "pose" in tables:
-        config = load_config(FinetuneConfig, [folder.config_file], [])
+    # Other tables may hold what is not known here, such as a loss of one's own.
+    shown = {name: tables[name] for name in _SHOWN if name in tables}
+    kind = FinetuneConfig if "pose" in tables else Config
+    try:
+        config: Config | FinetuneConfig = load_config(kind, [], [], base=shown)
+    except UserError as error:
+        raise UserError(f"{folder.config_file}: {error}") from error
+    if isinstance(config, FinetuneConfig):
         starts = {"random": "from scratch", "imagenet": "from ImageNet"}
-        name, shown = starts.get(config.encoder.weights, "pre-trained"), ["keypoints_px", "depth"]
+        name, curves = starts.get(config.encoder.weights, "pre-trained"), ["keypoints_px", "depth"]
         validations = folder.read_validations()
     else:
-        config = load_config(Config, [folder.config_file], [])
-        name, shown, validations = root.name, ["positive_rank"], folder.read_probes()
-    rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in shown)]
+        name, curves, validations = root.name, ["positive_rank"], folder.read_probes()
+    rows = [row for row in folder.read_metrics() if all(type(row.get(key)) in (int, float) for key in curves)]
     if not rows:
         raise UserError(
             f"{root} has no rows in metrics.jsonl: it has not trained yet, or it is a result of 'probe', which takes "

@@ -183,7 +183,10 @@ def parse_index_file(data: bytes, file: str, remedy: str) -> IndexFile:
         UserError: it is not what `pack` or `index` wrote.
     """
     try:
-        return _INDEX_FILE.validate_python(parse_json(data))
+        content = parse_json(data)
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        return _INDEX_FILE.validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         why = "".join(f"{part}: " for part in first["loc"][-1:]) + first["msg"]

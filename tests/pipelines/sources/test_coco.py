@@ -108,7 +108,7 @@ def test_shards_keep_the_skeleton(root: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(packed.keypoints_px, index.keypoints_px)
     tiny_hands.write_hands(tmp_path / "hands", 2)
     pack(load_index(DataConfig(root=str(tmp_path / "hands"))), tmp_path / "hand_shards", per_shard=8, workers=1)
-    assert "skeleton" not in json.loads((tmp_path / "hand_shards" / "index.json").read_text())  # as it always was
+    assert json.loads((tmp_path / "hand_shards" / "index.json").read_text())["skeleton"] == "hand"
     assert load_shards(DataConfig("shards", str(tmp_path / "hand_shards"))).skeleton is HAND
 
 
