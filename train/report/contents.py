@@ -16,7 +16,7 @@ from train.runs.folder import RunFolder
 
 Row = Mapping[str, Any]
 
-_SHOWN: Final = ("data", "encoder", "geometry", "pose", "train")
+_SHOWN: Final[Sequence[str]] = ("data", "encoder", "geometry", "pose", "train")
 """Tables of a run's configuration of which a report shows values."""
 
 
@@ -76,9 +76,9 @@ def read_run(root: Path) -> Run:
         )
     # Other tables may hold what is not known here, such as a loss of one's own.
     shown = {name: tables[name] for name in _SHOWN if name in tables}
-    kind = FinetuneConfig if "pose" in tables else Config
+    kind: type[Config | FinetuneConfig] = FinetuneConfig if "pose" in tables else Config
     try:
-        config: Config | FinetuneConfig = load_config(kind, [], [], base=shown)
+        config = load_config(kind, [], [], base=shown)
     except UserError as error:
         raise UserError(f"{folder.config_file}: {error}") from error
     if isinstance(config, FinetuneConfig):
