@@ -20,6 +20,9 @@ FILES: Final = Path(__file__).parents[2] / "configs" / "studies"
 SCALES: Final = ("small", "paper")
 COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "holds")
 """Heads of the cells of `comparison_cells`."""
+_OF_THE_DISTANCE: Final = ("epe_cm", "auc")
+"""Metrics that count the distance to the camera. A read-out has it from the size of predicted bones alone, which shrink
+where it is unsure; so these metrics would measure the shrinking."""
 _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_error_px": "equivariance error, shifts"}
 _HEADS: Final = (*COMPARISON_HEADS[:5], "better by", "published", "the paper's sign", "interval without zero")
 
@@ -39,27 +42,36 @@ class StudyRows(NamedTuple):
     constant: Row
     maps: dict[str, dict[int, Row]]
 
+    def figures(self) -> list[Row]:
+        """The rows of all arms."""
+        return [row for by_seed in self.arms.values() for row in by_seed.values()]
+
     def seeds(self) -> list[int]:
         """The seeds with which any arm was measured."""
         return sorted({seed for rows in self.arms.values() for seed in rows})
 
     def last(self) -> Row:
         """The newest row of an arm."""
-        rows = [row for by_seed in self.arms.values() for row in by_seed.values()]
-        return max(rows, key=lambda row: int(row["place"].split()[-1]))
+        return max(self.figures(), key=lambda row: int(row["place"].split()[-1]))
 
 
 def study_rows(results: Path, study: str, scale: str) -> StudyRows:
-    """The rows of a study in the folder `results`; those of arms that its file has no more do not count."""
-    arms = read_toml(FILES / f"{study}.toml")["arms"].keys()
+    """The rows of a study in the folder `results`, without the distance to the camera where read-outs were measured.
+
+    Rows of arms that the study's file has no more do not count.
+    """
+    content = read_toml(FILES / f"{study}.toml")
+    arms = content["arms"].keys()
+    left_out = _OF_THE_DISTANCE if content["scales"].get(scale, {}).get("by") == "probe" else ()
     found = StudyRows({}, {}, {}, {})
     for row in rows_of(results / "experiments.jsonl"):
         if (row["study"], row["scale"]) != (study, scale):
             continue
         match row["kind"]:
             case "arm" if row["arm"] in arms:
-                found.arms.setdefault(row["arm"], {})[row["seed"]] = row
-            case "comparison" if {row["better"], row["than"]} <= arms:
+                kept = {key: value for key, value in row.items() if key not in left_out}
+                found.arms.setdefault(row["arm"], {})[row["seed"]] = kept
+            case "comparison" if {row["better"], row["than"]} <= arms and row["metric"] not in left_out:
                 found.claims[row["better"], row["than"], row["metric"]] = row
             case "constant":
                 found = found._replace(constant=row)
@@ -203,8 +215,10 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
         (metric, column)
         for metric in METRICS
         if metric in (wanted or {"pa_epe_cm", "epe_px"})
-        for column in (*(scale for scale in SCALES if found[scale].arms), "published")
-        if column != "published" or any(metric in figures for figures in published.values())
+        for column in (*SCALES, "published")
+        if any(
+            metric in figures for figures in (published.values() if column == "published" else found[column].figures())
+        )
     ]
 
     def cell(name: str, metric: str, column: str) -> str:
