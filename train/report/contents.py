@@ -26,6 +26,8 @@ class Run:
 
     Attributes:
         name: displayed name: the starting weights of fine-tuning, or the folder's name.
+        config: the tables `_SHOWN`; the others have their defaults.
+        loss: name of the loss, which may be unknown here.
         rows: rows of metrics.jsonl.
         validations: rows of validation.jsonl: validations of fine-tuning, probes of pre-training.
         evaluation: results of `evaluate`, or None.
@@ -34,6 +36,7 @@ class Run:
     folder: RunFolder
     name: str
     config: Config | FinetuneConfig
+    loss: str
     rows: Sequence[Row]
     validations: Sequence[Row]
     evaluation: Mapping[str, Any] | None
@@ -74,7 +77,7 @@ def read_run(root: Path) -> Run:
             f"{root} is not a run's folder: {folder.config_file.name} is missing or empty; expected a folder that "
             "pretrain or finetune wrote. Name such a folder"
         )
-    # Other tables may hold what is not known here, such as a loss of one's own.
+    # The other tables may hold what is not known here, such as a loss of one's own.
     shown = {name: tables[name] for name in _SHOWN if name in tables}
     kind: type[Config | FinetuneConfig] = FinetuneConfig if "pose" in tables else Config
     try:
@@ -94,7 +97,10 @@ def read_run(root: Path) -> Run:
             "no steps. Name a run of pretrain or finetune"
         )
     evaluation = root / "evaluation" / "metrics.json"
-    return Run(folder, name, config, rows, validations, read_json(evaluation) if evaluation.exists() else None)
+    loss = tables.get("loss", {})
+    loss_name = str(loss.get("name", "nt_xent")) if isinstance(loss, dict) else ""
+    results = read_json(evaluation) if evaluation.exists() else None
+    return Run(folder, name, config, loss_name, rows, validations, results)
 
 
 def read_runs(roots: Sequence[Path]) -> list[Run]:

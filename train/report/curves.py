@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from models.losses import LOSSES
 from skeleton import SKELETONS
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
@@ -51,22 +52,21 @@ def error_curves(found: Measured) -> list[Curves]:
 
 def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
     """Charts of the loss and of the rank of the positive."""
-    configs = [run.config for run in runs if isinstance(run.config, Config)]
-    if not configs:
-        return []
     runs = [run for run in runs if isinstance(run.config, Config)]
+    if not runs:
+        return []
     rows = [run.rows for run in runs]
     text = "The rank says how well the other view of an image is found among all other views of a batch."
-    losses, batches = {type(config.loss) for config in configs}, {config.train.batch for config in configs}
+    losses, batches = {LOSSES.get(run.loss) for run in runs}, {run.config.train.batch for run in runs}
+    loss = losses.pop() if len(losses) == 1 else None  # None, too, if it is not known here
     level = None
     if len(batches) == 1:
         (batch,) = batches
         text = f"Of the {2 * batch - 1} other views of a batch, one shows the same image. Its rank is at best 1."
-        if len(losses) == 1 and (chance := configs[0].loss.chance(batch)) is not None:
+        if loss is not None and (chance := loss().chance(batch)) is not None:
             level = chance[0], f"chance, {chance[1]}"
-    title = configs[0].loss.title if len(losses) == 1 else "loss"
     charts = [
-        line_chart(title, _lines(rows, "loss"), x_label="step", level=level),
+        line_chart("loss" if loss is None else loss.title, _lines(rows, "loss"), x_label="step", level=level),
         line_chart("Mean rank of the other view", _lines(rows, "positive_rank"), x_label="step", log=True),
     ]
     probes = [run.validations for run in runs]
