@@ -98,8 +98,10 @@ class Pretraining(Task[ContrastiveNetwork, StepResult]):
 
     def figures(self, result: StepResult) -> dict[str, float]:
         """The health of the embeddings, and the parts of the loss."""
-        parts = {**health(result.embeddings)._asdict(), **self.config.loss.parts(result.embeddings)}
-        return {name: figure.item() for name, figure in parts.items()}
+        of_loss, of_all = self.config.loss.parts(result.embeddings), health(result.embeddings)._asdict()
+        if same := of_loss.keys() & of_all.keys():
+            raise ValueError(f"parts of the loss {self.config.loss.title!r} are named as other figures: {sorted(same)}")
+        return {name: figure.item() for name, figure in (of_all | of_loss).items()}
 
     def log_start(self, index: Index, loader: Loader, steps_per_epoch: int) -> None:
         """Log sizes, backend and optimiser, and the sources' rows of a batch if there are several."""

@@ -157,7 +157,7 @@ class Trainer:
             UserError: the file cannot be read, or belongs to another run, dataset or model.
         """
         saved = load_checkpoint(path)
-        difference = first_difference(saved["config"], to_dict(self.config))
+        difference = first_difference(saved["config"], self.config)
         if difference is not None:
             raise UserError(f"{path} is of another run: {difference}. Put a checkpoint of this run there.")
         for key in (*task.state_dict(), "bad_files", "images"):

@@ -33,7 +33,10 @@ class Loss(ABC):
         """
 
     def parts(self, embeddings: Tensor) -> dict[str, Tensor]:
-        """Further figures for metrics.jsonl: scalars of the same embeddings. By default there are none."""
+        """Further figures for metrics.jsonl: scalars of the same embeddings. By default there are none.
+
+        Their names differ from those of `models.health.Health`.
+        """
         return {}
 
     def chance(self, samples: int) -> tuple[float, str] | None:

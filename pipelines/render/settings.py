@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+import numpy as np
 import torch
 
 from machine.cores import available_cores
 from pipelines.config import PipelinesConfig
-from pipelines.samples.image_sizes import largest_pixels, samples_in_chunk
+from pipelines.samples.image_sizes import largest_pixels
 from pipelines.samples.index import Index
 from pipelines.views.augmentation import GeometryConfig
 from pipelines.views.plan import MAX_HALVINGS, most_halvings
-from pipelines.views.regions import decode_regions
+from pipelines.views.regions import regions_pay
+
+_CHUNK_BYTES: Final = 2**28
+"""Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
+
+_MOST: Final = 256
+"""Largest number of samples in a chunk; more are not faster."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,11 @@ def choose_settings(
         prefetch=config.prefetch,
         views=views,
         hw_decoder_load=config.hw_decoder_load,
-        regions=decode_regions(config.decode, pixels, on_gpu=on_gpu),
+        regions=regions_pay(config.decode, pixels, on_gpu=on_gpu),
         halvings=MAX_HALVINGS if geometry is None else most_halvings(index.box_px, geometry),
     )
+
+
+def samples_in_chunk(pixels: int) -> int:
+    """Number of images of this many pixels for a chunk; a few such chunks fit into memory."""
+    return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))

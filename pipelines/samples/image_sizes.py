@@ -20,12 +20,6 @@ _SAMPLED: Final = 32
 _PLACES: Final = 4
 """Number of places in data at an address where images are read."""
 
-_CHUNK_BYTES: Final = 2**28
-"""Largest size of a chunk's decoded images, in bytes. A few chunks are in memory at once."""
-
-_MOST: Final = 256
-"""Largest number of samples in a chunk; more are not faster."""
-
 
 def read_upright_size_px(read: Callable[[], bytes]) -> tuple[int, int] | None:
     """Height and width of an image, EXIF orientation applied; None if it cannot be read or is not an image."""
@@ -60,8 +54,3 @@ def largest_pixels(index: Index) -> int:
     """Number of pixels of the largest image in a sample of the index, as it is stored; 0 if none can be read."""
     sizes_px = upright_sizes_px(index, spread(index, len(index), _SAMPLED))
     return int(sizes_px.prod(axis=1).max(initial=0))
-
-
-def samples_in_chunk(pixels: int) -> int:
-    """Number of images of this many pixels for a chunk; a few such chunks fit into memory."""
-    return int(np.clip(_CHUNK_BYTES // (3 * max(pixels, 1)), 1, _MOST))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -56,16 +56,21 @@ def _load(config: DataConfig, verify: bool) -> Index:
     return dataclasses.replace(index, box_px=box_px)
 
 
+_CHOICES: Final = ("split", "part", "versions", "label_fraction", "bad_list", "box", "center_frac")
+"""Keys that choose images of a dataset, or what is taken of them."""
+
+
 def _whole(config: DataConfig) -> Iterator[Index]:
     """Load the whole dataset of a configuration, in as many indices as its layout needs."""
     if config.source == "shards":
         yield _load_source(dataclasses.replace(config, split="all"), verify=False)
         return
     choices: tuple[dict[str, Any], ...] = ({}, {"split": "val"}, {"part": "evaluation"})
-    of_dataset = {name: getattr(config, name) for name in ("source", "root", "annotations", "regressor")}
+    defaults = DataConfig()
+    chosen = {name: getattr(defaults, name) for name in _CHOICES}
     for choice in choices:  # in YouTube3DHands, "all" does not include "val"
         with suppress(UserError):  # the dataset has no such part or split
-            yield _load_source(DataConfig(**of_dataset, **choice), verify=False)
+            yield _load_source(dataclasses.replace(config, **{**chosen, **choice}), verify=False)
 
 
 def _load_source(config: DataConfig, verify: bool) -> Index:

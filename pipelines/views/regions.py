@@ -25,7 +25,7 @@ _MARGIN_PX: Final = 2
 """Pixels added around a region: decoders that interpolate chroma may differ at its border."""
 
 
-def decode_regions(decode: Literal["auto", "whole", "region"], largest_pixels: int, *, on_gpu: bool) -> bool:
+def regions_pay(decode: Literal["auto", "whole", "region"], largest_pixels: int, *, on_gpu: bool) -> bool:
     """Whether regions are decoded, given `PipelinesConfig.decode` and the pixels of the largest sampled image."""
     return decode == "region" or (decode == "auto" and not on_gpu and largest_pixels >= LEAST_PIXELS)
 

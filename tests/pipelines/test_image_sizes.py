@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.samples.image_sizes import largest_pixels, samples_in_chunk, spread
+from pipelines.render.settings import samples_in_chunk
+from pipelines.samples.image_sizes import largest_pixels, spread
 from pipelines.samples.index import Index
 from pipelines.samples.store import JoinedStore, SelectedStore, Store
 from pipelines.sources.shards.shard_store import Shards, ShardStore

@@ -105,11 +105,11 @@ def test_a_loss_is_read_from_files_with_and_without_its_name(tmp_path: Path) -> 
     file.write_text(to_toml(config))
     assert load(files=[file]) == config
     saved = to_dict(load("loss.temperature=0.1"))
-    assert first_difference(saved, to_dict(config)) == "loss.name: was 'nt_xent', is now 'vicreg'"
+    assert first_difference(saved, config) == "loss.name: was 'nt_xent', is now 'vicreg'"
     del saved["loss"]["name"]
-    assert first_difference(saved, to_dict(load("loss.temperature=0.1"))) is None
+    assert first_difference(saved, load("loss.temperature=0.1")) is None
     assert load_config(Config, [], [], base=saved) == load("loss.temperature=0.1")
-    assert first_difference(saved, to_dict(config)) == "loss.name: was 'nt_xent', is now 'vicreg'"
+    assert first_difference(saved, config) == "loss.name: was 'nt_xent', is now 'vicreg'"
 
 
 def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:
@@ -122,9 +122,19 @@ def test_a_file_s_errors_name_the_file(tmp_path: Path) -> None:
 def test_what_a_resumed_run_may_change() -> None:
     before = to_dict(load())
     free = load("run.log_every=7", "pipelines.backend=dali", "train.recompute=always", "data.root=/elsewhere")
-    assert first_difference(before, to_dict(free)) is None
-    assert first_difference(before, to_dict(load("optim.lr=1e-3"))) == "optim.lr: was None, is now 0.001"
-    assert first_difference(before, to_dict(load("train.micro_batch=256"))) is not None
+    assert first_difference(before, free) is None
+    assert first_difference(before, load("optim.lr=1e-3")) == "optim.lr: was None, is now 0.001"
+    assert first_difference(before, load("train.micro_batch=256")) is not None
+
+
+def test_a_run_of_an_earlier_version_had_the_defaults_of_the_keys_that_it_lacks(two_sources: Path) -> None:
+    before = to_dict(load(files=[two_sources]))
+    del before["appearance"], before["optim"]["lars"], before["data"][1]["label_seed"]
+    assert first_difference(before, load(files=[two_sources])) is None
+    changed = load("optim.lars=weights", files=[two_sources])
+    assert first_difference(before, changed) == "optim.lars: was 'all', is now 'weights'"
+    changed = load("data.1.label_seed=3", files=[two_sources])
+    assert first_difference(before, changed) == "data.1.label_seed: was 0, is now 3"
 
 
 @pytest.fixture
@@ -144,10 +154,10 @@ def test_several_sources_are_an_array_of_tables(two_sources: Path, tmp_path: Pat
     file.write_text(to_toml(config))
     assert load(files=[file]) == config
     before = to_dict(config)
-    assert first_difference(before, to_dict(load("data.0.root=moved", files=[two_sources]))) is None
-    changed = first_difference(before, to_dict(load("data.0.weight=3", files=[two_sources])))
+    assert first_difference(before, load("data.0.root=moved", files=[two_sources])) is None
+    changed = first_difference(before, load("data.0.weight=3", files=[two_sources]))
     assert changed == "data.0.weight: was 1.0, is now 3.0"
-    assert first_difference(before, to_dict(load())) is not None
+    assert first_difference(before, load()) is not None
 
 
 def test_one_source_may_be_written_either_way(tmp_path: Path) -> None:

@@ -42,10 +42,6 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """Pattern of a name and its meaning in the "Attributes" of a docstring."""
 
 
-ADDED = {"pose.skeleton": "hand", "loss.name": "nt_xent", "optim.lars": "all"}
-"""Keys that runs of earlier versions lack, with the value that they used."""
-
-
 def to_dict(config: object) -> dict[str, Any]:
     """Nested tables of a configuration, without keys that are None, which TOML cannot express."""
     tables: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="json", exclude_none=True)
@@ -80,10 +76,14 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first change that a resumed run must not make, as "key: was x, is now y"; None if there is none."""
-    before, after = dict(flatten(saved)), dict(flatten(now))
-    before = {key: value for key, value in ADDED.items() if key in after} | before
+def first_difference(saved: Mapping[str, Any], config: object) -> str | None:
+    """The first change that a resumed run must not make, as "key: was x, is now y"; None if there is none.
+
+    A key that the saved tables lack, as those of an earlier version may, counts with its default.
+    """
+    after, defaults = dict(flatten(to_dict(config))), dict(flatten(to_dict(type(config)())))
+    before = {key: defaults[plain] for key in after if (plain := without_numbers(key)) in defaults}
+    before.update(flatten(saved))
     for key in sorted(before.keys() | after.keys(), key=lambda key: (not key.endswith(".name"), key)):  # names explain
         free = without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
         if not free and before.get(key) != after.get(key):

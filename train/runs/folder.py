@@ -118,7 +118,7 @@ class RunFolder:
                 f"{self.config_file} is of another command's run: it has [{min(saved.keys() - now.keys())}], this one "
                 f"has [{min(now.keys() - saved.keys())}]. Name another folder with --set run.out=..."
             )
-        difference = first_difference(saved, now)
+        difference = first_difference(saved, config)
         if difference is not None:
             raise UserError(
                 f"{self.config_file} is of another run: {difference}. Resume with the configuration that it was "
