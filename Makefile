@@ -58,7 +58,7 @@ photographs: $(STAMP)  ## pre-train on photographs of hands, and classify them; 
 	    --title "Pre-training on photographs of hands" --out runs/photographs.html
 
 test: lint  ## lint, types and the tests that end within minutes, on the CPU
-	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-long: $(STAMP)  ## the slower proofs, about an hour on two cores; with RECORD=1 their rows go to bench/results/
 	CUDA_VISIBLE_DEVICES= $(BIN)/pytest -q -m slow --durations=0 $(if $(RECORD),--record)
