@@ -201,7 +201,7 @@ def scan(shard: Path) -> Scanned:
             at = end
         if at == 0 and cut is None and start.strip(b"\0"):
             raise UserError(f"{shard}: not a tar file: it begins with no header. Leave it out of the shards.")
-        ended_early = cut or _why_ended(file, at)
+        ended_early = cut or _why_ended(file, min(at, status.st_size))  # a damaged size may lie far beyond the file
     table = np.array(places, np.int64).reshape(-1, len(_COLUMNS))
     return Scanned(table, status.st_size, status.st_mtime_ns, dict(skipped), ended_early)
 

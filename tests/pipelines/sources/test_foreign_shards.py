@@ -23,7 +23,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 import webdataset  # type: ignore[import-untyped]
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
@@ -279,6 +279,7 @@ PATCHES = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(PATCHES, st.booleans(), st.integers(0, len(BASIS)))
+@example([(154, b"\0\0\x01"), (124, b"\x80" + b"\xff" * 11)], True, 0)  # a member of 10^26 bytes that is no file
 def test_mutated_tars_end_and_every_place_is_within_the_file(
     patches: list[tuple[int, bytes]], is_summed: bool, cut: int
 ) -> None:
