@@ -36,7 +36,7 @@ from pipelines.render.runner import FileDecoder, Outputs, run_chunks
 from pipelines.render.settings import choose_settings
 from pipelines.samples.index import Index
 from pipelines.samples.order import Schedule
-from pipelines.samples.store import Follower
+from pipelines.samples.store import Prefetch
 from pipelines.views.augmentation import Augmentation
 
 
@@ -96,7 +96,7 @@ class Loader:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
-        self._follower = Follower()
+        self._prefetch = Prefetch()
 
     def __enter__(self) -> Loader:
         return self
@@ -115,7 +115,7 @@ class Loader:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
         if self._stop.is_set():
             raise RuntimeError(CLOSED)
-        self._follower = self._index.follow(self._schedule.samples)
+        self._prefetch = self._index.prefetch(self._schedule.samples)
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
         while (item := self._batches.get()) is not None:
@@ -129,7 +129,7 @@ class Loader:
     def stop(self) -> None:
         """Tell the threads to end, without waiting for them."""
         self._stop.set()
-        self._follower.close()
+        self._prefetch.close()
 
     def close(self) -> None:
         """Stop the threads and free the memory of the pipelines."""
@@ -182,7 +182,7 @@ class Loader:
                 finish()
             if row < len(batch):  # the loader was stopped
                 return
-            self._follower.done()
+            self._prefetch.done()
             yield replace(batch, bad=torch.cat(bad))
 
     def chunks(self) -> Iterator[Chunk]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,7 +25,7 @@ from pipelines.views.augmentation import Augmentation
 from pipelines.views.plan import Plan
 
 
-class Renderer:
+class Renderer(ABC):
     """Builds a DALI pipeline, and turns its outputs into views. This base class has the pipeline that only decodes."""
 
     def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
@@ -34,21 +35,26 @@ class Renderer:
         """The pipeline whose outputs `write` takes."""
         return decode_pipeline(self._settings, chunks)
 
+    @abstractmethod
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """Write the views of a chunk into `views`, whose tensors have as many rows.
 
         Returns:
             A function that waits until the views are finished; call it before reading them.
         """
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most have nothing to free
         """Free threads and memory."""
 
 
 def make_renderer(settings: Settings, augmentation: Augmentation) -> Renderer:
     """Make the renderer of the backend."""
-    return {"dali": DaliViews, "cpu": CpuViews, "fused": FusedViews}[settings.backend](settings, augmentation)
+    kinds: dict[str, type[DaliViews | CpuViews | FusedViews]] = {
+        "dali": DaliViews,
+        "cpu": CpuViews,
+        "fused": FusedViews,
+    }
+    return kinds[settings.backend](settings, augmentation)
 
 
 class DaliViews(Renderer):

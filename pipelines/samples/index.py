@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from errors import UserError
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.store import Follower, SelectedStore, Steps, Store
+from pipelines.samples.store import Prefetch, SelectedStore, Steps, Store
 from pipelines.views.augmentation import GeometryConfig
 from skeleton import HAND, Skeleton
 
@@ -192,9 +192,9 @@ class Index:
                 "this file cannot be read, replace or remove it."
             ) from error
 
-    def follow(self, steps: Steps) -> Follower:
+    def prefetch(self, steps: Steps) -> Prefetch:
         """Let the store prepare for the samples of the coming steps."""
-        return Follower() if self.store is None else self.store.follow(steps)
+        return Prefetch() if self.store is None else self.store.prefetch(steps)
 
 
 def read_file(path: str) -> bytes:

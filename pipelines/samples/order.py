@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,19 +47,19 @@ def build_order(index: Index, *, batch: int, seed: int) -> Order:
     return MixtureOrder([source.count for source in index.sources], rows, length, seed=seed, blocks=blocks)
 
 
-class Order:
+class Order(ABC):
     """The sample at each place of every epoch of `length` places."""
 
     length: int
     seed: int
 
+    @abstractmethod
     def samples(self, epoch: int, places: IntArray) -> IntArray:
         """The samples (N,) int64, rows of the index, at `places` (N,) of an epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def substitutes(self, epoch: int, place: int, attempts: int) -> IntArray:
         """Samples (attempts,) int64 of the same source to try, in this order, in place of a bad one."""
-        raise NotImplementedError
 
     def epochs(self, positions: IntArray) -> list[tuple[int, IntArray]]:
         """The epochs of ascending global `positions`, with the places of the positions in each."""

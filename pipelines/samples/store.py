@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -19,7 +20,7 @@ def in_order(count: int, each: int) -> list[IntArray]:
     return [np.arange(first, min(first + each, count)) for first in range(0, count, each)]
 
 
-class Follower:
+class Prefetch:
     """Follows the progress of a loader. This base class does nothing."""
 
     def done(self) -> None:
@@ -29,7 +30,7 @@ class Follower:
         """No further step will be read; whoever waits for a sample gets a RuntimeError."""
 
 
-class Store:
+class Store(ABC):
     """Reads the files of samples, by row.
 
     Attributes:
@@ -38,17 +39,17 @@ class Store:
 
     is_remote = False
 
+    @abstractmethod
     def read(self, row: int) -> bytes:
         """The bytes of a sample's file; any thread may call it.
 
         Raises:
             OSError: they cannot be read.
         """
-        raise NotImplementedError
 
-    def follow(self, steps: Steps) -> Follower:
+    def prefetch(self, steps: Steps) -> Prefetch:
         """Prepare for these steps in the background. `read` gives the same bytes with and without it."""
-        return Follower()
+        return Prefetch()
 
 
 class SelectedStore(Store):
@@ -61,9 +62,9 @@ class SelectedStore(Store):
         """See `Store`."""
         return self._store.read(int(self.rows[row]))
 
-    def follow(self, steps: Steps) -> Follower:
+    def prefetch(self, steps: Steps) -> Prefetch:
         """See `Store`."""
-        return self._store.follow(lambda: (self.rows[rows] for rows in steps()))
+        return self._store.prefetch(lambda: (self.rows[rows] for rows in steps()))
 
 
 class JoinedStore(Store):
@@ -87,10 +88,10 @@ class JoinedStore(Store):
         number = bisect_right(self._first, row) - 1
         return self._reads[number](row - self._first[number])
 
-    def follow(self, steps: Steps) -> Follower:
+    def prefetch(self, steps: Steps) -> Prefetch:
         """See `Store`."""
-        return _Followers([
-            store.follow(lambda number=number: self._part(steps, number))  # type: ignore[misc]
+        return _Prefetches([
+            store.prefetch(lambda number=number: self._part(steps, number))  # type: ignore[misc]
             for number, store in enumerate(self._stores)
             if store is not None
         ])  # fmt: skip
@@ -102,14 +103,14 @@ class JoinedStore(Store):
             yield rows[(rows >= first) & (rows < end)] - first
 
 
-class _Followers(Follower):
-    def __init__(self, followers: Sequence[Follower]) -> None:
-        self._followers = followers
+class _Prefetches(Prefetch):
+    def __init__(self, parts: Sequence[Prefetch]) -> None:
+        self._parts = parts
 
     def done(self) -> None:
-        for follower in self._followers:
-            follower.done()
+        for prefetch in self._parts:
+            prefetch.done()
 
     def close(self) -> None:
-        for follower in self._followers:
-            follower.close()
+        for prefetch in self._parts:
+            prefetch.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,17 @@ def test_a_chunk_of_unknown_images_is_as_large_as_one_of_small_images() -> None:
     assert samples_in_chunk(0) == 256
 
 
-class FarShards(Shards):
+class NearShards(Shards):
+    """Shards whose places are looked at, and nothing else."""
+
+    def table(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
+        raise AssertionError(shard)
+
+
+class FarShards(NearShards):
     """Shards of which each is downloaded when an image of it is read."""
 
     is_remote = True
@@ -50,7 +61,7 @@ class FarShards(Shards):
 def test_sizes_are_read_at_few_places_of_data_at_an_address() -> None:
     """Whatever is wrapped around the shards: four runs of images, where local data are read all over."""
     tables = {"offset": np.zeros(1000, np.int64), "size": np.zeros(1000, np.int64)}
-    far, near = (ShardStore(shards(), [0], tables, verify=False) for shards in (FarShards, Shards))
+    far, near = (ShardStore(shards(), [0], tables, verify=False) for shards in (FarShards, NearShards))
     stores: dict[str, tuple[Store | None, int]] = {
         "shards at an address": (far, 4), "some of them": (SelectedStore(far, np.arange(1000)), 4),
         "joined with files": (JoinedStore([near.read, far.read], [None, far], [500, 500]), 4),

@@ -119,17 +119,17 @@ def _read_ahead(index: Index, settings: Settings) -> Iterator[_Read]:
     """Read all samples in batches; as many batches at once as the decoder has threads."""
     steps = in_order(len(index), settings.chunk_size)
     batches = (rows.tolist() for rows in steps)
-    follower = index.follow(lambda: iter(steps))
+    prefetch = index.prefetch(lambda: iter(steps))
     with ThreadPoolExecutor(settings.threads, thread_name_prefix="read") as pool:
         reading = deque(pool.submit(_read, index, rows) for rows in islice(batches, settings.threads))
         try:
             while reading:
                 read = reading.popleft().result()
                 reading.extend(pool.submit(_read, index, rows) for rows in islice(batches, 1))
-                follower.done()
+                prefetch.done()
                 yield read
         finally:
-            follower.close()
+            prefetch.close()
             pool.shutdown(cancel_futures=True)
 
 

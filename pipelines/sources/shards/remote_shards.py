@@ -20,7 +20,7 @@ from errors import Outage, UserError
 from machine.user_cache import user_cache
 from pipelines.arrays import IntArray
 from pipelines.config import DataConfig
-from pipelines.samples.store import Follower, Steps
+from pipelines.samples.store import Prefetch, Steps
 from pipelines.sources.remote.address import ATTEMPTS, Remote, Stopped, wait_s
 from pipelines.sources.remote.cache import FOLDER_ENDING, Cache, NoRoom, WrongBytes, on_disk
 from pipelines.sources.shards.index_file import INDEX_FILE, Table, parse_index_file, read_table, table_name
@@ -161,7 +161,7 @@ class RemoteShards(Shards):
             log.warning("%s; attempt %d of %d", what, failed + 1, ATTEMPTS)
         raise Outage(f"{what}. Make room, raise data.cache_gb, or name another folder.")
 
-    def follow(self, steps: Steps) -> Follower:
+    def prefetch(self, steps: Steps) -> Prefetch:
         """See `Shards`."""
         started = _Ahead(steps(), self._fetch_ahead, shards=2 * self._window, rows=self.content.samples)
         self._stop = started.stop
@@ -176,7 +176,7 @@ class RemoteShards(Shards):
             self._start(shard, now, stop)
 
 
-class _Ahead(Follower):
+class _Ahead(Prefetch):
     """Has the shards of the coming steps fetched, after each step anew.
 
     Args:
@@ -203,11 +203,11 @@ class _Ahead(Follower):
         self._fetch([*near], self.stop)
 
     def done(self) -> None:
-        """See `Follower`."""
+        """See `Prefetch`."""
         if self._coming:
             self._coming.popleft()
         self._look_ahead()
 
     def close(self) -> None:
-        """See `Follower`. A download ends after the request that is under way."""
+        """See `Prefetch`. A download ends after the request that is under way."""
         self.stop.set()

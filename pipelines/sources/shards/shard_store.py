@@ -8,6 +8,7 @@ import os
 import tarfile
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from errors import UserError
 from pipelines.arrays import IntArray
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_FILE_BYTES
-from pipelines.samples.store import Follower, Steps, Store
+from pipelines.samples.store import Prefetch, Steps, Store
 from pipelines.sources.shards.index_file import IndexFile, read_index_file, read_table, shards_in_words, table_name
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Descriptor:
             os.close(self.number)
 
 
-class Shards:
+class Shards(ABC):
     """Reads from numbered shards; any thread may.
 
     Attributes:
@@ -58,10 +59,11 @@ class Shards:
     folder: Path
     is_remote = False
 
+    @abstractmethod
     def table(self, name: str) -> Table:
         """Read a table of the index. Damage is a `UserError`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, shard: int, offset: int, size: int, crc32: int | None) -> bytes:
         """The `size` bytes at `offset` of a shard.
 
@@ -71,11 +73,10 @@ class Shards:
         Raises:
             OSError: the shard cannot be read, is cut, or has other bytes.
         """
-        raise NotImplementedError
 
-    def follow(self, steps: Steps) -> Follower:
-        """Prepare for the shards (N,) of the rows of each step, see `Store.follow`."""
-        return Follower()
+    def prefetch(self, steps: Steps) -> Prefetch:
+        """Prepare for the shards (N,) of the rows of each step, see `Store.prefetch`."""
+        return Prefetch()
 
 
 class LocalShards(Shards):
@@ -186,14 +187,14 @@ class ShardStore(Store):
         crc32 = None if self._crc32 is None else int(self._crc32[row])
         return self._bytes(row, int(self._offset[row]), int(self._size[row]), crc32)
 
-    def follow(self, steps: Steps) -> Follower:
+    def prefetch(self, steps: Steps) -> Prefetch:
         """See `Store`."""
         first = np.array(self._first, np.int64)
 
         def shards_of(rows: IntArray) -> IntArray:
             return np.searchsorted(first, rows, side="right") - 1
 
-        return self._shards.follow(lambda: map(shards_of, steps()))
+        return self._shards.prefetch(lambda: map(shards_of, steps()))
 
     def name(self, row: int) -> str:
         """Shard and member name of a sample, read from the tar, for messages."""

@@ -429,7 +429,7 @@ from pipelines.sources import load_index
 from pipelines.sources.remote import address
 address.PIECE_BYTES = 50_000
 index = load_index(DataConfig("shards", sys.argv[1], cache=sys.argv[2]))
-follower = index.follow(lambda: iter([np.arange(len(index))]))
+prefetch = index.prefetch(lambda: iter([np.arange(len(index))]))
 index.read(70)
 """
 
