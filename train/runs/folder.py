@@ -175,11 +175,15 @@ def versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The checkout's commit, marked if files have changed."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """The checkout's commit, marked if files other than the rows of measurements have changed."""
+
+    def git(*words: str) -> str:
+        place = Path(__file__).parent
+        return subprocess.check_output(["git", *words], cwd=place, stderr=subprocess.DEVNULL, text=True, timeout=10)
+
     try:
-        return subprocess.check_output(
-            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
+        commit = git("rev-parse", "--short=12", "HEAD").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)bench/results")
+        return f"{commit}-dirty" if changed else commit
     except (OSError, subprocess.SubprocessError):
         return "unknown"
