@@ -24,8 +24,9 @@ OUT.csv has a row for each hand: file,x0,y0,x1,y1,hand,confidence,wrist_x,wrist_
 - confidence: score of MediaPipe's palm detector, 0 to 1.
 - wrist_x to little_tip_y: the 21 landmarks, in the pixels of the box.
 
-The same command continues a run that was stopped. OUT.csv.job says what that command was; another folder or other
-options are refused.
+The rows are collected in OUT.csv.part, which replaces OUT.csv when all images were searched. The same command continues
+a run that was stopped. It searches images that OUT.csv does not have yet, and keeps the lines that are there, such as
+those that were corrected by hand. OUT.csv.job says what the command was; another folder or other options are refused.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import io
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -57,7 +59,11 @@ LANDMARKS = ["wrist", *(f"{finger}_{joint}" for finger in FINGERS for joint in (
 COLUMNS = ["file", "x0", "y0", "x1", "y1", "hand", "confidence"]
 COLUMNS += [f"{name}_{axis}" for name in LANDMARKS for axis in "xy"]
 HEADER = ",".join(COLUMNS) + "\r\n"
+HANDS = ("left", "right", "none", "unreadable")
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+NOT_READ = (".heic", ".heif", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".jp2", ".jxl")
+"""Endings of images that the trainer cannot decode."""
+
 GRAPH = "mediapipe/modules/hand_landmark/hand_landmark_tracking_cpu.binarypb"
 
 OTHER_HAND = {"Left": "right", "Right": "left"}
@@ -68,6 +74,9 @@ PALM_LANDMARKS = [0, 5, 9, 13, 17, 1, 2]
 
 BORDER = 0.5
 """Border for the second look, as a share of the image's sides. The detector misses hands that fill the image."""
+
+LONGEST_PX = 16_000
+"""Longest side of an image that is searched as it is. With a border, MediaPipe's OpenCV ends beyond 32,766 pixels."""
 
 CHUNK = 4
 """Images that a process takes at once."""
@@ -143,12 +152,20 @@ def rows_of(file: tuple[str, str]) -> list[list[str]]:
         image = None
     if image is None:
         return [row_without_hand(name, "unreadable")]
-    hands = sorted(find_hands(image), key=lambda hand: hand.box_px)
+    try:
+        hands = sorted(find_hands(image), key=lambda hand: hand.box_px)
+    except RuntimeError:  # MediaPipe's graph has failed and stays so; `find_all` names the image
+        os._exit(1)
     return [hand.row(name) for hand in hands] or [row_without_hand(name, "none")]
 
 
 def find_hands(image: np.ndarray) -> list[FoundHand]:
     """The hands in an image (H, W, 3) BGR. If there is none, it is searched again with a border around it."""
+    size_px = np.array(image.shape[1::-1])
+    if (shrink := LONGEST_PX / size_px.max()) < 1:
+        smaller_px = np.maximum(np.rint(shrink * size_px), 1).astype(int)
+        found = find_hands(cv2.resize(image, smaller_px.tolist(), interpolation=cv2.INTER_AREA))
+        return [hand._replace(landmarks_px=hand.landmarks_px * (size_px / smaller_px)) for hand in found]
     return find_with_border(image, 0) or find_with_border(image, BORDER)
 
 
@@ -173,12 +190,13 @@ def points(marks: Any) -> np.ndarray:
     return np.array([(mark.x, mark.y) for mark in marks])
 
 
-def images_under(root: Path) -> list[str]:
+def images_under(root: Path) -> tuple[list[str], Counter[str]]:
     """Names of the images in a folder and below it, sorted; the same that `data.source = "folder"` finds.
 
-    Hidden ones are left out. Links to folders are followed, after the folders.
+    Hidden ones are left out. Links to folders are followed, after the folders. The counter has what else is left out:
+    images of other formats by their ending, broken links, and images that are no regular files.
     """
-    names, seen = [], set()
+    names, left_out, seen = [], Counter[str](), set()
     folders, links = [""], list[str]()
     while folders or links:
         inside = folders.pop() if folders else links.pop(0)
@@ -186,13 +204,20 @@ def images_under(root: Path) -> list[str]:
         entries = [] if real in seen else sorted(os.scandir(root / inside), key=lambda entry: entry.name)
         seen.add(real)
         for entry in entries:
+            ending = Path(entry.name).suffix.lower()
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
                 (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
-            elif entry.is_file() and entry.name.lower().endswith(ENDINGS):
+            elif ending in NOT_READ:
+                left_out[ending] += 1
+            elif ending not in ENDINGS:
+                continue
+            elif entry.is_file():
                 names.append(inside + entry.name)
-    return sorted(names)
+            else:
+                left_out["broken links" if entry.is_symlink() else "pipes or devices"] += 1
+    return sorted(names), left_out
 
 
 def fits_in_a_line(name: str) -> bool:
@@ -206,33 +231,69 @@ def refuse(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def refuse_another_job(job_file: Path, job: dict[str, Any]) -> None:
-    """Refuse to continue the file of another folder or of other options."""
+def begin(file: BinaryIO, job: dict[str, Any], *, has_rows: bool) -> None:
+    """Write down what is done. Refuse to add to the rows of another folder or of other options."""
     try:
-        begun = json.loads(job_file.read_bytes())
-    except (FileNotFoundError, ValueError):  # OUT.csv was moved without it, or it was being written
-        return
-    for key, value in job.items():
-        if begun.get(key) != value:
+        begun = json.loads(file.read() or "{}")
+    except (ValueError, RecursionError):
+        begun = None
+    if not isinstance(begun, dict) or (begun and begun.keys() != job.keys()):
+        refuse(f"{file.name}: not what this script writes there. Move or remove it, or name another OUT.csv.")
+    for key in begun if has_rows else ():
+        if begun[key] != job[key]:
             refuse(
-                f"{job_file}: the boxes were begun with {key} {begun.get(key)}, not {value}. Give the same, or "
+                f"{file.name}: the boxes were begun with {key} {begun[key]}, not {job[key]}. Give the same, or "
                 "name another file. If only the folder has moved, remove this one."
             )
+    file.seek(0)
+    file.write(json.dumps(job).encode() + b"\n")
+    file.truncate()
+    file.flush()
 
 
-def rows_so_far(out: BinaryIO) -> list[list[str]]:
-    """The rows that an earlier run finished. A cut line, and the rows of the last image, are removed from the file."""
-    content = out.read()
-    if content and not content.startswith(HEADER.encode()):
-        refuse(f"{out.name}: line 1 is {content[:80]!r}; expected {HEADER.strip()!r}. Name another file.")
-    lines = content[len(HEADER) : content.rfind(b"\n") + 1].splitlines(keepends=True)
-    rows = list(csv.reader(line.decode() for line in lines))
+def rows_in(content: bytes, file: str) -> list[list[str]]:
+    """The rows of OUT.csv or OUT.csv.part. Anything that this script would not write is refused."""
+    rows = []
+    try:
+        lines = csv.reader(content.decode("utf-8-sig").splitlines())
+        if (header := [cell.strip() for cell in next(lines, [])]) != COLUMNS and content:
+            refuse(f"{file}: line 1 is {','.join(header)[:80]!r}; expected {HEADER.strip()!r}. Name another OUT.csv.")
+        for row in filter(None, lines):
+            if len(row) < 6 or row[5].strip() not in HANDS:
+                expected = f"{', '.join(COLUMNS[:6])} and so on, with hand {', '.join(HANDS)}"
+                refuse(f"{file}, line {lines.line_num}: {','.join(row)[:80]!r}; expected {expected}. Mend this line.")
+            row[5] = row[5].strip()
+            rows.append(row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        refuse(f"{file}: no CSV in UTF-8 ({error}). Mend it, or name another OUT.csv.")
+    return rows
+
+
+def rows_so_far(part: BinaryIO) -> list[list[str]]:
+    """The rows that a stopped run finished. A cut line, and the rows of the last image, are removed from the file."""
+    content, header = part.read(), HEADER.encode()
+    whole = content[: max(content.rfind(b"\n") + 1, len(header))]
+    rows = [] if header.startswith(content) else rows_in(whole, part.name)
     finished = [row for row in rows if row[0] != rows[-1][0]]  # an image's rows stand together
-    out.seek(0)
-    out.write(HEADER.encode())
-    out.seek(len(HEADER) + sum(map(len, lines[: len(finished)])))
-    out.truncate()
+    part.seek(0)
+    part.write(header + as_csv(finished))
+    part.truncate()
     return finished
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file, completely or not at all."""
+    new = file.with_name(f"{file.name}.new.part")
+    try:
+        with new.open("wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        if file.exists():
+            shutil.copymode(file, new)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
@@ -243,28 +304,60 @@ def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
 
 
 def find_all(root: Path, names: Sequence[str], args: argparse.Namespace) -> Iterator[list[list[str]]]:
-    """The rows of each image, in order, found by several processes."""
+    """The rows of each image, in order, found by several processes.
+
+    When a process ends, the next images are searched one by one; the one that ends its process again is "unreadable".
+    """
+    files, done = [(str(root), name) for name in names], 0
+    window = 64 * CHUNK * args.jobs
+    while done < len(files):
+        try:
+            with processes(args.jobs, args) as pool:
+                while done < len(files):
+                    for rows in pool.map(rows_of, files[done : done + window], chunksize=CHUNK):
+                        done += 1
+                        yield rows
+        except BrokenProcessPool:
+            with processes(1, args) as pool:
+                pool.submit(os.getpid).result()  # raises if the detector does not start at all
+                for file in files[done : done + 2 * CHUNK * args.jobs]:
+                    done += 1
+                    try:
+                        rows = pool.submit(rows_of, file).result()
+                    except BrokenProcessPool:
+                        yield [row_without_hand(file[1], "unreadable")]
+                        break
+                    yield rows
+
+
+def processes(jobs: int, args: argparse.Namespace) -> ProcessPoolExecutor:
+    """Processes with a detector each."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, context, start_process, (args.confidence, args.hands)) as pool:
-        window = 64 * CHUNK * args.jobs
-        for first in range(0, len(names), window):
-            files = [(str(root), name) for name in names[first : first + window]]
-            yield from pool.map(rows_of, files, chunksize=CHUNK)
+    return ProcessPoolExecutor(jobs, context, start_process, (args.confidence, args.hands))
+
+
+def path_given(text: str) -> Path:
+    """A path of the command line."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; is a variable not set?")
+    return Path(text)
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Find hands in the images of a folder; write boxes and landmarks.")
-    parser.add_argument("images", type=Path, metavar="IMAGES", help="folder of .jpg, .png and .webp files")
-    parser.add_argument("out", type=Path, metavar="OUT.csv", help="file of boxes, for data.box")
+    parser.add_argument("images", type=path_given, metavar="IMAGES", help="folder of .jpg, .png and .webp files")
+    parser.add_argument("out", type=path_given, metavar="OUT.csv", help="file of boxes, for data.box")
     parser.add_argument("--confidence", type=float, default=0.5, help="least confidence of a hand, 0 to 1 [0.5]")
     parser.add_argument("--hands", type=int, default=4, help="most hands in an image [4]")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes [the cores]")
     args = parser.parse_args()
     if not 0 <= args.confidence <= 1:
         parser.error(f"--confidence {args.confidence}: expected 0 to 1")
-    if min(args.hands, args.jobs) < 1:
-        parser.error("--hands and --jobs: expected 1 or more")
+    if not (1 <= args.hands <= 100 and 1 <= args.jobs <= 1024):
+        parser.error(f"--hands {args.hands} --jobs {args.jobs}: expected 1 to 100 hands and 1 to 1024 processes")
+    if args.out.suffix.lower() != ".csv":
+        parser.error(f"{args.out}: expected a name that ends in .csv, as data.box reads it")
     return args
 
 
@@ -273,37 +366,55 @@ def main() -> None:
     args = arguments()
     if not args.images.is_dir():
         refuse(f"{args.images}: expected a folder of images. Check the path.")
-    names = images_under(args.images)
+    names, left_out = images_under(args.images)
     for name in (strange := {name for name in names if not fits_in_a_line(name)}):
         print(f"left out: {name!a}: expected a name in UTF-8 without line breaks", file=sys.stderr)
+    others = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
     if not names:
-        refuse(f"{args.images}: no {', '.join(ENDINGS)} files in it or below it. Check the path.")
+        refuse(
+            f"{args.images}: no {', '.join(ENDINGS)} files in it or below it; found {others or 'none'}. Check the path."
+        )
+    if others:
+        print(f"{args.images}: left out: {others}. Convert other images to JPEG or PNG", file=sys.stderr)
+    out = Path(os.path.realpath(args.out))
+    job_file, part_file = (out.with_name(out.name + ending) for ending in (".job", ".part"))
+    for file in (out, job_file, part_file):
+        if file.exists() and not file.is_file():
+            refuse(f"{file}: a folder, a pipe or a device; expected a file of this script. Name another OUT.csv.")
     try:
-        args.out.touch()
-        out = args.out.open("r+b")
-        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        rows_in(out.read_bytes() if out.exists() else b"", str(args.out))  # refused before a file is made
+        job_file.touch()
+        lock = job_file.open("r+b")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         refuse(f"{args.out}: another process writes this file. Wait for it, or name another file.")
     except OSError as error:
         refuse(f"{args.out}: {error.strerror}. Name a file that can be written.")
-    with out:
-        job = {"IMAGES": str(args.images.resolve()), "--confidence": args.confidence, "--hands": args.hands}
-        job_file = args.out.with_name(f"{args.out.name}.job")
-        if args.out.stat().st_size > len(HEADER):
-            refuse_another_job(job_file, job)
-        rows = rows_so_far(out)
-        job_file.write_text(json.dumps(job) + "\n")
-        done = {row[0] for row in rows}
-        todo = [name for name in names if name not in done | strange]
-        total = len(done) + len(todo)
-        with tqdm(total=total, initial=len(done), unit=" images", smoothing=0.02, mininterval=1) as progress:
-            for found in find_all(args.images, todo, args):
-                out.write(as_csv(found))
-                out.flush()
-                rows += found
-                if found[0][5] == "unreadable":
-                    progress.write(f"unreadable: {args.images / found[0][0]}", file=sys.stderr)
-                progress.update()
+    job = {"IMAGES": str(args.images.resolve()), "--confidence": args.confidence, "--hands": args.hands}
+    with lock:
+        content = out.read_bytes() if out.exists() else b""
+        rows = rows_in(content, str(args.out))
+        done = {row[0].removeprefix("./") for row in rows}
+        part_file.touch()
+        with part_file.open("r+b") as part:
+            new = [row for row in rows_so_far(part) if row[0] not in done]
+            begin(lock, job, has_rows=bool(rows or new))
+            done |= {row[0] for row in new}
+            todo = [name for name in names if name not in done | strange]
+            total = len(done) + len(todo)
+            with tqdm(total=total, initial=len(done), unit=" images", smoothing=0.02, mininterval=1) as progress:
+                for found in find_all(args.images, todo, args):
+                    part.write(as_csv(found))
+                    part.flush()
+                    new += found
+                    if found[0][5] == "unreadable":
+                        progress.write(f"unreadable: {args.images / found[0][0]}", file=sys.stderr)
+                    progress.update()
+        if new or not content:
+            content = content or HEADER.encode()
+            replace_file(out, content + b"\r\n" * (not content.endswith((b"\n", b"\r"))) + as_csv(new))
+        part_file.unlink()
+    rows += new
     count = Counter(row[5] for row in rows)
     images = len({row[0] for row in rows if row[5] in ("left", "right")})
     print(
@@ -320,4 +431,4 @@ if __name__ == "__main__":
     except BrokenProcessPool:
         sys.exit("a process ended, perhaps for lack of memory; the same command goes on, --jobs 1 needs least")
     except OSError as error:
-        sys.exit(f"{error.filename or 'OUT.csv'}: {error.strerror}; the same command goes on")
+        refuse(f"{error.filename or 'OUT.csv'}: {error.strerror}. Check it; the same command then goes on.")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,11 @@ pytest.importorskip("tqdm")
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources.boxes import read_boxes
-from pipelines.sources.folder import load_folder
+from pipelines.sources.folder import _NOT_READ, load_folder
 from skeleton import HAND
 from synthetic.dataset import make_dataset
 from tests.conftest import Record
+from tests.tools import mortal_detector
 from tools import find_boxes
 from tools.find_boxes import FoundHand, as_csv, rows_so_far
 from train.pose.predict import read_picture
@@ -41,9 +46,13 @@ def test_it_lists_the_images_that_a_source_lists(tmp_path: Path) -> None:
     (root / "out").symlink_to(elsewhere)
     (root / "b" / "out").symlink_to(elsewhere)
     (root / "broken.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    assert find_boxes.images_under(root) == load_folder(DataConfig("folder", str(root))).paths == [
-        "a.PNG", "b/c/1.jpg", "out/ö 3.webp",
-    ]  # fmt: skip
+    for name in ("1.HEIC", "b/2.heic", "3.tif"):
+        (root / name).write_bytes(b"")
+    os.mkfifo(root / "b" / "pipe.jpg")
+    names, left_out = find_boxes.images_under(root)
+    assert names == load_folder(DataConfig("folder", str(root))).paths == ["a.PNG", "b/c/1.jpg", "out/ö 3.webp"]
+    assert left_out == {".heic": 2, ".tif": 1, "broken links": 1, "pipes or devices": 1}
+    assert find_boxes.NOT_READ == _NOT_READ
 
 
 LEFT_PX: Any = np.linspace([1.0, 12], [31.5, 32.5], 21)
@@ -118,33 +127,20 @@ def test_names_that_fit_in_a_line_are_read(tmp_path: Path, name: str) -> None:
 def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     """Cut anywhere: the rows that are kept are whole, and so are the images that they tell of."""
     whole = find_boxes.HEADER.encode() + as_csv(ROWS)
-    file = tmp_path / "boxes.csv"
+    file = tmp_path / "boxes.csv.part"
     for length in range(len(whole) + 1):
-        if 0 < length < len(find_boxes.HEADER):
-            continue  # the header is written at once; else the file is refused
         file.write_bytes(whole[:length])
-        with file.open("r+b") as out:
-            kept = rows_so_far(out)
+        with file.open("r+b") as part:
+            kept = rows_so_far(part)
             assert kept == ROWS[: len(kept)]
             assert len(kept) != 2  # half of an image
-            out.write(as_csv(ROWS[len(kept) :]))
+            part.write(as_csv(ROWS[len(kept) :]))
         assert file.read_bytes() == whole
 
 
-def test_another_file_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "boxes.csv"
-    file.write_bytes(b"file,x0,y0,x1,y1\n\xff\n")
-    with file.open("r+b") as out, pytest.raises(SystemExit, match="2"):
-        rows_so_far(out)
-    assert "line 1 is b'file,x0,y0,x1,y1" in capsys.readouterr().err
-    assert file.read_bytes() == b"file,x0,y0,x1,y1\n\xff\n"
-
-
-def test_another_folder_and_other_options_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Both folders have an image of the same name, as FreiHAND's two parts do; the file keeps all its rows."""
-    out = tmp_path / "boxes.csv"
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two folders with an image of the same name, as FreiHAND's parts have, in the current folder."""
     for folder, name in (("a", "1.jpg"), ("a", "2.jpg"), ("b", "1.jpg")):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_bytes(b"")
@@ -152,30 +148,165 @@ def test_another_folder_and_other_options_are_refused(
     def found(root: Path, names: list[str], args: Any) -> Any:
         return ([FoundHand(LEFT_PX, "left", 0.9).row(name)] for name in names)
 
-    def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["find_boxes.py", *arguments])
-        find_boxes.main()
-        return capsys.readouterr().out
-
     monkeypatch.setattr(find_boxes, "find_all", found)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command; returns what it prints, or what it prints about an error."""
+
+    def called(*arguments: str, refused: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["find_boxes.py", *arguments])
+        if not refused:
+            find_boxes.main()
+            return capsys.readouterr().out
+        with pytest.raises(SystemExit, match="2"):
+            find_boxes.main()
+        return capsys.readouterr().err
+
+    return called
+
+
+def test_another_folder_and_other_options_are_refused(photos: Path, call: Callable[..., str]) -> None:
+    out = photos / "boxes.csv"
     assert "2 hands" in call("a", "boxes.csv")
     before = out.read_bytes()
     for arguments, words in (
-        (
-            ("b", "boxes.csv"),
-            f"boxes.csv.job: the boxes were begun with IMAGES {tmp_path}/a, not {tmp_path}/b. ",
-        ),
+        (("b", "boxes.csv"), f"boxes.csv.job: the boxes were begun with IMAGES {photos}/a, not {photos}/b. "),
         (("a", "boxes.csv", "--confidence", "0.4"), "were begun with --confidence 0.5, not 0.4. "),
     ):
-        with pytest.raises(SystemExit, match="2"):
-            call(*arguments)
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = call(*arguments, refused=True).splitlines()
         assert words in line
         assert "name another file" in line
     assert out.read_bytes() == before
     assert "2 hands" in call("a/../a", "boxes.csv")
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n", b"", b"\n\n"])
+def test_lines_that_were_changed_by_hand_stay(photos: Path, call: Callable[..., str], end: bytes) -> None:
+    """Whatever an editor makes of the ends of lines; a new image gets its row after them."""
+    call("a", "boxes.csv")
+    out = photos / "boxes.csv"
+    changed = out.read_bytes().replace(b"left", b" right").rstrip().replace(b"\r\n", end or b"\n") + end
+    out.write_bytes(changed)
+    assert "2 hands (0 left, 2 right)" in call("a", "boxes.csv")
+    assert out.read_bytes() == changed
+    (photos / "a" / "0.jpg").write_bytes(b"")
+    assert "3 hands (1 left, 2 right)" in call("a", "boxes.csv")
+    assert out.read_bytes().startswith(changed)
+    assert read_boxes(out, ["0.jpg", "1.jpg", "2.jpg"]).image.tolist() == [0, 1, 2]
+    assert sorted(file.name for file in photos.iterdir() if file.is_file()) == ["boxes.csv", "boxes.csv.job"]
+
+
+def test_a_stopped_run_leaves_the_file_as_it_was(
+    photos: Path, call: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of images that got one by hand meanwhile are dropped."""
+    call("a", "boxes.csv")
+    out, found = photos / "boxes.csv", find_boxes.find_all
+    before = out.read_bytes()
+    for name in "3456":
+        (photos / "a" / f"{name}.jpg").write_bytes(b"")
+
+    def stopped(root: Path, names: list[str], args: Any) -> Any:
+        yield from list(found(root, names, args))[:3]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(find_boxes, "find_all", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        call("a", "boxes.csv")
+    assert out.read_bytes() == before
+    out.write_bytes(before + as_csv([find_boxes.row_without_hand("3.jpg", "none")]))
+    monkeypatch.setattr(find_boxes, "find_all", found)
+    assert "5 hands (5 left, 0 right) in 5 images; 1 images without a hand" in call("a", "boxes.csv")
+    assert [line[:5] for line in out.read_text().splitlines()[1:]] == [f"{number}.jpg" for number in (1, 2, 3, 4, 5, 6)]
+
+
+WHOLE = find_boxes.HEADER.encode() + as_csv(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("mine.csv", b"file,x0,y0,x1,y1\n\xff\n", "mine.csv: no CSV in UTF-8"),
+        ("mine.csv", b"file,x0,y0,x1,y1", "mine.csv: line 1 is 'file,x0,y0,x1,y1'; expected 'file,"),
+        ("mine.csv", b"\xef\xbb\xbf", "mine.csv: line 1 is ''; expected 'file,"),
+        ("mine.csv", WHOLE + b"a.jpg,1,2\r\n", "mine.csv, line 6: 'a.jpg,1,2'; expected file, x0, "),
+        ("mine.csv", WHOLE + b"a.jpg,1,2,3,4,both\r\n", "mine.csv, line 6: 'a.jpg,1,2,3,4,both'; expected"),
+        ("mine.csv", WHOLE + b'"a.jpg,' + b"1" * 200_000, "mine.csv: no CSV in UTF-8 (field larger"),
+        ("mine.csv.part", b"mine", "mine.csv.part: line 1 is 'mine'; expected"),
+        ("mine.csv.job", b"[]", "mine.csv.job: not what this script writes there"),
+        ("mine.csv.job", b"[" * 100_000, "mine.csv.job: not what this script writes there"),
+        ("mine.csv.job", b'{"name": "mine"}', "mine.csv.job: not what this script writes there"),
+        ("mine.csv", None, "mine.csv: a folder, a pipe or a device; expected"),
+        ("mine.csv.job", None, "mine.csv.job: a folder, a pipe or a device; expected"),
+        ("mine.csv.part", None, "mine.csv.part: a folder, a pipe or a device; expected"),
+        ("mine.json", b"{", "mine.json: expected a name that ends in .csv"),
+        ("/dev/stdout", b"", "/dev/stdout: expected a name that ends in .csv"),
+    ],
+)
+def test_other_files_are_not_touched(
+    photos: Path, call: Callable[..., str], name: str, content: bytes | None, line: str
+) -> None:
+    """`None` is a pipe, of which a read would never end."""
+    file = photos / name
+    if content is None:
+        os.mkfifo(file)
+    elif content:
+        file.write_bytes(content)
+    out = name.removesuffix(".part").removesuffix(".job")
+    assert line in call("a", out, refused=True).splitlines()[-1]
+    if content:
+        assert file.read_bytes() == content
+    assert {one.name for one in photos.iterdir()} <= {"a", "b", "mine.csv.part", "mine.csv.job", name}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("", "boxes.csv"), "argument IMAGES: the path is empty"),
+        (("a", "none/boxes.csv"), "none/boxes.csv: No such file or directory. Name a file"),
+        (("a", "boxes.csv", "--jobs", "1000000"), "expected 1 to 100 hands and 1 to 1024 processes"),
+        (("c", "boxes.csv"), "c: no .jpg, .jpeg, .png, .webp files in it or below it; found 1 .heic. Check the path."),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    photos: Path, call: Callable[..., str], arguments: Sequence[str], line: str
+) -> None:
+    (photos / "c").mkdir()
+    (photos / "c" / "1.HEIC").write_bytes(b"")
+    assert line in call(*arguments, refused=True).splitlines()[-1]
+    assert not (photos / "boxes.csv.job").exists()
+
+
+def test_an_image_that_ends_its_process_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images before and after it are searched; a detector that never starts is an error instead."""
+    monkeypatch.setattr(find_boxes, "start_process", mortal_detector.start_process)
+    monkeypatch.setattr(find_boxes, "rows_of", mortal_detector.rows_of)
+    names = ["a", "ends b", *"cdefghijkl", "ends m"]
+    args = argparse.Namespace(jobs=1, confidence=0.5, hands=4)
+    found = [rows[0] for rows in find_boxes.find_all(Path(), names, args)]
+    assert [row[0] for row in found] == names
+    assert [row[0] for row in found if row[5] == "unreadable"] == ["ends b", "ends m"]
+    monkeypatch.setattr(find_boxes, "start_process", mortal_detector.never_starts)
+    with pytest.raises(BrokenProcessPool):
+        list(find_boxes.find_all(Path(), ["a"], args))
+
+
+def test_images_beyond_the_detector_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side of 20,000 pixels, with its border, ends the process of MediaPipe; one pixel stays one."""
+
+    def found(image: np.ndarray, border: float) -> list[FoundHand]:
+        assert (1 + 2 * border) * max(image.shape) < 32_767
+        return [FoundHand(np.full((21, 2), image.shape[1::-1], float), "left", 1.0)]
+
+    monkeypatch.setattr(find_boxes, "find_with_border", found)
+    for size in ((1, 20_000), (60_000, 60), (300_000, 1)):
+        (hand,) = find_boxes.find_hands(np.zeros((*size, 3), np.uint8))
+        np.testing.assert_allclose(hand.landmarks_px, np.full((21, 2), size[::-1]))
 
 
 @pytest.mark.slow
