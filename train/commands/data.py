@@ -138,7 +138,7 @@ def pack(
     from pipelines.config import each_source
     from pipelines.sources import load_index
     from pipelines.sources.shards.crop import Crop
-    from pipelines.sources.shards.index_file import shards_in_words
+    from pipelines.sources.shards.index_file import choices, shards_in_words
     from pipelines.sources.shards.pack import pack as run
     from train.runs.log import progress_bar
 
@@ -149,7 +149,13 @@ def pack(
     part = None if crop is None else Crop(crop, source.box_margin, config.geometry)
     with progress_bar("packing") as progress:
         packed = run(
-            index, out, per_shard=per_shard, workers=workers or available_cores(), progress=progress, crop=part
+            index,
+            out,
+            per_shard=per_shard,
+            workers=workers or available_cores(),
+            progress=progress,
+            crop=part,
+            chosen=choices(source),
         )
     if packed.left_out:
         say(f"{packed.left_out} images cannot be used and were left out, see {out / 'left_out.jsonl'}", err=True)

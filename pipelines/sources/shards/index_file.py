@@ -20,6 +20,7 @@ from bounds import one_of
 from errors import UserError
 from errors.terminal import printable
 from parsing import file_name, parse_json, regular
+from pipelines.config import DataConfig
 from pipelines.samples.index import Index
 from pipelines.sources.shards.crop import Crop
 from skeleton import SKELETONS
@@ -97,6 +98,7 @@ class IndexFile:
         folder: of other programs' shards, absolute or relative to the index file; None for shards of `pack`.
         left_out: number of images that could not be packed.
         crop: which part of each image the shards hold; None: the whole.
+        chosen: keys of `data` that chose images and boxes for `pack`, see `choices`; an earlier version wrote none.
     """
 
     name: str
@@ -107,6 +109,7 @@ class IndexFile:
     left_out: _Whole = 0
     skeleton: Annotated[str, one_of(SKELETONS)] = "hand"
     crop: Crop | None = None
+    chosen: dict[str, Any] = field(default_factory=dict)
     format: Literal[1] = FORMAT
 
     @model_validator(mode="after")
@@ -133,6 +136,12 @@ class IndexFile:
 
 
 _INDEX_FILE: Final = TypeAdapter(IndexFile)
+
+
+def choices(config: DataConfig | type[DataConfig]) -> dict[str, Any]:
+    """The keys that choose images and boxes of a source, with their values as JSON has them, or with their defaults."""
+    versions = list(config.versions)
+    return {"part": config.part, "versions": versions, "center_frac": config.center_frac, "box": config.box}
 
 
 def index_tables(index: Index) -> dict[str, Table]:

@@ -12,7 +12,7 @@ from errors import UserError
 from pipelines.config import DataConfig, box_file, is_address
 from pipelines.samples.index import WHOLE_IMAGE, Blocks, Index, LazyNames
 from pipelines.sources.boxes import with_boxes
-from pipelines.sources.shards.index_file import TARGET
+from pipelines.sources.shards.index_file import TARGET, IndexFile, choices
 from pipelines.sources.shards.shard_store import LocalShards, Shards, ShardStore
 from pipelines.sources.subsets import rows_of_split
 from skeleton import SKELETONS
@@ -42,7 +42,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     else:
         shards = LocalShards(config)
     content, window = shards.content, config.shuffle_shards
-    _refuse_choices(config, is_packed=not content.is_foreign)
+    _refuse_choices(config, content)
     if not content.crc32:
         log.warning(
             "%s: the index was written by an earlier version, without checksums: damage cannot be detected", config.root
@@ -69,7 +69,7 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
         skeleton=SKELETONS[content.skeleton],
         geometry_checks=checks,
     )
-    if (boxes := box_file(config)) is not None:
+    if content.is_foreign and (boxes := box_file(config)) is not None:
         index = with_boxes(index, boxes)
     if config.split == "all":
         return index
@@ -81,13 +81,16 @@ def load_shards(config: DataConfig, *, verify: bool = False) -> Index:
     return index.select(rows_of_split(np.asarray(index.group), config.split))
 
 
-def _refuse_choices(config: DataConfig, *, is_packed: bool) -> None:
-    """Refuse keys that choose images and boxes of other sources, if they differ from the command's default."""
-    for key in ("part", "versions", "center_frac", "box"):
-        chosen = getattr(config, key)
-        if chosen == getattr(type(config), key) or (key == "box" and not is_packed and chosen != "joints"):
+def _refuse_choices(config: DataConfig, content: IndexFile) -> None:
+    """Refuse keys that choose images and boxes, unless they have the command's defaults or their values at packing."""
+    defaults = choices(type(config))
+    for key, chosen in choices(config).items():
+        if chosen in (defaults[key], content.chosen.get(key)) or (
+            key == "box" and content.is_foreign and chosen != "joints"
+        ):
             continue
-        why = "it was chosen when the shards were packed"
-        if not is_packed:
-            why = "shards of other programs have neither parts nor keypoints, and no box but those of a file"
-        raise UserError(f"data.{key} = {chosen!r}: {why}. Leave it out.")
+        why = "shards of other programs have neither parts nor keypoints, and no box but those of a file"
+        if not content.is_foreign:
+            known = f", with {content.chosen[key]!r}" if key in content.chosen else ""
+            why = f"it was chosen when the shards were packed{known}"
+        raise UserError(f"data.{key} = {chosen!r}: {why}. Leave it out, or set its default, {defaults[key]!r}.")

@@ -77,6 +77,7 @@ def pack(
     workers: int,
     progress: Progress = lambda done, total: None,
     crop: Crop | None = None,
+    chosen: dict[str, Any] | None = None,
 ) -> Packed:
     """Write the samples of an index as shards, in its order.
 
@@ -90,6 +91,7 @@ def pack(
         workers: number of shards written at the same time.
         progress: called with (samples done, samples in all).
         crop: which part of each image to store; None: the unchanged files.
+        chosen: the index's `choices`, which a run on the shards may repeat.
 
     Raises:
         UserError: `out` holds something else or cannot be written to, a shard reads back differently, or the source
@@ -109,7 +111,7 @@ def pack(
                 again = f"To pack again, remove {out / INDEX_FILE}: all shards are written anew."
                 raise UserError(f"{error} {again}") from error
         else:
-            _Packer(index, out, per_shard, crop).run(workers, progress)
+            _Packer(index, out, per_shard, crop, chosen or {}).run(workers, progress)
     content = read_index_file(out)
     size = sum(shard.bytes for shard in content.shards)
     return Packed(content.samples, len(content.shards), size, content.left_out, already_there)
@@ -118,7 +120,8 @@ def pack(
 class _Packer:
     """Writes the shards and the index of a folder; the arguments are those of `pack`."""
 
-    def __init__(self, index: Index, out: Path, per_shard: int, crop: Crop | None) -> None:
+    def __init__(self, index: Index, out: Path, per_shard: int, crop: Crop | None, chosen: dict[str, Any]) -> None:
+        self._chosen = chosen
         self._index, self._out, self._per_shard, self._crop = index, out, per_shard, crop
         self._tables = index_tables(index)
         self._shards = range(-(-len(index) // per_shard))
@@ -217,7 +220,7 @@ class _Packer:
             write_text(self._out / LEFT_OUT_FILE, "".join(json.dumps(row) + "\n" for row in left_out))
         content = IndexFile(
             self._index.name, sorted(tables), shards, checksums,
-            left_out=len(left_out), skeleton=self._index.skeleton.name, crop=self._crop,
+            left_out=len(left_out), skeleton=self._index.skeleton.name, crop=self._crop, chosen=self._chosen,
         )  # fmt: skip
         write_index_file(self._out, content)
         shutil.rmtree(self._out / _PARTS_FOLDER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,10 +33,13 @@ from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.pack import Packed, pack
 from pipelines.sources.shards.shard_store import ShardStore
 from pipelines.views.augmentation import Augmentation, ColourConfig, GeometryConfig
+from tests.command_line import as_options, run_cli
 from tests.pipelines.decoder_fuzz import encoded, smooth_picture
 from tests.pipelines.harness import BACKENDS
 from tests.pipelines.sources.test_freihand import write_part
 from train.config.finetuning import FinetuneDataConfig
+from train.config.load import load_config
+from train.config.pretraining import Config
 
 COUNT = 50
 ROOT = Path(__file__).parents[3]
@@ -428,6 +432,25 @@ def test_keys_that_do_not_go_together(packed: Path, source: Index) -> None:
         load_index(dataclasses.replace(to_finetune, box="center"))
     with pytest.raises(UserError, match=r"data\.shuffle_shards = 2: data.source is 'folder'"):
         load_index(DataConfig(source="folder", root=str(source.root), shuffle_shards=2))
+
+
+def test_the_configuration_of_pack_reads_its_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`pack -c F`, then `-c F --set data.source=shards`: what chose images and boxes is not chosen again."""
+    write_part(tmp_path / "freihand", "training", poses=3, images=12)
+    (tmp_path / "boxes.csv").write_text("file,x0,y0,x1,y1\n00000000.jpg,1,2,11,12\n")
+    file, out = tmp_path / "F.toml", str(tmp_path / "shards")
+    for number, (kind, box) in enumerate((("freihand", "joints"), ("folder", f"{tmp_path}/boxes.csv"))):
+        keys = {"center_frac": 0.5, "versions": ["gs", "hom"], "box": box} if kind == "freihand" else {"box": box}
+        root = tmp_path / ("freihand" if kind == "freihand" else "freihand/training/rgb")
+        lines = (f"{key} = {json.dumps(value)}" for key, value in {**keys, "source": kind, "root": str(root)}.items())
+        file.write_text("\n".join(["[data]", *lines]))
+        assert run_cli("pack", "-c", str(file), f"{out}{number}") == 0
+        shards = as_options(("data.source=shards", f"data.root={out}{number}"))
+        of_file, of_shards = (load_index(load_config(Config, [file], changes).data) for changes in ((), shards[1::2]))
+        np.testing.assert_array_equal(of_shards.box_px, of_file.box_px)
+        assert run_cli("check-data", "-c", str(file), *shards, "--set", "data.center_frac=0.4", f"{out}.jsonl") == 2
+        known = r"data\.center_frac = 0\.4: it was chosen when the shards were packed, with 0\.[56]\. Leave it out, or"
+        assert re.search(known, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
