@@ -7,6 +7,7 @@ be read-only.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import stat
 import tempfile
@@ -19,6 +20,8 @@ from machine.user_cache import user_cache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+log = logging.getLogger(__name__)
+
 _ROOT = Path(__file__).parents[1]
 _VARIABLE = "NUMBA_CACHE_DIR"
 
@@ -26,8 +29,13 @@ _VARIABLE = "NUMBA_CACHE_DIR"
 def choose_cache_folder() -> None:
     """Have Numba use a temporary folder of this user, if it can write nowhere else.
 
+    A relative XDG_CACHE_HOME is removed: Numba, matplotlib and others would make folders in the current one.
+
     This changes the environment. Commands call it before Numba is imported.
     """
+    if not os.path.isabs(os.environ.get("XDG_CACHE_HOME") or "/"):  # noqa: PTH117
+        ignored = os.environ.pop("XDG_CACHE_HOME")
+        log.warning("XDG_CACHE_HOME = %r is not an absolute path: ignored, %s is used", ignored, user_cache())
     chosen = os.environ.get(_VARIABLE)
     folders = [Path(chosen)] if chosen else [Path(__file__).parent / "__pycache__", user_cache() / "numba"]
     if any(_can_be_written(folder) for folder in folders):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """$XDG_CACHE_HOME, or ~/.cache."""
+    """$XDG_CACHE_HOME, or ~/.cache. A relative one is ignored, as the XDG specification says."""
     # expanduser never raises; Path.home raises for a user that the system does not know.
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache"))  # noqa: PTH111, PTH117

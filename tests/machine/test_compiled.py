@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from machine.compiled import choose_cache_folder
+from machine.user_cache import user_cache
 from tests.train import tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,15 @@ def test_importing_a_module_needs_no_folder(place: Path) -> None:
     program = "import os; from pipelines.render.cpu_kernels import make_views; print('NUMBA_CACHE_DIR' in os.environ)"
     done = run_bound(place, "-c", program)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Other packages would take it from the environment and make their folders in the current one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert user_cache() == Path("~/.cache").expanduser()
+    choose_cache_folder()
+    assert "XDG_CACHE_HOME" not in os.environ
+    assert "XDG_CACHE_HOME = 'cache' is not an absolute path: ignored" in caplog.text
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
