@@ -21,6 +21,7 @@ _REMEDY = {
     errno.EACCES: "Set the folder's rights, or name another",
     errno.EPERM: "Set the folder's rights, or name another",
     errno.ENOENT: "Make the folder first",
+    errno.ENXIO: "It is a pipe that nobody reads: name another file",
 }
 
 
@@ -40,7 +41,7 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file for writing; it replaces `path` when the block ends without an error.
 
     A link stays: the file behind it is replaced and keeps its permissions. A path that is not a regular file, such as a
-    terminal, is written directly.
+    terminal, is written directly; a pipe that nobody reads is an error.
 
     Args:
         path: path of the file. The temporary file is in the same folder, with a name that ends in ".part".
@@ -55,7 +56,7 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     written: _Written | None = None
     in_block = False
     try:
-        with part.open("xb" if replaces else "wb") as file:
+        with part.open("xb") if replaces else open(part, "wb", opener=_without_waiting) as file:
             written, in_block = _Written(file), True
             yield cast(BinaryIO, written)
             in_block = False
@@ -110,6 +111,13 @@ def is_among(file: Path, others: Iterable[Path]) -> bool:
             if os.path.samestat(here, other.stat()):
                 return True
     return False
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file for writing. A pipe that nobody reads is an OSError; else the opening would wait for a reader."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _beside(target: Path) -> Path:

@@ -60,7 +60,7 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
             one is not finite.
     """
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist"
+        found = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
         raise UserError(f"{key} = {str(path)!r} {found}: expected {expected}.")
     try:
         content: Any = safetensors.torch.load_file(path) if path.suffix == ".safetensors" else _load_tensors_only(path)

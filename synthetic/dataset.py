@@ -150,7 +150,7 @@ def _is_finished(out: Path, recipe: Recipe) -> bool:
         if path.is_file():
             try:
                 found = json.loads(path.read_bytes())
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = path.read_text(errors="replace")[:80]
             if found != asdict(recipe):
                 raise UserError(
@@ -216,7 +216,7 @@ def _render_poses(out: Path, recipe: Recipe, workers: int) -> Iterator[tuple[Dat
 def _make_pose(out: Path, recipe: Recipe, part: DatasetPart, pose: int) -> Annotation:
     """Write the missing images of a pose; returns its annotations."""
     hand = draw_hand(np.random.default_rng([recipe.seed, _POSE_STREAM, part.number, pose]))
-    missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).exists()]
+    missing = [version for version in range(part.versions) if not (out / part.image(pose, version)).is_file()]
     if missing:
         rendering, scenes = render_hand(hand), scenes_of(recipe, part, pose)
         for version in missing:

@@ -126,6 +126,8 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     write_text(tmp_path / "pipe", "told")
     assert os.read(reader, 100) == b"told"
     os.close(reader)
+    with pytest.raises(NotWritten, match=r"pipe cannot be written: .*\. It is a pipe that nobody reads"):
+        write_text(tmp_path / "pipe", "waits for ever")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 

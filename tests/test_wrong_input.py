@@ -125,6 +125,10 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["make-data", "~nobody/hands"],
         ["'OUT': ~nobody/hands: ~ and $NAME", "write the path out"],
     ),
+    "pattern longer than any path": (
+        ["index", "*/" * 3000, "{root}/new"],
+        ["a path of 6000 bytes; expected at most 4096"],
+    ),
     "no number": (["make-data", "{root}/new", "--poses", "many"], ["'many' is not a valid integer."]),
     "a configuration for rows": (
         ["bench-loader", "--record", "{root}/broken.toml"],
@@ -404,6 +408,7 @@ WRONG: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         ["{root}/notes is not empty", "choose a new or an empty folder"],
     ),
     "make-data into a file": (["make-data", "{root}/a_file"], ["{root}/a_file is a file", "choose another name"]),
+    "convert from a device": (["convert", "/dev/zero", "{root}/new.pth"], ["SOURCE = '/dev/zero' is no file"]),
     "make-data below a file": (["make-data", "{root}/a_file/x"], ["{root}/a_file/x cannot be written to", "choose"]),
 }
 

@@ -395,10 +395,11 @@ def main() -> None:
         content = out.read_bytes() if out.exists() else b""
         rows = rows_in(content, str(args.out))
         done = {row[0].removeprefix("./") for row in rows}
+        begun = part_file.exists() and part_file.stat().st_size > len(HEADER)
+        begin(lock, job, has_rows=bool(rows) or begun)
         part_file.touch()
         with part_file.open("r+b") as part:
             new = [row for row in rows_so_far(part) if row[0] not in done]
-            begin(lock, job, has_rows=bool(rows or new))
             done |= {row[0] for row in new}
             todo = [name for name in names if name not in done | strange]
             total = len(done) + len(todo)

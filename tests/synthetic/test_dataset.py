@@ -1,4 +1,5 @@
 import json
+import shutil
 from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from synthetic.dataset import Recipe, parts_of, scenes_of
 from synthetic.hand import project
 from synthetic.scenes import draw_scene
 from tests.full_disk import files_of_at_most
+from writing import NotWritten
 
 # More poses than one task takes, so that two workers share them.
 POSES, SEED, SCENES = 9, 5, 6
@@ -139,6 +141,7 @@ def test_other_arguments_for_a_used_folder_are_refused(made: Path) -> None:
     [
         ("out/thesis.tex", "precious", "is not empty and holds no dataset of 'make-data'"),
         ("out/dataset.json", "{broken", r"made with \{broken"),
+        ("out/dataset.json", "[" * 99_999, r"made with \[\["),
         ("out/dataset.json", json.dumps({"poses": 9, "seed": 5, "scenes": 6, "format": 2}), "made with .*'format': 2"),
         ("out", "", "is a file"),
     ],
@@ -179,6 +182,15 @@ def test_an_interrupted_dataset_is_finished_to_the_same_bytes(made: Path, tmp_pa
     render(out)
     assert first.stat().st_mtime_ns == kept
     assert contents(out) == contents(made)
+
+
+def test_a_folder_in_the_place_of_an_image_is_no_image(made: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(made, tmp_path / "out"))
+    (out / "dataset.json").rename(out / "dataset.unfinished.json")
+    (out / "training/rgb/00000000.jpg").unlink()
+    (out / "training/rgb/00000000.jpg").mkdir()
+    with pytest.raises(NotWritten, match=r"00000000\.jpg cannot be written: Is a directory"):
+        render(out)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

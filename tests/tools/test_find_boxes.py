@@ -261,7 +261,7 @@ def test_other_files_are_not_touched(
     assert line in call("a", out, refused=True).splitlines()[-1]
     if content:
         assert file.read_bytes() == content
-    assert {one.name for one in photos.iterdir()} <= {"a", "b", "mine.csv.part", "mine.csv.job", name}
+    assert {one.name for one in photos.iterdir()} <= {"a", "b", "mine.csv.job", name}
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,10 @@ def test_the_list_leaves_out_what_is_bad(images: Path, tmp_path: Path) -> None:
     assert lines[1:] == [{"path": path, "reason": reason} for path, reason in found.reasons.items()]
     index = load_index(DataConfig(source="folder", root=str(images), bad_list=str(tmp_path / "bad.jsonl")))
     assert list(index.paths) == [f"{number:02}.jpg" for number in range(50) if number not in (7, 31)]
-    with pytest.raises(UserError, match="exists already, and nothing is overwritten"):
-        check(data, out=tmp_path / "bad.jsonl")
+    (tmp_path / "link.jsonl").symlink_to("nowhere")
+    for out in ("bad.jsonl", "link.jsonl"):
+        with pytest.raises(UserError, match="exists already, and nothing is overwritten"):
+            check(data, out=tmp_path / out)
 
 
 def test_a_list_that_cannot_be_written_is_reported_before_the_work(

@@ -20,6 +20,9 @@ from train.config.shell import is_left_to_shell
 if TYPE_CHECKING:
     from train.config.pretraining import Config
 
+_LONGEST_PATH = 4096
+"""Linux's PATH_MAX, in bytes."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -43,12 +46,14 @@ class FiniteRange(click.FloatRange):
 
 
 class PathOfUser(click.Path):
-    """A path as the user gave it. An empty path, or one with ~ or $NAME that no shell has replaced, is refused."""
+    """A path as the user gave it. Refused are an empty one, one longer than any system takes, and ~ or $NAME."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, if it is usable."""
         if not os.fspath(value).strip():
             self.fail("the path is empty; is a variable not set?", param, ctx)
+        if len(os.fsencode(value)) > _LONGEST_PATH:
+            self.fail(f"a path of {len(os.fsencode(value))} bytes; expected at most {_LONGEST_PATH}.", param, ctx)
         if is_left_to_shell(os.fsdecode(value)):
             self.fail(f"{os.fsdecode(value)}: ~ and $NAME are not replaced here; write the path out.", param, ctx)
         return super().convert(value, param, ctx)

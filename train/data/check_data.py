@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,7 @@ def check_data(
         lists = {f"data.{number}": out.with_suffix(f".{number}{out.suffix}") for number in range(len(sources))}
     for file in lists.values():
         try:  # before the work, which may take hours
-            if file.exists():
+            if os.path.lexists(file):  # a link that leads nowhere too
                 raise UserError(f"{file}: exists already, and nothing is overwritten. Name another file.")
             if not file.parent.is_dir():
                 raise UserError(f"{file.parent}: no such folder. Make it first.")

@@ -23,6 +23,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from errors import UserError
 from parsing import paths_in_one_line, regular
@@ -54,6 +55,9 @@ _COMPRESSED: Final = {
 """First bytes of compressed files, and the program that unpacks them."""
 
 _SAMPLE: Final = "sample"
+
+_NOTES: Final = TypeAdapter(tuple[int, int, dict[str, int], str | None])
+"""The fields of `Scanned` after its places."""
 
 Progress = Callable[[int, int], None]
 
@@ -161,9 +165,10 @@ class Scanned:
     def read(file: Path) -> Scanned | None:
         """Read what an earlier call wrote; None if there is nothing or if it is damaged."""
         try:
-            with file.open("rb") as opened, np.load(opened) as found:
-                return Scanned(found["places"], *json.loads(found["notes"].tobytes()))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+            with regular(file).open("rb") as opened, np.load(opened) as found:
+                places = np.asarray(found["places"], np.int64).reshape(-1, len(_COLUMNS))
+                return Scanned(places, *_NOTES.validate_json(found["notes"].tobytes()))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             return None
 
 
@@ -340,7 +345,7 @@ def _claim(out: Path) -> None:
     """Mark a new or empty folder as one of `index`; refuse any other folder without the mark."""
     if (out / INDEX_MARK).is_dir():
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists and holds no index of other programs' shards. Name a new or an empty folder.")
     (out / INDEX_MARK).mkdir(parents=True)
 

@@ -236,8 +236,8 @@ def read_table(file: Path, name: str, content: IndexFile, data: bytes | None = N
     checksum = content.crc32.get(name)
     try:
         if data is None:
-            found = None if checksum is None else table_checksum(file)
-            table: Table = np.lib.format.open_memmap(file, mode="r")
+            found = None if checksum is None else table_checksum(regular(file))
+            table: Table = np.lib.format.open_memmap(regular(file), mode="r")
         else:
             found = None if checksum is None else zlib.crc32(data)
             table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

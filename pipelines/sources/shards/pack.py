@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from errors import UserError
-from parsing import parse_json
+from parsing import parse_json, regular
 from pipelines.config import DataConfig
 from pipelines.files.check import check_image
 from pipelines.files.image_file import BadImage
@@ -155,10 +155,10 @@ class _Packer:
     def _is_written(self, number: int) -> bool:
         """Whether an earlier call finished a shard, and the shard has not changed."""
         try:
-            with self._part_file(number).open("rb") as file, np.load(file) as part:
-                packed: str = json.loads(part["notes"].tobytes())["sha256"]
+            with regular(self._part_file(number)).open("rb") as file, np.load(file) as part:
+                packed: str = parse_json(part["notes"].tobytes())["sha256"]
             return _sha256_on_disk(self._shard_file(number)) == packed
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
             return False
 
     def _write_shard(self, number: int) -> None:
@@ -169,7 +169,8 @@ class _Packer:
             return
         target, left_out = self._shard_file(number), list[dict[str, str]]()
         unfinished = target.with_suffix(".part")
-        with unfinished.open("wb") as file:
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:
             shard, cropper = _ShardWriter(file), None if self._crop is None else ImageCropper(self._crop)
             for row in rows:
                 if self._stop.is_set():
@@ -289,14 +290,14 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
     """Prepare the folder. Returns whether everything is packed already."""
     file = out / PACK_FILE
     if not file.exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"{out}: exists and holds no shards of this source. Name a new or an empty folder.")
         out.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(job) + "\n")
         return False
     try:
-        found = dict(parse_json(file.read_bytes()))
-    except (ValueError, TypeError) as error:
+        found = dict(parse_json(regular(file).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file}: damaged ({error}). Remove the folder and pack again.") from error
     for key in job | found:
         if found.get(key) != job.get(key):
@@ -308,7 +309,7 @@ def _claim(out: Path, job: dict[str, Any]) -> bool:
 
 def _sha256_on_disk(path: Path) -> str:
     """Hash of a file on the disk; it is dropped from the page cache first."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -320,5 +321,6 @@ def _one_line_of_disk_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "Make room" if error.errno == errno.ENOSPC else "Make it writable"
         raise UserError(
-            f"{out}: cannot be written to ({error.strerror}). {remedy}, then pack again: it continues where it stopped."
+            f"{error.filename or out}: cannot be written to ({error.strerror}). {remedy}, then pack again: it "
+            "continues where it stopped."
         ) from error

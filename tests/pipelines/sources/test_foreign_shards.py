@@ -411,6 +411,7 @@ def test_nothing_else_is_overwritten(tmp_path: Path, shards: list[Path]) -> None
     """A folder belongs to `index` by its mark alone, whatever the names of its files."""
     pack(load_shards_of_folder(tmp_path), tmp_path / "packed", per_shard=2, workers=1)
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
     for number, name in enumerate(("index/offset.npy", "index.parts/mine", "index.json", "left_out.jsonl")):
         (tmp_path / f"mine{number}" / name).parent.mkdir(parents=True)
         (tmp_path / f"mine{number}" / name).write_text('{"folder": "mine"}')
@@ -420,10 +421,41 @@ def test_nothing_else_is_overwritten(tmp_path: Path, shards: list[Path]) -> None
         *(tmp_path / f"mine{number}" for number in range(4)),
         tmp_path / "packed",
         tmp_path / "file",
+        tmp_path / "link",
     ):
         with pytest.raises(UserError, match=r"holds no index of other programs' shards\. Name a new or"):
             indexed(out, *shards)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("index.json", "index.json cannot be written: .*pipe that nobody reads"),
+        ("index/offset.npy", "offset.npy cannot be written: .*pipe that nobody reads"),
+        ("made-by-peclr-dali-index/*.npz", "npz cannot be written: .*pipe that nobody reads"),
+    ],
+)
+def test_pipes_in_the_folder_are_one_line(tmp_path: Path, shards: list[Path], name: str, line: str) -> None:
+    indexed(tmp_path / "out", *shards)
+    for file in (tmp_path / "out").glob(name):
+        file.unlink()
+        os.mkfifo(file)
+    shards[0].touch()
+    with pytest.raises(UserError, match=line):
+        indexed(tmp_path / "out", *shards)
+
+
+@pytest.mark.parametrize("notes", [b"[1]", b"[" * 99_999, b'[%d, %d, {"other": "x"}, null]', b"[%d, %d, {}, null]"])
+def test_wrong_notes_of_an_earlier_call_are_read_again(tmp_path: Path, shards: list[Path], notes: bytes) -> None:
+    """The last ones are right, but not their places."""
+    first = indexed(tmp_path / "out", shards[0])
+    (kept,) = (tmp_path / "out/made-by-peclr-dali-index").iterdir()
+    status = shards[0].stat()
+    now = notes % (status.st_size, status.st_mtime_ns) if b"%d" in notes else notes
+    np.savez(kept, places=np.array(["x"]), notes=np.frombuffer(now, np.uint8))
+    again = indexed(tmp_path / "out", shards[0])
+    assert (again.samples, again.scanned) == (first.samples, 1)
 
 
 def load_shards_of_folder(tmp_path: Path) -> Index:

@@ -241,6 +241,50 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(source: Index, packed: P
     assert len(list(out.rglob("*"))) == len(list(packed.rglob("*")))
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("pack.json", r"pack\.json: damaged \(.*is a pipe or a device"),
+        ("shard-000000.part", None),
+        ("shard-000000.tar", None),
+        ("parts/000000.npz", r"parts/000000\.npz: cannot be written to"),
+        ("SHA256SUMS", r"SHA256SUMS: cannot be written to"),
+        ("index/size.npy", r"size\.npy: cannot be written to"),
+    ],
+)
+def test_pipes_in_the_folder_do_not_hang(
+    source: Index, packed: Path, tmp_path: Path, name: str, line: str | None
+) -> None:
+    """`None`: a shard is written in its place."""
+    out = tmp_path / "out"
+    shutil.copytree(packed, out)
+    (out / "index.json").unlink()
+    (out / name).unlink(missing_ok=True)
+    (out / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(out / name)
+    if line is None:
+        assert packed_by(source, out).samples == COUNT
+        return
+    with pytest.raises(UserError, match=line):
+        packed_by(source, out)
+
+
+def test_a_table_that_is_a_pipe_is_one_line(copy: Path) -> None:
+    (copy / "index/size.npy").unlink()
+    os.mkfifo(copy / "index/size.npy")
+    with pytest.raises(UserError, match=r"size\.npy: not a readable table of the index .*pipe"):
+        load_shards(DataConfig("shards", str(copy)))
+
+
+@pytest.mark.parametrize("notes", [b"[1]", b"[" * 99_999])
+def test_wrong_notes_of_a_shard_write_it_anew(source: Index, packed: Path, tmp_path: Path, notes: bytes) -> None:
+    shutil.copytree(packed, tmp_path / "out")
+    (tmp_path / "out/index.json").unlink()
+    (tmp_path / "out/parts").mkdir()
+    np.savez(tmp_path / "out/parts/000000.npz", notes=np.frombuffer(notes, np.uint8))
+    assert packed_by(source, tmp_path / "out").samples == COUNT
+
+
 def test_a_damaged_job_is_one_line(source: Index, tmp_path: Path) -> None:
     for torn in ("3", "{"):
         (tmp_path / "pack.json").write_text(torn)
