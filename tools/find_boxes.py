@@ -283,17 +283,18 @@ def rows_so_far(part: BinaryIO) -> list[list[str]]:
 
 def replace_file(file: Path, content: bytes) -> None:
     """Write a file, completely or not at all."""
-    new = file.with_name(f"{file.name}.new.part")
-    try:
-        with new.open("wb") as opened:
+    new = file.with_name(f"boxes.{os.getpid()}.part")
+    with new.open("xb") as opened:
+        try:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
-        if file.exists():
-            shutil.copymode(file, new)
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
+            if file.exists():
+                shutil.copymode(file, new)
+            new.replace(file)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
 
 
 def as_csv(rows: Sequence[Sequence[str]]) -> bytes:
@@ -409,7 +410,8 @@ def main() -> None:
                     part.flush()
                     new += found
                     if found[0][5] == "unreadable":
-                        progress.write(f"unreadable: {args.images / found[0][0]}", file=sys.stderr)
+                        path = str(args.images / found[0][0])
+                        progress.write(f"unreadable: {path if path.isprintable() else ascii(path)}", file=sys.stderr)
                     progress.update()
         if new or not content:
             content = content or HEADER.encode()
@@ -425,6 +427,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
     except KeyboardInterrupt:
