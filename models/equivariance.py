@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from models.config import EquivarianceConfig, Extent, Variant
+from models.losses.tensors import require_floats
 
 
 def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -21,6 +23,7 @@ def build_undo(config: EquivarianceConfig, output_side_px: int) -> Callable[[Ten
     def undo(projection: Tensor, matrix: Tensor, source_to_view_px: Tensor) -> Tensor:
         translation_scale: Tensor | float = 1.0
         if config.variant == "upstream":  # the side of the source's cut-out over the output's
+            require_floats("source_to_view_px", source_to_view_px, (len(projection), 2, 3))
             translation_scale = _determinant(source_to_view_px[:, :, :2]).abs().rsqrt()  # (N,)
         return undo_view(
             projection,
@@ -75,12 +78,21 @@ def undo_view(
         (N, D), in the dtype of `projection`.
 
     Raises:
-        ValueError: D is odd, the shapes do not fit, or "direct" lacks `output_side_px`.
+        TypeError: a tensor is none, or not of floats; a number is none.
+        ValueError: D is odd, the shapes or devices do not fit, there is no such `variant` or `range_`, or "direct"
+            lacks `output_side_px`.
     """
-    if projection.ndim != 2 or projection.shape[1] % 2:
+    require_floats("projection", projection, ("N", "D"))
+    if projection.shape[1] % 2:
         raise ValueError(f"projection has shape {tuple(projection.shape)}, expected (N, D) with D even")
-    if matrix.shape != (len(projection), 2, 3):
-        raise ValueError(f"matrix has shape {tuple(matrix.shape)}, expected ({len(projection)}, 2, 3)")
+    require_floats("matrix", matrix, (len(projection), 2, 3), like=projection)
+    for name, value, known in (("variant", variant, get_args(Variant)), ("range_", range_, get_args(Extent))):
+        if value not in known:
+            raise ValueError(f"{name} = {value!r}: expected one of {', '.join(known)}")
+    if isinstance(translation_scale, Tensor):
+        require_floats("translation_scale", translation_scale, (len(projection),), like=projection)
+    elif not isinstance(translation_scale, int | float):
+        raise TypeError(f"translation_scale = {translation_scale!r}: expected a number, or a tensor (N,)")
     if variant == "none":
         return projection
     matrix = matrix.to(projection.dtype)
@@ -95,8 +107,8 @@ def undo_view(
         return F.normalize(points.flatten(1))
     points = projection.reshape(len(projection), -1, 2)  # (N, m, 2)
     if variant == "direct":
-        if output_side_px is None:
-            raise ValueError('variant "direct" needs output_side_px')
+        if not isinstance(output_side_px, int | float):
+            raise ValueError(f'output_side_px = {output_side_px!r}: variant "direct" needs a view\'s side in pixels')
         shift = shift * output_side_px
     else:
         extent = _range(points, range_)

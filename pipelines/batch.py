@@ -42,12 +42,20 @@ class Batch:
         positions: (N,) int64 on the CPU, their global positions in the run.
         bad: (K,) int64 on the CPU, rows of the index that could not be used while this batch was made, bad substitutes
             included; a row appears as often as it was tried.
+
+    Raises:
+        ValueError: the tensors have different numbers of rows.
     """
 
     views: tuple[View, ...]
     samples: Tensor
     positions: Tensor
     bad: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def __post_init__(self) -> None:
+        of_views = (tensor for view in self.views for tensor in vars(view).values())
+        if len(rows := {len(tensor) for tensor in (*of_views, self.samples, self.positions)}) > 1:
+            raise ValueError(f"the tensors of a batch have {sorted(rows)} rows, expected one number N in all of them")
 
     def __len__(self) -> int:
         return len(self.samples)

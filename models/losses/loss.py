@@ -65,11 +65,16 @@ class AnchorLoss(Loss):
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """The sum over all anchors."""
+        from models.losses.tensors import require_floats
+
+        require_floats("embeddings", embeddings, ("V", "N", "D"))
         return self.share(embeddings, range(embeddings.shape[1]))
 
 
 def require_pairs(embeddings: Tensor, *, least: int = 1) -> None:
-    """Raise a `ValueError` unless the embeddings are (2, N, D) with N at least `least`."""
-    if embeddings.ndim != 3 or embeddings.shape[0] != 2 or embeddings.shape[1] < least:
-        shape = tuple(embeddings.shape)
-        raise ValueError(f"embeddings have shape {shape}, expected (2, N, D) with N at least {least}")
+    """Check that the embeddings are (2, N, D) with N at least `least`. Errors as `tensors.require_floats`."""
+    from models.losses.tensors import require_floats
+
+    require_floats("embeddings", embeddings, (2, "N", "D"))
+    if embeddings.shape[1] < least:
+        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}, expected (2, N, D) with N at least {least}")

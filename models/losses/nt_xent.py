@@ -45,7 +45,8 @@ class NTXent(AnchorLoss):
         """The contribution of some samples' anchors to the mean over all 2N anchors; see `AnchorLoss.share`.
 
         Raises:
-            ValueError: the embeddings are not (2, N, D).
+            TypeError: the embeddings are no tensor of floats.
+            ValueError: the embeddings are not (2, N, D), or `rows` is no part of 0..N-1.
         """
         import torch
         from torch.nn import functional as F
@@ -54,6 +55,8 @@ class NTXent(AnchorLoss):
 
         require_pairs(embeddings)
         _, samples, dim = embeddings.shape
+        if not isinstance(rows, range) or rows != range(samples)[rows.start : rows.stop]:
+            raise ValueError(f"rows = {rows!r}: expected consecutive samples within {range(samples)}")
         with torch.autocast(embeddings.device.type, enabled=False):
             exact = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
             unit = F.normalize(exact, dim=2).view(-1, dim)  # (2N, D)

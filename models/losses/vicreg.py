@@ -52,6 +52,7 @@ class VICReg(Loss):
         """The three terms before weighting; the last two are summed over the views.
 
         Raises:
+            TypeError: the embeddings are no tensor of floats.
             ValueError: the embeddings are not (2, N, D) with N at least 2.
         """
         import torch

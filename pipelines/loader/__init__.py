@@ -9,6 +9,7 @@ A `Chunk` (render/chunk.py) passes through all of them. The last stage writes it
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -96,6 +97,7 @@ class Loader:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(config.ahead)
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         self._prefetch = Prefetch()
 
     def __enter__(self) -> Loader:
@@ -109,16 +111,17 @@ class Loader:
 
         Raises:
             UserError: too many files are bad to fill a position, or the machine cannot read or decode.
-            RuntimeError: the loader is closed.
+            RuntimeError: the loader is closed, or this process was forked from the one that made it.
         """
         if self._thread is not None:
             raise RuntimeError("a loader is iterated over once; make another one for another pass")
+        self._require_own_process()
         if self._stop.is_set():
             raise RuntimeError(CLOSED)
         self._prefetch = self._index.prefetch(self._schedule.samples)
         self._thread = threading.Thread(target=self._work_ahead, name="loader", daemon=True)
         self._thread.start()
-        while (item := self._batches.get()) is not None:
+        while (item := self._next_item()) is not None:
             if isinstance(item, BaseException):
                 raise item
             if self._stream is not None:
@@ -126,13 +129,26 @@ class Loader:
                     view.image.record_stream(torch.cuda.current_stream(self._device))
             yield item
 
+    def _next_item(self) -> Batch | BaseException | None:
+        self._require_own_process()
+        return self._batches.get()
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"the loader belongs to process {self._process}, and its threads are not in process {os.getpid()}, "
+                "which was forked from it: make a loader in each process, after the fork"
+            )
+
     def stop(self) -> None:
         """Tell the threads to end, without waiting for them."""
         self._stop.set()
         self._prefetch.close()
 
     def close(self) -> None:
-        """Stop the threads and free the memory of the pipelines."""
+        """Stop the threads and free the memory of the pipelines. In a forked process, do nothing: it has neither."""
+        if os.getpid() != self._process:
+            return
         self.stop()
         if self._thread is not None:
             while self._thread.is_alive():

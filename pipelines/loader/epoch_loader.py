@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -71,18 +71,27 @@ def make_loader(
     _require("micro_batch", micro_batch, 1)
     _require("views", views, 1, MOST_VIEWS)
     _require("seed", seed, 0, LARGEST_SEED)
+    if rank is not None and world_size is not None:
+        _require("rank", rank, 0)
+        _require("world_size", world_size, 1)
     ranks = described_ranks(rank, world_size)
     if batch < ranks.world_size:
         raise UserError(f"batch = {batch} is smaller than the number of ranks, {ranks.world_size}. Raise the batch.")
     if device is None:
         device = f"cuda:{ranks.local_rank}" if torch.cuda.is_available() else "cpu"
     place = _usable(device)
-    if isinstance(data, str | Path):
-        data = DataConfig(source="folder", root=str(data))
-    elif not isinstance(data, Index | DataConfig) and not data:
-        raise UserError(f"data = {data!r}: expected a folder, or at least one dataset's configuration")
+    if not isinstance(config, PipelinesConfig):
+        raise UserError(f"config = {config!r}: expected a PipelinesConfig")
+    if isinstance(data, str | Path) and data != "":
+        index = load_index(DataConfig(source="folder", root=str(data)))
+    elif isinstance(data, Index):
+        index = data
+    elif isinstance(data, DataConfig) or (data and _are_configs(data)):
+        index = load_index(data)
+    else:
+        raise UserError(f"data = {data!r}: expected a folder, an Index, or at least one dataset's DataConfig")
     return EpochLoader(
-        data if isinstance(data, Index) else load_index(data),
+        index,
         micro_batch_share(batch, micro_batch, ranks.rank, ranks.world_size, table=""),
         batch=batch,
         seed=seed,
@@ -94,8 +103,12 @@ def make_loader(
     )
 
 
+def _are_configs(data: Any) -> TypeGuard[Sequence[DataConfig]]:
+    return isinstance(data, Sequence) and all(isinstance(one, DataConfig) for one in data)
+
+
 def _require(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> None:
-    if not isinstance(number, Integral) or not least <= int(number) <= largest:
+    if isinstance(number, bool) or not isinstance(number, Integral) or not least <= int(number) <= largest:
         raise UserError(f"{name} = {number!r}: expected a whole number from {least} to {largest}")
 
 
@@ -103,7 +116,7 @@ def _usable(device: torch.device | str) -> torch.device:
     """The device; a GPU gets its number. A device that torch does not know or see is a `UserError`."""
     try:
         place = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number") from None
     if place.type not in ("cpu", "cuda"):
         raise UserError(f"device = {str(device)!r}: expected 'cpu', 'cuda', or 'cuda:N' with a GPU's number")
@@ -158,7 +171,8 @@ class EpochLoader:
 
         Raises:
             UserError: so many files are bad that a batch cannot be filled.
-            RuntimeError: another `for`, `set_epoch` or `load_state_dict` has changed the position meanwhile.
+            RuntimeError: another `for`, `set_epoch` or `load_state_dict` has changed the position meanwhile, or this is
+                a forked process.
         """
         if self._pass is not None:  # one before was left early
             self._step = -(-self._step // self._steps) * self._steps

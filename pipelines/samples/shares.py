@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 from errors import UserError
 
 
@@ -14,6 +17,10 @@ def even_share(count: int, rank: int, world_size: int) -> range:
 
 def require_whole_micro_batches(batch: int, micro_batch: int, table: str = "train.") -> None:
     """Raise a `UserError` if a batch is not a multiple of the micro-batch; the message names both keys of `table`."""
+    counts: dict[str, Any] = {"batch": batch, "micro_batch": micro_batch}
+    for key, count in counts.items():
+        if not isinstance(count, Integral) or count < 1:
+            raise UserError(f"{table}{key} = {count!r}: expected a whole number above 0")
     if batch % micro_batch:
         raise UserError(
             f"{table}batch = {batch} is not a multiple of {table}micro_batch = {micro_batch}: batch norm sees whole "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 import threading
@@ -238,6 +239,10 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
         ({"batch": 6, "rank": 1}, "rank = 1 and world_size = None: expected both, or none"),
         ({"batch": 6, "rank": 2, "world_size": 2}, "expected a rank below the number of ranks"),
         ({"batch": 2, "rank": 0, "world_size": 3}, "batch = 2 is smaller than the number of ranks, 3"),
+        ({"batch": 6, "rank": "0", "world_size": 1}, "rank = '0': expected a whole number from 0"),
+        ({"batch": True}, "batch = True: expected a whole number from 1 to"),
+        ({"batch": 6, "device": []}, r"device = '\[\]': expected 'cpu', 'cuda'"),
+        ({"batch": 6, "config": {"threads": 1}}, r"config = {'threads': 1}: expected a PipelinesConfig"),
         ({"batch": 27}, "26 images, fewer than batch = 27"),
         ({"batch": 0}, "batch = 0: expected a whole number from 1 to"),
         ({"batch": 2.5}, r"batch = 2\.5: expected a whole number from 1 to"),
@@ -256,11 +261,35 @@ def test_arguments_that_do_not_fit_are_refused(folder: Path, given: dict[str, An
 
 
 def test_missing_data_and_missing_gpus_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"data = \[\]: expected a folder, or at least one"):
-        make_loader([], batch=6)
+    for data in ([], "", b"images", {"root": str(folder)}, [str(folder)], None, 5):
+        with pytest.raises(UserError, match=rf"^data = {re.escape(repr(data))}: expected a folder, an Index, or at"):
+            make_loader(data, batch=6)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="device = 'cuda': torch sees 0 GPUs"):
         make_loader(folder, batch=6, device="cuda")
+
+
+def test_a_forked_process_is_told_to_make_its_own_loader(folder: Path) -> None:
+    """The loader's threads stay in the first process; waiting for their batches would never end."""
+    program = f"""
+import os
+from pipelines import PipelinesConfig, make_loader
+loader = make_loader({str(folder)!r}, batch=6, device="cpu", config=PipelinesConfig(threads=2))
+batches = iter(loader)
+next(batches)
+if (child := os.fork()) == 0:
+    try:
+        next(batches)
+    except RuntimeError as error:
+        print(error)
+    loader.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert len(list(batches)) == len(loader) - 1
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    assert re.fullmatch(r"the loader belongs to process \d+, .* make a loader in each process, .*\n", done.stdout)
 
 
 def test_after_an_error_the_loader_can_be_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from errors import UserError
 from models.losses.nt_xent import NTXent
 from models.losses.vicreg import VICReg
+from pipelines.batch import Batch, View
 from tests.train.tiny_step import (
     SIDE_PX,
     UNDO,
@@ -33,6 +34,7 @@ from tests.train.tiny_step import (
     to_float,
 )
 from train.distributed.world import World
+from train.steps.exact import ExactStep, embed_views
 
 
 @pytest.mark.parametrize("loss_of", [NTXent(temperature=0.1), VICReg()], ids=lambda loss: loss.name)
@@ -205,6 +207,44 @@ def test_sizes_that_do_not_fit_are_named_as_the_arguments_are() -> None:
         exact_step(network(), batch=8, micro_batch=8, world=World(0, 2))
     with pytest.raises(ValueError, match=r"6 samples, but this rank's share is 8: give make_loader .*batch = 2"):
         exact_step(network(), batch=8, micro_batch=2)(images(6))
+    with pytest.raises(UserError, match="micro_batch = 0: expected a whole number above 0"):
+        exact_step(network(), batch=8, micro_batch=0)
+
+
+def embedded(batch: Tensor, rows: slice) -> Tensor:
+    return batch[rows].repeat(2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"network": embedded}, "network is a function, expected a Module"),
+        ({"world": 2}, "world is a int, expected a World"),
+        ({"loss": "nt_xent"}, "loss = 'nt_xent': expected two functions"),
+        ({"recompute": "sometimes"}, "recompute = 'sometimes': expected one of auto, always, never"),
+        ({"embed": lambda batch, rows: None}, "what embed gives: found NoneType, expected"),
+        ({"embed": lambda batch, rows: embedded(batch, slice(None))}, r"what embed gives has shape \(2, 4, 6\)"),
+        ({"embed": lambda batch, rows: embedded(batch, rows).detach()}, "what embed gives has no graph"),
+        ({"loss": lambda embeddings: 1.0}, "what loss gives: found float, expected"),
+        ({"loss": lambda embeddings: embeddings.sum(2)}, r"what loss gives has shape \(2, 4\), expected \(\)"),
+        ({"loss": lambda embeddings: embeddings.detach().sum()}, "what loss gives has no graph to the embeddings"),
+    ],
+)
+def test_functions_that_do_not_fit_are_named(given: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"network": nn.Identity(), "embed": embedded, "loss": NTXent()}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ExactStep(**arguments | given, batch=4, micro_batch=2)(torch.ones(4, 6, requires_grad=True))
+
+
+def test_views_that_do_not_fit_are_named() -> None:
+    view = View(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, 2, 3), torch.zeros(4, 2, 3))
+    rows = torch.arange(4)
+    with pytest.raises(ValueError, match=r"batch have \[3, 4\] rows, expected one number N"):
+        Batch((view, view.rows(0, 3)), rows, rows)
+    with pytest.raises(ValueError, match="the batch has 1 view, expected at least two"):
+        embed_views(nn.Identity(), UNDO, Batch((view,), rows, rows), slice(0, 2))
+    with pytest.raises(TypeError, match="what the network gives: found a torch"):
+        embed_views(nn.Identity(), UNDO, Batch((view, view), rows, rows), slice(0, 2))
 
 
 @pytest.mark.slow  # the compiler

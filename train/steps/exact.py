@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from models.losses.loss import AnchorLoss
+from models.losses.tensors import require_floats
 from pipelines.batch import Batch
 from train.steps.batch_statistics import one_momentum_step
 from train.steps.memory import free_bytes, with_graph_bytes
@@ -80,6 +81,10 @@ class ExactStep(MicroBatchStep, Generic[B]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not (callable(self.embed) and callable(self.loss)):
+            raise TypeError(f"embed = {self.embed!r} and loss = {self.loss!r}: expected two functions")
+        if self.recompute not in get_args(Recompute):
+            raise ValueError(f"recompute = {self.recompute!r}: expected one of {', '.join(get_args(Recompute))}")
         if self.recompute == "auto" and self.batch // self.micro_batch == self.world.world_size:
             self.recompute = "never"  # one micro-batch everywhere
 
@@ -90,7 +95,9 @@ class ExactStep(MicroBatchStep, Generic[B]):
             batch: this rank's share of the global batch, on its device; its `len` is the number of samples.
 
         Raises:
-            ValueError: the batch is of another size than this rank's share.
+            TypeError: `embed` or `loss` gives something else than a tensor of floats.
+            ValueError: the batch is of another size than this rank's share, or what `embed` or `loss` gives has another
+                shape or no graph.
         """
         micro_batches = self.begin(batch)
         with one_momentum_step(self.network, self.world, self.batch // self.micro_batch) as add_statistics:
@@ -137,6 +144,9 @@ class ExactStep(MicroBatchStep, Generic[B]):
             self.recompute = self._decide(graph_bytes)
         else:
             embedding = self.embed(batch, rows)
+        require_floats("what embed gives", embedding, ("V", rows.stop - rows.start, "D"))
+        if not embedding.requires_grad:
+            raise ValueError("what embed gives has no graph: is the whole network frozen, or does embed detach it?")
         return embedding.detach() if self.recompute == "always" else embedding
 
     def _decide(self, graph_bytes: int) -> Recompute:
@@ -154,7 +164,10 @@ class ExactStep(MicroBatchStep, Generic[B]):
         leaf = embeddings.requires_grad_()
         shared = self.loss if isinstance(self.loss, AnchorLoss) else None
         loss = self.loss(leaf) if shared is None else shared.share(leaf, self.share)
-        (gradient,) = torch.autograd.grad(loss, leaf)
+        require_floats("what loss gives", loss, ())
+        (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
+        if gradient is None:
+            raise ValueError("what loss gives has no graph to the embeddings: does it detach them?")
         loss = loss.detach()
         if shared is not None:
             gradient, loss = self.world.sum_(gradient), self.world.sum_(loss)
@@ -178,19 +191,26 @@ def embed_views(
         network: (2n, 3, S, S) uint8 to (2n, D) projections.
         undo: projections, matrices (2n, 2, 3) and source_to_view_px (2n, 2, 3) to embeddings (2n, D), as
             `models.equivariance.build_undo` makes it.
-        batch: its first two views are used.
+        batch: at least two views; the first two are used.
         rows: the rows of the n samples in `batch`.
         autocast_dtype: 16-bit type for the network; None: no autocast. The latent inverse has at least 32 bits.
 
     Returns:
         (2, n, D).
+
+    Raises:
+        TypeError: the network gives something else than a tensor of floats.
+        ValueError: the batch has one view, or the network gives another shape.
     """
+    if len(batch.views) < 2:
+        raise ValueError(f"the batch has {len(batch.views)} view, expected at least two: give make_loader views=2")
     first, second = batch.views[:2]
     image = torch.cat([first.image[rows], second.image[rows]])
     matrix = torch.cat([first.matrix[rows], second.matrix[rows]])
     source_to_view_px = torch.cat([first.source_to_view_px[rows], second.source_to_view_px[rows]])
     with torch.autocast(image.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
         projection = network(image)
+    require_floats("what the network gives", projection, (len(image), "D"))
     if projection.dtype != torch.float64:
         projection = projection.float()
     return undo(projection, matrix, source_to_view_px).view(2, -1, projection.shape[1])

@@ -30,6 +30,7 @@ class MicroBatchStep:
         own_work: stopwatch of this rank's own work, without waiting for other ranks.
 
     Raises:
+        TypeError: `network` is no module, or `world` no `World`.
         UserError: `batch` is not made of whole micro-batches, or there are fewer of them than ranks.
     """
 
@@ -44,6 +45,9 @@ class MicroBatchStep:
 
     def __post_init__(self) -> None:
         world = self.world
+        for name, value, kind in (("network", self.network, nn.Module), ("world", world, World)):
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}")
         self.share = micro_batch_share(self.batch, self.micro_batch, world.rank, world.world_size, table="")
 
     def begin(self, batch: Sized) -> list[slice]:
