@@ -100,7 +100,11 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
 
 
 def _check_environment() -> None:
-    """Refuse a value that makes the import of Numba fail with a traceback."""
+    """Refuse a value with which the import of Numba fails, and a folder from which torch cannot be loaded."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current folder does not exist any more: change to another, and give its paths") from None
     threads = os.environ.get("NUMBA_NUM_THREADS", "1")
     if not threads.isdecimal() or int(threads) < 1:
         raise UserError(f"NUMBA_NUM_THREADS = {threads!r} in the environment: expected a number above 0. Unset it.")

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from errors import UserError
 from machine.cores import available_cores
+from parsing import parse_json, regular
 
 Row = Mapping[str, Any]
 
@@ -118,7 +119,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a file of bench/results/. A file that cannot be read, or is not JSON lines, is a `UserError`."""
     expected = "expected one JSON object a line, as --record writes them. Name another file"
     try:
-        rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        rows = [parse_json(line) for line in regular(file).read_bytes().split(b"\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: holds no rows ({getattr(error, 'strerror', None) or error}); {expected}") from error
     if not all(isinstance(row, dict) for row in rows):

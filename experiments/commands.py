@@ -43,6 +43,7 @@ def experiment(
 
     An interrupted study continues at the step where it stopped. Several processes can run different seeds. A call that
     finds all runs finished only measures, compares and records; so the printed commands can be run on a cluster first.
+    Relative paths in FILE.toml count from the current folder, those of configs/studies from the checkout.
     """
     from experiments.config import Plan, load_study
 

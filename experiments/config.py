@@ -53,7 +53,10 @@ class Dataset:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Shared:
-    """What the arms of one kind share: TOML files, as `-c` takes them, and keys, as for `--set`."""
+    """What the arms of one kind share: TOML files, as `-c` takes them, and keys, as for `--set`.
+
+    As everywhere, relative paths count from the current folder.
+    """
 
     config: tuple[Path, ...] = ()
     set: tuple[str, ...] = ()
@@ -258,7 +261,9 @@ class Plan:
             keys = self._data_keys(arm, shared) + [f"{key}={as_toml(value)}" for key, value in own.items()]
             return load_config(kind, shared.config, keys), keys
         except UserError as error:
-            raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}") from error
+            here = f". A study's paths count from the current folder, {Path.cwd()}: run it in the checkout"
+            hint = "" if all(file.exists() for file in shared.config) else here
+            raise UserError(f"{self.file}: {table}.{name} at scale {self.scale}: {error}{hint}") from error
 
     def require_folders(self) -> None:
         """Raise a `UserError` if images are missing, or if a run would write among the images that it reads."""

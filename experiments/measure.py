@@ -99,6 +99,8 @@ def damage_in_one_line(file: Path) -> Iterator[None]:
         yield
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if "pickle" in why:  # NumPy advises running the file's code
+            why = "no archive of arrays"
         raise UserError(f"{file} cannot be used ({why}): remove it, and this command makes it again") from error
 
 

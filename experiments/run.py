@@ -65,9 +65,14 @@ def run_study(plan: Plan, record: Path | None) -> list[Row]:
 
 def _render(root: Path, render: Render) -> None:
     """Render a dataset, unless it is finished or the folder holds another one. A second process waits for the first."""
-    beside = root.absolute().parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with (beside / f"{root.absolute().name}.lock").open("a") as lock, progress_bar(f"rendering {root}") as progress:
+    if root.exists() and not is_rendered(root) and not (root.is_dir() and not any(root.iterdir())):
+        return
+    beside = root.absolute()
+    beside = beside.with_name(f"{beside.name}.lock")
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    if beside.exists():
+        regular(beside)  # a pipe would wait for a reader
+    with beside.open("a") as lock, progress_bar(f"rendering {root}") as progress:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists() or is_rendered(root):
             make_dataset(root, progress=progress, **dataclasses.asdict(render))

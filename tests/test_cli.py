@@ -198,6 +198,16 @@ def test_views_are_not_written_over_an_image_of_the_data(tmp_path: Path, capsys:
     assert image.read_bytes() == before
 
 
+def test_a_removed_current_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run_cli("make-data", "hands") == 2
+    assert capsys.readouterr().err.startswith("error: the current folder does not exist any more: change to another")
+
+
 def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     call = subprocess.run(

@@ -19,7 +19,7 @@ from errors import UserError
 from tests.full_disk import files_of_at_most
 from tests.test_structure import FILES, ROOT
 from train.runs.pictures import save_figure, save_sheet
-from writing import NotWritten, refuse_inputs, whole_file, write_bytes, write_text
+from writing import NotWritten, refuse_inputs, remove_leftovers, whole_file, write_bytes, write_text
 
 
 def save_by_torch(path: Path) -> None:
@@ -114,6 +114,13 @@ def test_another_file_that_ends_in_part_is_left_alone(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.part"]
     assert (tmp_path / "file.part").read_text() == "the user's"
+
+
+def test_the_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    for name in ("loss.png.4242-1f.part", "loss.png.part", "mine.png.4242-1f.part", "loss.png"):
+        (tmp_path / name).write_text("x")
+    remove_leftovers([tmp_path / "loss.png", tmp_path / "absent"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "loss.png.part", "mine.png.4242-1f.part"]
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:

@@ -71,11 +71,19 @@ def test_what_is_no_file_of_rows_is_refused(kind: str, tmp_path: Path, capsys: p
         rows.append(place, {"figure": 7})
 
 
-def test_a_damaged_row_is_refused_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("row", "reason"), [('{"fig', "Unterminated string"), ("[" * 100_000, "nested too deeply")])
+def test_a_damaged_row_is_refused_at_the_start(
+    row: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"figure": 1}\n{"fig\n{"figure": 3}\n')
+    file.write_text(f'{{"figure": 1}}\n{row}\n{{"figure": 3}}\n')
     assert run_cli("bench-train", "--record", str(file)) == 2
-    assert f"--record {file}: holds no rows (Unterminated string" in capsys.readouterr().err
+    assert f"--record {file}: holds no rows ({reason}" in capsys.readouterr().err
+
+
+def test_rows_end_at_newlines_only(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"name": "a\u2028b"}\r\n', encoding="utf-8")
+    assert rows.read_rows(tmp_path / "rows.jsonl") == [{"name": "a\u2028b"}]
 
 
 def test_the_check_leaves_no_file(tmp_path: Path) -> None:

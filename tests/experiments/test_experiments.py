@@ -20,6 +20,7 @@ import pytest
 
 import experiments.compare
 from errors import UserError
+from errors.refused import machine_error_line
 from experiments import measure, run
 from experiments.compare import Row, compare
 from experiments.config import Arm, Claim, Dataset, Maps, MeasuredArm, Plan, Render, Scale, Shared, Study, load_study
@@ -272,7 +273,10 @@ def test_a_network_that_was_trained_again_is_measured_again(training: Training, 
         ("pretrain.simclr.set=['equivariance.varient=none']", "pretrain.simclr at scale small: .*equivariance.variant"),
         ("arms.simclr.set=['train.epochs=many']", "arms.simclr at scale small: .*train.epochs = 'many'"),
         ("scales.small.measured.set=['train.recompute=always']", "arms.simclr .*unknown key train.recompute"),
-        ("scales.small.pretrain.config=['missing.toml']", "pretrain.peclr at scale small: .*missing.toml"),
+        (
+            "scales.small.pretrain.config=['missing.toml']",
+            "peclr at scale small: missing.toml.* count from the",
+        ),
         ("pretrain.peclr.start=simclr", "unknown key pretrain.peclr.start"),
         ("arms.peclr.start=moco", "arms.peclr.start = 'moco': expected a name in pretrain: peclr, simclr"),
         ("arms.peclr.on=third", "arms.peclr.on = 'third': expected a name in data: first"),
@@ -355,13 +359,21 @@ def test_wrong_folders_and_arms_are_one_line_before_anything_runs(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("root", [".", "/"])
-def test_a_folder_without_a_name_of_its_own_is_not_rendered_into(
+@pytest.mark.parametrize("root", [".", "/", "file"])
+def test_what_is_no_dataset_is_not_rendered_into_and_gets_no_lock(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "file").write_text("the user's")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(run, "make_dataset", lambda *_, **options: pytest.fail("renders"))
-    opens = Path.open
-    monkeypatch.setattr(Path, "open", lambda path, mode: opens(tmp_path / path.name, mode))
     run._render(Path(root), Render(poses=10))
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "file"]
+    assert not Path("/.lock").exists()
+
+
+def test_a_pipe_in_place_of_the_lock_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hands.lock")
+    with pytest.raises(OSError, match="is a pipe or a device") as refused:
+        run._render(tmp_path / "hands", Render(poses=10))
+    assert "hands.lock: is a pipe" in str(machine_error_line(refused.value))

@@ -109,8 +109,10 @@ def test_an_empty_configuration_does_not_prevent_resuming(
     with (out / "metrics.jsonl").open("ab") as file:
         file.write(b"null\n\xff\xfe\n")
     (out / "checkpoints" / "step_000000004.pt").unlink()
+    (out / "loss.png.4242-1f.part").write_text("of a process that was killed")
     assert run_cli(*pretrain(images, out, "train.epochs=1", "loss.temperature=0.1", resume="auto")) == 2
     assert "loss.temperature: was 0.5, is now 0.1" in capsys.readouterr().err
     assert run_cli(*pretrain(images, out, "train.epochs=1", resume="auto")) == 0
     assert steps_of(out) == [1, 2, 3, 4]
     assert "temperature = 0.5" in (out / "config.toml").read_text()
+    assert not list(out.glob("*.part"))

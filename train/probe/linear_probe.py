@@ -141,13 +141,14 @@ def build_probe(index: Index, config: Config, world: World) -> Probe | None:
     rows, fitted = probed_rows(index, config)
     probe = Probe(index, rows, fitted, config, world) if len(rows) > 0 else None
     if probe is None or not probe.usable:
-        complete = int(np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2)).sum())
-        every = config.probe.every_epochs
+        complete = np.isfinite(PoseLabels.of(index).keypoints_px).all(axis=(1, 2))
+        groups, every = len(np.unique(index.groups[complete])), config.probe.every_epochs
         log.info(
-            "no probe: %s (%s) has %d images, %d with all keypoints; expected about %d images, %d with all keypoints, "
-            "at probe.every_epochs = %g",
-            *(index.root, index.name, len(index), complete),
-            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED, every),
+            "no probe: %s (%s) has %d images; %d of them, in %d groups, have all keypoints, and %d are chosen at "
+            "probe.every_epochs = %g. Expected about %d images, and %d chosen ones of several groups, since a group, "
+            "such as the images of one pose, stays together",
+            *(index.root, index.name, len(index), complete.sum(), groups, len(rows), every),
+            *(math.ceil(_NEEDED / min(1, _SHARE * every)), _NEEDED),
         )
         return None
     return probe

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
-import cv2
 import numpy as np
 
 from errors import UserError
@@ -15,6 +14,7 @@ from train.report.charts import Line, line_chart
 from train.report.contents import read_json
 from train.report.curves import Curves
 from train.report.galleries import Gallery, Tile, tile
+from train.runs.pictures import read_picture
 
 _BASELINES: Final = {
     "constant": "always the most frequent class",
@@ -66,11 +66,11 @@ def read_classification(folder: Path) -> Classification:
     """Read a folder that `classify` wrote. Missing or damaged files are a `UserError`."""
     file, picture = folder / "classification.json", folder / "neighbours.png"
     found = read_json(file)
-    image = cv2.imread(str(picture))
+    image = read_picture(picture)
     if image is None:
         raise UserError(f"{picture} cannot be read; expected the picture that classify writes. Run classify again")
     try:
-        return _shown(found, tile(np.asarray(image[..., ::-1], np.uint8), "images and their nearest neighbours"))
+        return _shown(found, tile(image, "images and their nearest neighbours"))
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise UserError(
             f"{file} was not written by this version of classify ({error!r}). Run classify again"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import cv2
-import numpy as np
 
 from errors import UserError
 from train.evaluation.report import CAPTION_PX
@@ -16,7 +15,7 @@ from train.pose.metrics import METRICS
 from train.pose.pictures import POSE_PX
 from train.report.contents import Measured, Run, read_json
 from train.report.numbers import as_text
-from train.runs.pictures import Image, read_sheet, shown_side_px
+from train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 
 SHOWN: Final = 12
 """Largest number of pictures of a kind."""
@@ -57,7 +56,7 @@ def predictions(folder: Path) -> Gallery:
     """Predictions in a folder of `predict`. A folder without any, or a missing picture, is a `UserError`."""
     tiles = []
     for file in sorted(folder.glob("*.json"))[:SHOWN]:
-        content, picture = read_json(file), cv2.imread(str(file.with_suffix(".png")))
+        content, picture = read_json(file), read_picture(file.with_suffix(".png"))
         if picture is None or not {"image", "box_needed"} <= content.keys():
             raise UserError(
                 f"{file} is not a file written by 'predict', or has no .png beside it: run predict again, into a "
@@ -65,7 +64,7 @@ def predictions(folder: Path) -> Gallery:
             )
         name = Path(content["image"]).name
         caption = f"{name}: needs a box" if content["box_needed"] == "likely" else name
-        tiles.append(tile(np.asarray(picture[..., ::-1]), f"pose predicted in {name}", caption))
+        tiles.append(tile(picture, f"pose predicted in {name}", caption))
     if not tiles:
         raise UserError(f"{folder} holds no predictions; expected a folder that predict wrote. Run predict first")
     text = "The picture, the view of the network with its prediction, and the prediction in 3D."

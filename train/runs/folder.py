@@ -22,7 +22,7 @@ from train.config.tables import first_difference, to_dict, to_toml
 from train.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
 from train.runs.json_lines import cut_rows, read_undamaged_rows
 from train.runs.lock import LOCK, locked
-from writing import write_text
+from writing import remove_leftovers, write_text
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class RunFolder:
             UserError: the folder has a run that must not be resumed, or a run of another configuration.
         """
         self._require_usable(config, resume)
+        remove_leftovers(path for path in vars(self).values() if isinstance(path, Path) and path != self.root)
         found = self.checkpoints.latest_undamaged()
         if found is None and self._is_used():
             log.warning("%s holds a run without a checkpoint: starting anew, its logs are dropped", self.root)

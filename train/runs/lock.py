@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from errors import Outage, UserError
+from parsing import regular
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def require_free(folder: Path) -> None:
         Outage: another process holds the folder; the message names it. Under torchrun this may be a rank of the last
             attempt on another host, which ends soon.
     """
-    with suppress(OSError), (folder / LOCK).open("rb") as file:
+    with suppress(OSError), regular(folder / LOCK).open("rb") as file:
         _lock(folder, file.fileno(), fcntl.LOCK_SH)
 
 

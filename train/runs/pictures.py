@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from errors import UserError
 from pipelines.batch import Batch
 from pipelines.samples.index import Index
 from skeleton import Skeleton
-from writing import whole_file, write_bytes
+from writing import write_bytes
 
 Image = npt.NDArray[np.uint8]
 
@@ -88,8 +89,9 @@ def save_sheet(path: Path, pictures: Sequence[Image], *, columns: int) -> None:
 
 def save_figure(path: Path, figure: Figure, *, dpi: int) -> None:
     """Write a figure in the format of the path's ending: .png, .svg or .pdf. Errors as in `writing.whole_file`."""
-    with whole_file(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=dpi)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=dpi)
+    write_bytes(path, buffer.getbuffer())  # only now, since drawing is slow and a kill leaves the file that is open
 
 
 def log_axis(axis: Axes) -> None:
@@ -110,13 +112,18 @@ def level_line(axes: Axes, y: float, words: str, colour: str) -> None:
     )  # fmt: skip
 
 
+def read_picture(path: Path) -> Image | None:
+    """A picture (H, W, 3) RGB; None if it cannot be read. A pipe, which might never end, is not opened."""
+    read = cv2.imread(str(path)) if path.is_file() else None
+    return None if read is None else np.ascontiguousarray(read[..., ::-1], np.uint8)
+
+
 def read_sheet(path: Path, *, height: int, width: int) -> list[Image]:
     """Read the pictures (height, width, 3) RGB of a sheet that `save_sheet` wrote; OSError if it is not such a
     sheet."""
-    read = cv2.imread(str(path))
-    if read is None:
+    sheet = read_picture(path)
+    if sheet is None:
         raise OSError(f"{path} could not be read")
-    sheet: Image = np.ascontiguousarray(read[..., ::-1], np.uint8)
     if (sheet.shape[0] - _GAP_PX) % (height + _GAP_PX) or (sheet.shape[1] - _GAP_PX) % (width + _GAP_PX):
         raise OSError(f"{path} holds no pictures of {width} x {height} pixels")
     return [cell for cell in _cells(sheet, height, width) if not (cell == 255).all()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -241,6 +242,14 @@ def test_a_damaged_file_of_a_run_is_one_line(
     with pytest.raises(UserError, match=re.escape(words)):
         write_report([tmp_path / "tuned"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_pipe_in_place_of_a_picture_is_one_line(folder: Path, tmp_path: Path) -> None:
+    picture = copied(folder / "tuned", tmp_path) / "evaluation" / "worst.png"
+    picture.unlink()
+    os.mkfifo(picture)
+    with pytest.raises(UserError, match=r"worst.png could not be read; expected a picture of a run or of evaluate"):
+        write_report([tmp_path / "tuned"], tmp_path / "report.html")
 
 
 def test_damaged_rows_are_left_out(folder: Path, tmp_path: Path) -> None:

@@ -52,6 +52,13 @@ def test_a_second_process_learns_who_holds_the_lock_and_a_kill_releases_it(tmp_p
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_a_pipe_in_place_of_the_lock_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK)
+    require_free(tmp_path)
+    with pytest.raises(UserError, match="cannot be written to: Invalid argument"), locked(tmp_path):
+        pytest.fail("a pipe was locked")
+
+
 def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "a" / "b"):
         raise ZeroDivisionError
