@@ -23,7 +23,7 @@ from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
 from train.distributed.world import single_process
-from train.evaluation.constants import constant_pose_errors
+from train.evaluation.constants import constant_pose_errors, mean_keypoints_px
 from train.evaluation.network_errors import evaluation_config, measure
 from train.pose.inference import Poses, estimate_poses
 from train.pose.labels import labels_to_learn
@@ -147,7 +147,9 @@ def measure_maps(run: PoseRun, overrides: Sequence[str], maps: Maps) -> Arrays:
 
     Returns:
         "rotation_deg" (R,) and "shift_px" (T,), the places; "rotation_error_px" (R,) and "shift_error_px" (T, T), y
-        before x: means over images and keypoints. Pixels are those of a view of 128.
+        before x: means over images and keypoints. Pixels are those of a view of 128. And, if the labels allow it,
+        "constant_rotation_error_px" (R,), of the mean keypoints as a constant prediction: they stay where they are, so
+        each errs by the chord that it should have moved along. The error of any constant under a shift is its length.
 
     Raises:
         UserError: images without boxes, which cannot be shifted.
@@ -174,11 +176,16 @@ def measure_maps(run: PoseRun, overrides: Sequence[str], maps: Maps) -> Arrays:
             errors[number] = error_px(*place)
             progress(number + 1, len(places))
     rotation_error_px, shift_error_px = np.split(errors, [len(angles)])
+    centre_px, side_px = index.box_px[:, None, :2], index.box_px[:, None, 2]
+    distance_px = np.linalg.norm(mean_keypoints_px(images.labels, index.box_px) - centre_px, axis=2) / side_px * SIDE_PX
+    chords_px = 2 * np.mean(distance_px) * np.sin(np.radians(np.abs(angles)) / 2)
+    constant = {"constant_rotation_error_px": chords_px} if np.isfinite(chords_px).all() else {}
     return {
         "rotation_deg": angles,
         "rotation_error_px": rotation_error_px,
         "shift_px": shifts,
         "shift_error_px": shift_error_px.reshape(len(shifts), len(shifts)),
+        **constant,
     }
 
 

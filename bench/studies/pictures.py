@@ -9,7 +9,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.rows import Row
-from bench.studies.rows import FILES, SCALES, Gain, StudyRows, claims_of_paper, improvement, study_names, study_rows
+from bench.studies.rows import (
+    CONSTANT_ROTATION,
+    FILES,
+    SCALES,
+    Gain,
+    StudyRows,
+    claims_of_paper,
+    improvement,
+    study_names,
+    study_rows,
+)
 from train.config.load import read_toml
 from train.pose.metrics import METRICS
 from train.runs.pictures import save_figure
@@ -66,6 +76,11 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
     left.axhline(0, color="black", linewidth=0.8)
     left.plot(row["rotation_deg"], rotations.T, color=_SEED, linewidth=1)
     left.plot(row["rotation_deg"], rotations.mean(axis=0), color=_AS_IN_PAPER, linewidth=2)
+    if (constant := row.get(CONSTANT_ROTATION)) is not None:
+        theirs = np.mean([one["rotation_error_px"] for one in found.maps[than].values()], axis=0)
+        gain = 100 * (1 - np.divide(constant, theirs, out=np.full_like(theirs, np.nan), where=theirs > 1e-6))
+        left.plot(row["rotation_deg"], gain, "--", color=_OTHER_SIGN, label="the mean keypoints, a constant")
+        left.legend(frameon=False, fontsize=8)
     left.set_xlabel("rotation, degrees")
     left.set_ylabel(f"improvement of {better} over {than}, %")
     mean = shifts.mean(axis=0)

@@ -5,6 +5,7 @@ The tables of docs/results.md are in bench/pages/templates/studies.md.jinja and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,8 @@ COMPARISON_HEADS: Final = ("", "metric", "each seed", "mean", "95 % interval", "
 _OF_THE_DISTANCE: Final = ("epe_cm", "auc")
 """Metrics that count the distance to the camera. A read-out has it from the size of predicted bones alone, which shrink
 where it is unsure; so these metrics would measure the shrinking."""
+CONSTANT_ROTATION: Final = "constant_rotation_error_px"
+"""Key of a map's row, see `experiments.measure.measure_maps`. Rows from before it have none."""
 _MAPS: Final = {"rotation_error_px": "equivariance error, rotations", "shift_error_px": "equivariance error, shifts"}
 _HEADS: Final = (*COMPARISON_HEADS[:5], "better by", "published", "the paper's sign", "interval without zero")
 
@@ -200,6 +203,7 @@ def section(results: Path, name: str) -> dict[str, Any]:
             "rows": rows,
             "claims": [_claim(gain) for gain in gains(study, rows)],
             "maps": _map_claims(study, rows),
+            "map_errors": list(_map_errors(study, rows)),
         }
         for scale, rows in found.items()
     ]  # fmt: skip
@@ -214,7 +218,7 @@ def _arms(study: Row, found: dict[str, StudyRows]) -> tuple[list[str], list[list
     columns = [
         (metric, column)
         for metric in METRICS
-        if metric in (wanted or {"pa_epe_cm", "epe_px"})
+        if metric in (wanted or {"pa_epe_cm"}) | {"epe_px"}
         for column in (*SCALES, "published")
         if any(
             metric in figures for figures in (published.values() if column == "published" else found[column].figures())
@@ -245,17 +249,42 @@ def _claim(gain: Gain) -> tuple[str, ...]:
 
 
 def _map_claims(study: Row, found: StudyRows) -> list[tuple[str, ...]]:
-    """Lines like those of `_claim`, for the claim that the improvement is positive at all places of the maps."""
+    """Lines like those of `_claim`, for the claim that the improvement is positive at all places of the maps.
+
+    There is no interval: the range is that of the means over seeds, from place to place.
+    """
     lines: list[tuple[str, ...]] = []
     for table, what in _MAPS.items() if found.maps else ():
         mean = improvement(found, study["maps"]["better"], study["maps"]["than"], table).mean(axis=0)
         known = mean[np.isfinite(mean)]
         positive, size = int((known > 0).sum()), known.size
         sign = "yes" if positive == size else f"**no**, at {positive} of {size} places"
-        span = f"{known.min():+.1f} to {known.max():+.1f} % over the places"
+        gain = f"{known.mean():+.1f} %, from {known.min():+.1f} to {known.max():+.1f} % over the places"
         names = f"{study['maps']['better']} minus {study['maps']['than']}"
-        lines.append((names, what, "-", "-", span, f"{known.mean():+.1f} %", "-", sign, "-"))
+        lines.append((names, what, "-", "-", "-", gain, "-", sign, "-"))
     return lines
+
+
+def _map_errors(study: Row, found: StudyRows) -> Iterator[tuple[str, ...]]:
+    """The heads, and a line for each angle and each length of a shift: mean errors of both arms, and of a constant.
+
+    Means over seeds and places; pixels are those of a view of 128.
+    """
+    if not found.maps:
+        return
+    arms = [study["maps"][name] for name in ("better", "than")]
+    yield ("px of 128, mean over seeds and places", *arms, "the mean keypoints, a constant")
+    row = next(iter(found.maps[arms[0]].values()))
+    lengths = np.hypot(*np.meshgrid(row["shift_px"], row["shift_px"]))
+    for what, table, distances, constant in (
+        ("rotation by {:g} degrees", "rotation_error_px", np.abs(row["rotation_deg"]), row.get(CONSTANT_ROTATION)),
+        ("shift by {:.3g} px", "shift_error_px", lengths, lengths),
+    ):
+        for distance in filter(None, np.unique(distances.round(3))):
+            at = np.isclose(distances, distance, atol=1e-3)
+            tables = [[of_seed[table] for of_seed in found.maps[arm].values()] for arm in arms]
+            means = [np.asarray(one)[..., at].mean() for one in (*tables, *([] if constant is None else [constant]))]
+            yield (what.format(distance), *(f"{mean:.1f}" for mean in means), *(["not measured"] * (3 - len(means))))
 
 
 def _anchor(title: str) -> str:

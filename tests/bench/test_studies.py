@@ -91,9 +91,10 @@ def test_switches_have_no_sign_of_the_paper(tmp_path: Path) -> None:
     assert "have the paper's sign" not in section(tmp_path, "studies")
 
 
-def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("constant", [{}, {"constant_rotation_error_px": [1.5, 0.0, 1.5]}])
+def test_the_maps_are_drawn_and_said_beside_a_constant(constant: dict[str, Any], tmp_path: Path) -> None:
     def maps(name: str, factor: float) -> dict[str, Any]:
-        errors = {"rotation_error_px": [4 * factor, 0.0, 2.0], "shift_error_px": [[factor, 1], [1, 0]]}
+        errors = {"rotation_error_px": [4 * factor, 0.0, 2.0], **constant, "shift_error_px": [[factor, 1], [1, 0]]}
         places = {"rotation_deg": [-80, 0, 80], "shift_px": [-25, 25]}
         return {"study": "equivariance", "kind": "map", "arm": name, "seed": 0, **places, **errors}
 
@@ -102,10 +103,12 @@ def test_the_maps_are_drawn_and_said(tmp_path: Path) -> None:
     docs.mkdir()
     write_rows(results, maps("peclr", 0.5), maps("simclr", 1.0))
     made = section(results, "study equivariance")
-    rotations = "rotations | - | - | +0.0 to +50.0 % over the places | +25.0 % | - | **no**, at 1 of 2 places |"
-    shifts = "shifts | - | - | +0.0 to +50.0 % over the places | +16.7 % | - | **no**, at 1 of 3 places |"
+    rotations = "rotations | - | - | - | +25.0 %, from +0.0 to +50.0 % over the places | - | **no**, at 1 of 2 places |"
+    shifts = "shifts | - | - | - | +16.7 %, from +0.0 to +50.0 % over the places | - | **no**, at 1 of 3 places |"
     assert rotations in made
     assert shifts in made
+    assert f"| rotation by 80 degrees | 2.0 | 3.0 | {'1.5' if constant else 'not measured'} |" in made
+    assert "| shift by 35.4 px | 0.6 | 0.8 | 35.4 |" in made
     assert "Of the 2 claims that were measured, 0 have" in section(results, "studies")
     write_docs(results, docs)
     assert (docs / "images" / "equivariance_small.png").stat().st_size > 5000
