@@ -122,12 +122,14 @@ class Claim:
     """The claim that one measured arm is better than another in a metric.
 
     Attributes:
+        title: the comparison in plain words, for pictures.
         percent: the paper's improvement, in percent of the worse arm's value.
         claimed: whether the paper says so; False: the arms are only compared.
     """
 
     better: str
     than: str
+    title: str | None = None
     metric: MetricName = "pa_epe_cm"
     percent: Number | None = None
     claimed: bool = True
@@ -140,12 +142,14 @@ class Maps:
     Attributes:
         better: the arm that the paper says is better at every place of the maps.
         than: the other arm.
+        title: the comparison in plain words, for the picture.
         rotations: number of angles in [-80, 80] degrees.
         translations: number of shifts in [-25, 25] pixels of 128, along each axis.
     """
 
     better: str
     than: str
+    title: str | None = None
     rotations: Annotated[int, Interval(ge=2, le=1000)] = 17
     translations: Annotated[int, Interval(ge=2, le=100)] = 5
 

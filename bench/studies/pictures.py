@@ -56,10 +56,7 @@ def draw_claims(claims: Sequence[tuple[str, Gain]]) -> Figure:
     # An interval from two seeds can be many times as wide as all improvements: it is cut.
     reach = 2 * max(max(abs(gain.percent), gain.published or 0) for _, gain in claims)
     axes.set_xlim(-reach, reach)
-    names = [
-        f"{source.split(',')[0]}: {gain.row['better']} over {gain.row['than']}, {METRICS[gain.row['metric']].title}"
-        for source, gain in claims
-    ]
+    names = [f"{source.split(',')[0]}: {gain.title}, {METRICS[gain.row['metric']].title}" for source, gain in claims]
     axes.set_yticks([-place for place in range(len(claims))], names, fontsize=8)
     axes.set_title("improvement, %; bar: 95 % interval; green: the paper's sign; circle: published", fontsize=9)
     axes.spines[["left", "top", "right"]].set_visible(False)
@@ -82,7 +79,7 @@ def draw_maps(maps: Row, found: StudyRows) -> Figure:
         left.plot(row["rotation_deg"], gain, "--", color=_OTHER_SIGN, label="the mean keypoints, a constant")
         left.legend(frameon=False, fontsize=8)
     left.set_xlabel("rotation, degrees")
-    left.set_ylabel(f"improvement of {better} over {than}, %")
+    left.set_ylabel(f"improvement, {maps.get('title', f'{better} over {than}')}, %")
     mean = shifts.mean(axis=0)
     largest = np.nanmax(np.abs(mean))
     shown = right.pcolormesh(row["shift_px"], row["shift_px"], mean, cmap="RdYlGn", vmin=-largest, vmax=largest)

@@ -98,6 +98,7 @@ class Gain(NamedTuple):
 
     Attributes:
         row: the row of the comparison.
+        title: the comparison in plain words.
         percent: the improvement relative to the worse arm's error, or to the better arm's AUC, as in the paper.
         low: lower end of its 95 % interval.
         high: upper end.
@@ -106,6 +107,7 @@ class Gain(NamedTuple):
     """
 
     row: Row
+    title: str
     percent: float
     low: float
     high: float
@@ -126,7 +128,8 @@ def gains(study: Row, found: StudyRows) -> list[Gain]:
         low, mean, high = (100 * row[name] / whole for name in ("low", "mean", "high"))
         if not higher:
             low, mean, high = -high, -mean, -low
-        made.append(Gain(row, mean, low, high, claim.get("percent"), claim.get("claimed", True)))
+        title = claim.get("title", f"{row['better']} over {row['than']}")
+        made.append(Gain(row, title, mean, low, high, claim.get("percent"), claim.get("claimed", True)))
     return made
 
 

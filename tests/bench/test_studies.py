@@ -134,7 +134,7 @@ def test_the_claims_are_drawn_with_the_published_figures(tmp_path: Path) -> None
         [12.8],
     ]
     assert [mark.get_text() for mark in axes.get_yticklabels()] == [
-        "Table 1: peclr over simclr, EPE", "Table 1: peclr over simclr, 2D EPE"
+        f"Table 1: PeCLR over SimCLR, best compositions, {metric}" for metric in ("EPE", "2D EPE")
     ]  # fmt: skip
     assert claims_of_paper(tmp_path, "small") == []
 
@@ -153,9 +153,7 @@ def test_a_claim_that_two_studies_measured_counts_once(tmp_path: Path) -> None:
     )
     assert "Of the 1 claims that were measured, 1 have" in section(tmp_path, "studies")
     (axes,) = draw_claims(claims_of_paper(tmp_path, "small")).axes
-    assert [mark.get_text() for mark in axes.get_yticklabels()] == [
-        "Figure 6b: translation_peclr over translation_simclr, 2D EPE"
-    ]
+    assert [mark.get_text() for mark in axes.get_yticklabels()] == ["Figure 6b: PeCLR over SimCLR, shifts, 2D EPE"]
 
 
 def test_the_page_has_every_study_once() -> None:

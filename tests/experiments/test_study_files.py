@@ -44,6 +44,7 @@ def plans(file: Path, *overrides: str) -> list[Plan]:
 def test_the_commands_are_accepted(file: Path) -> None:
     for plan in plans(file, "seeds=[0]"):
         check_commands(plan)
+        assert all(claim.title for claim in plan.study.compare if claim.claimed)  # in plain words, for the picture
 
 
 def check_commands(plan: Plan) -> None:
@@ -57,6 +58,7 @@ def check_commands(plan: Plan) -> None:
         assert words.pop(0) == "cli.py"
         command, arguments = main.commands[words[0]], words[1:]
         given = command.make_context(words[0], list(arguments)).params
+        assert "regressor" not in line or words[0] == "evaluate"  # only this needs keypoints of YouTube3DHands
         if words[0] in ("pretrain", "finetune", "probe"):
             kind: Any = Config if words[0] == "pretrain" else FinetuneConfig
             config = load_config(kind, given["files"], given["overrides"])
