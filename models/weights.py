@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -67,6 +68,11 @@ def read_weights(path: Path, *, key: str, expected: str) -> State:
     except MemoryError:
         raise
     except Exception as error:  # torch and safetensors raise many kinds for other files
+        if tarfile.is_tarfile(path):
+            raise UserError(
+                f"{key} = {str(path)!r} is an archive: unpack it first, with tar -xf, and name a file in it: expected "
+                f"{expected}."
+            ) from error
         raise UserError(
             f"{key} = {str(path)!r} cannot be read as a file of tensors only: expected {expected}, "
             "saved by torch.save or safetensors."

@@ -1,6 +1,7 @@
 import collections
 import os
 import pickle
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -254,11 +255,14 @@ def test_wrong_files_end_in_one_line(tmp_path: Path) -> None:
         torch.save(content, tmp_path / file)
     with zipfile.ZipFile(tmp_path / "zip.pth", "w") as archive:
         archive.writestr("a", "b")
+    with tarfile.open(tmp_path / "published.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "gray.pth")
     (tmp_path / "folder").mkdir()
     for file, message in {
         "absent.pth": "does not exist",
         "folder": "holds no checkpoint",
         "zip.pth": "cannot be read",
+        "published.tar.gz": "is an archive: unpack it first",
         "no_refinement.pth": "zroot_ref.zroot_ref.6.weight is missing and 1 more",
         "narrow.pth": r"fc.weight is \(63, 512\) instead of \(64, 512\)",
         "more.pth": "surprise is unknown",
