@@ -19,6 +19,7 @@ from train.config.finetuning import FinetuneConfig, FinetuneTrainConfig
 from train.config.tables import to_dict
 from train.distributed.together import on_main
 from train.distributed.world import World
+from train.evaluation.constants import evaluation_constants
 from train.pose.inference import Poses
 from train.pose.labels import labels_to_learn
 from train.pose.pictures import save_curves, save_predictions
@@ -55,6 +56,9 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
     ) -> None:
         self.config = config
         self._labels, self._validation = labels_to_learn(index, config.pose), load_validation(config)
+        known = evaluation_constants(self._validation.index, self._validation.labels) if self._validation else {}
+        constants = {"constant_epe_px": ("mean_keypoints", "epe_px"), "constant_pa_epe_cm": ("rigid_pose", "pa_epe_cm")}
+        self._constants = {key: known[of][metric] for key, (of, metric) in constants.items() if of in known}
         self._validate_every = max(1, round(config.validation.every_epochs * steps_per_epoch))
         super().__init__(config, world, steps_per_epoch, fresh=fresh)
         network, train = self.network, config.train
@@ -141,7 +145,7 @@ class Finetuning(Task[PoseNetwork, PoseStepResult]):
             return None
         figures, poses = validate(self.network, validation, self.config, self.world)
         self._train_mode()
-        row = {"step": self.steps_done, **figures}
+        row = {"step": self.steps_done, **figures, **self._constants}
         better = not self.best or best_of([self.best, row]) is row
         if better and self.weights_are_finite():  # the loss is checked at log steps only
             self.best = row

@@ -57,6 +57,7 @@ def test_only_2d_keypoints_are_learnt_and_measured(runs: tuple[Path, Path]) -> N
     assert all(row["depth"] == row["root_depth"] == 0 for row in rows)
     validations = [json.loads(line) for line in (runs[1] / "validation.jsonl").read_text().splitlines()]
     assert all(math.isnan(row["pa_epe_cm"]) and math.isnan(row["epe_cm"]) for row in validations)
+    assert all(math.isfinite(row["constant_epe_px"]) and "constant_pa_epe_cm" not in row for row in validations)
     best = torch.load(next((runs[1] / "best").glob("*.pt")), weights_only=True)
     assert best["validation"]["epe_px"] == min(row["epe_px"] for row in validations)
     assert best["config"]["pose"]["skeleton"] == "body"

@@ -27,6 +27,7 @@ from tests.train.narrow import full_resnet18
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.distributed.world import World
+from train.evaluation.constants import evaluation_constants
 from train.finetune import finetune
 from train.pose.inference import Poses
 from train.pose.labels import PoseLabels
@@ -105,6 +106,9 @@ def test_the_best_checkpoint_gives_the_figures_of_its_row(hands: Path, uninterru
     figures, poses = validate(run.network, Validation(index, PoseLabels.of(index)), run.config, World())
     row = min(uninterrupted.read_validations(), key=lambda row: float(row["pa_epe_cm"]))
     assert figures == pytest.approx({name: row[name] for name in figures}, rel=1e-6)
+    constants = evaluation_constants(index, PoseLabels.of(index))
+    assert row["constant_pa_epe_cm"] == constants["rigid_pose"]["pa_epe_cm"]
+    assert row["constant_epe_px"] == constants["mean_keypoints"]["epe_px"]
     assert poses.samples.tolist() == list(range(4))  # in batches of three, the last one's surplus dropped
 
 

@@ -26,6 +26,7 @@ from tests.train.narrow import narrow_resnet18
 from train.config.load import load_config
 from train.config.pretraining import Config
 from train.distributed.world import World, described_world, joined
+from train.evaluation.constants import constant_pose_errors
 from train.pose.inference import canonical_loader
 from train.pose.labels import PoseLabels
 from train.pose.metrics import pose_errors
@@ -114,6 +115,11 @@ def test_figures_equal_those_of_scikit_learn_on_the_same_features(hands: Path, t
     aligned_cm = 100 * pose_errors(read_m, joints_m[measured]).pa_error_m.mean()
     assert figures["pa_epe_cm"] == pytest.approx(aligned_cm, rel=1e-6)
 
+    apart = np.linalg.norm(view[measured] - view[measured].mean(axis=0), axis=2).mean()
+    assert figures["constant_epe_px_of_224"] == pytest.approx(224 * apart, rel=1e-5)
+    rigid = constant_pose_errors(joints_m[measured], joints_m[measured])["rigid_pose"]
+    assert figures["constant_pa_epe_cm"] == pytest.approx(rigid["pa_epe_cm"], rel=1e-4)
+
 
 def test_poses_are_not_split_and_the_images_are_a_sixteenth_of_what_is_trained_on(hands: Path, tmp_path: Path) -> None:
     config = config_of(hands, tmp_path / "run", "probe.every_epochs=5")
@@ -182,7 +188,8 @@ def test_a_run_has_the_same_bits_with_and_without_the_probe(hands: Path, run_wit
 
 def test_the_curve_is_in_tensorboard_and_in_the_report(run_with_probe: Path) -> None:
     probes = weights_and_rows(run_with_probe)[2]
-    assert all(row.keys() == {"step", "epe_px_of_224", "pa_epe_cm"} for row in probes)
+    names = {"epe_px_of_224", "pa_epe_cm"}
+    assert all(row.keys() == {"step", *names, *(f"constant_{name}" for name in names)} for row in probes)
     assert all(math.isfinite(value) for row in probes for value in row.values())
     board = EventAccumulator(str(run_with_probe / "tensorboard")).Reload()
     shown = [event.value for event in board.Scalars("validation/epe_px_of_224")]
@@ -192,6 +199,8 @@ def test_the_curve_is_in_tensorboard_and_in_the_report(run_with_probe: Path) -> 
     text = page.read_text()
     assert "Probe, 2D error [px of 224]" in text
     assert "Probe, PA-EPE [cm]" in text
+    assert "constant: the mean keypoints in the box" in text
+    assert "constant: one rigid pose" in text
 
 
 def one_rank(root: str, out: str) -> None:
@@ -224,7 +233,8 @@ def test_the_network_is_left_as_it_was(hands: Path, tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in network.parameters())
     torch.nn.init.constant_(next(network.encoder.parameters()), math.nan)
-    assert all(math.isnan(value) for value in probe.figures(network, None).values())
+    figures = probe.figures(network, None)
+    assert [name for name, value in figures.items() if math.isnan(value)] == ["epe_px_of_224", "pa_epe_cm"]
 
 
 def test_an_image_that_cannot_be_read_is_left_out(hands: Path, tmp_path: Path) -> None:

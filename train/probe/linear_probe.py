@@ -18,6 +18,7 @@ from pipelines.sources.subsets import in_fraction
 from train.config.pretraining import Config
 from train.distributed.together import together
 from train.distributed.world import World
+from train.evaluation.constants import constant_pose_errors
 from train.pose.inference import canonical_loader
 from train.pose.labels import PoseLabels
 from train.pose.metrics import in_one_place, pose_errors
@@ -83,6 +84,7 @@ class Probe:
         self._fitted, self._measured = readable & chosen, readable & ~chosen
         self._in_3d = bool(targets[readable].isfinite().all())
         self._targets = targets if self._in_3d else targets[:, : 2 * self._keypoints]
+        self._constants = self._errors_of_constants() if self.usable else {}
 
     @property
     def usable(self) -> bool:
@@ -95,9 +97,10 @@ class Probe:
         Returns:
             Errors on the images that were not used for fitting: "epe_px_of_224", the mean 2D error in pixels of a
             canonical view of 224 x 224 (not of the source), and "pa_epe_cm", NaN where depths are not known; both NaN
-            if a feature is not finite.
+            if a feature is not finite. "constant_" and these names: the errors of the mean keypoints and of one rigid
+            pose, see `train.evaluation.constants`.
         """
-        figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan)
+        figures = dict.fromkeys(("epe_px_of_224", "pa_epe_cm"), math.nan) | self._constants
         features = self._features(network, autocast_dtype)
         if features.isfinite().all():
             ridge = fit_ridge(features[self._fitted], self._targets[self._fitted], self._alpha)
@@ -107,6 +110,15 @@ class Probe:
                 errors = pose_errors(self._in_3d_m(read).numpy(), self._in_3d_m(true).numpy())
                 figures["pa_epe_cm"] = 100 * float(errors.pa_error_m.mean())
         return figures
+
+    def _errors_of_constants(self) -> dict[str, float]:
+        true = self._targets[self._measured]
+        in_2d = self._in_2d(true)
+        errors = {"constant_epe_px_of_224": 224 * float((in_2d - in_2d.mean(dim=0)).norm(dim=2).mean())}
+        if self._in_3d:
+            true_m = self._in_3d_m(true).numpy()
+            errors["constant_pa_epe_cm"] = constant_pose_errors(true_m, true_m)["rigid_pose"]["pa_epe_cm"]
+        return errors
 
     def _features(self, network: ContrastiveNetwork, autocast_dtype: torch.dtype | None) -> Tensor:
         """Features (N, D) of all images, float64, on the CPU. The network's mode is restored."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from skeleton import SKELETONS
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.evaluation.report import PCK
+from train.pose.metrics import CONSTANTS
 from train.report.charts import Chart, Line, keypoint_chart, line_chart
-from train.report.contents import Measured, Run
+from train.report.contents import Measured, Row, Run
 
 _PER_KEYPOINT: Final = {
     "pa_epe_cm": "Mean error, aligned [cm]",
@@ -73,11 +74,11 @@ def pretraining_curves(runs: Sequence[Run]) -> list[Curves]:
     if any(probes):
         text += (
             " The probe reads keypoints out of the frozen features by ridge regression, on images it was not fitted to."
+            " Its first value is that of the starting weights after one step."
         )
-        lines = _lines(probes, "epe_px_of_224", dots=True)
-        charts.append(line_chart("Probe, 2D error [px of 224]", lines, x_label="step"))
+        charts.append(_error_chart("Probe, 2D error [px of 224]", probes, "epe_px_of_224"))
         if any(np.isfinite(row["pa_epe_cm"]) for rows in probes for row in rows):
-            charts.append(line_chart("Probe, PA-EPE [cm]", _lines(probes, "pa_epe_cm", dots=True), x_label="step"))
+            charts.append(_error_chart("Probe, PA-EPE [cm]", probes, "pa_epe_cm"))
     return [Curves("Pre-training", text, [run.name for run in runs], charts)]
 
 
@@ -95,13 +96,21 @@ def finetuning_curves(runs: Sequence[Run]) -> list[Curves]:
     if validations:
         in_3d = any(np.isfinite(row["pa_epe_cm"]) for row in validations)
         name, title = ("pa_epe_cm", "Held out, PA-EPE [cm]") if in_3d else ("epe_px", "Held out, 2D EPE [px]")
-        lines = _lines([run.validations for run in runs], name, dots=True)
-        charts.append(line_chart(title, lines, x_label="step", log=True))
+        charts.append(_error_chart(title, [run.validations for run in runs], name, log=True))
     text = "The losses on augmented training images, and the error on images that were not trained on."
     return [Curves("Fine-tuning", text, [run.name for run in runs], charts)]
 
 
-def _lines(rows_of_runs: Sequence[Sequence[Mapping[str, Any]]], key: str, *, dots: bool = False) -> list[Line]:
+def _error_chart(title: str, rows_of_runs: Sequence[Sequence[Row]], key: str, *, log: bool = False) -> Chart:
+    """Errors over the steps, with the constant prediction's if it is the same for all runs."""
+    constants = {row.get(f"constant_{key}") for rows in rows_of_runs for row in rows}
+    level = None
+    if len(constants) == 1 and (value := constants.pop()) is not None:
+        level = value, f"constant: {CONSTANTS['rigid_pose' if key == 'pa_epe_cm' else 'mean_keypoints']}"
+    return line_chart(title, _lines(rows_of_runs, key, dots=True), x_label="step", log=log, level=level)
+
+
+def _lines(rows_of_runs: Sequence[Sequence[Row]], key: str, *, dots: bool = False) -> list[Line]:
     """A line for each run: one value of its rows over the steps."""
     return [
         Line([row["step"] for row in rows], [row[key] for row in rows], number, dots)

@@ -109,17 +109,23 @@ class RunLog:
         """Write a row of validation.jsonl.
 
         A row of fine-tuning must have step, epe_cm, pa_epe_cm and epe_px. A row of a probe must have step, pa_epe_cm
-        and epe_px_of_224.
+        and epe_px_of_224. "constant_" and the name of an error: that of a constant prediction, if it was measured.
         """
         with self._validation_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
         figures = {f"validation/{name}": value for name, value in row.items() if name != "step"}
         self._trackers.scalars(figures, int(row["step"]))
-        in_3d, name = f"PA-EPE {row['pa_epe_cm']:.3f} cm", "validation"
+
+        def error(key: str, decimals: int, unit: str) -> str:
+            constant = row.get(f"constant_{key}")
+            beside = "" if constant is None else f" (a constant: {constant:.{decimals}f})"
+            return f"{row[key]:.{decimals}f} {unit}{beside}"
+
+        in_3d, name = f"PA-EPE {error('pa_epe_cm', 3, 'cm')}", "validation"
         if "epe_px_of_224" in row:
-            errors, name = f"2D EPE {row['epe_px_of_224']:.1f} px of 224, {in_3d}", "probe"
+            errors, name = f"2D EPE {error('epe_px_of_224', 1, 'px of 224')}, {in_3d}", "probe"
         elif math.isnan(row["pa_epe_cm"]) and not math.isnan(row["epe_px"]):
-            errors = f"2D EPE {row['epe_px']:.2f} px"
+            errors = f"2D EPE {error('epe_px', 2, 'px')}"
         else:
             errors = f"EPE {row['epe_cm']:.2f} cm, {in_3d}"
         console.print(f"step {row['step']}/{self._total}  {name}: {errors}", highlight=False)
