@@ -24,7 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from bench.classification.encoders import Floats, Frozen, features_of, images_that_trained, load_frozen
+from bench.classification.encoders import Frozen, features_of, images_that_trained, load_frozen
 from bench.classification.labels import Labels, Rows, Splits, read_labels, splits
 from bench.classification.neighbours import save_neighbours
 from bench.rows import describe_machine
@@ -34,6 +34,7 @@ from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.pose.inference import Progress
 from train.pose.metrics import confidence_intervals
+from train.probe.features import Floats
 from writing import write_text
 
 NEIGHBOURS: Final = 20

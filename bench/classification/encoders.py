@@ -15,25 +15,20 @@ from pydantic import TypeAdapter, ValidationError
 from errors import UserError
 from errors.terminal import in_one_line
 from models.config import EncoderConfig
-from models.encoders import Encoder, build_encoder, make_encoder
-from models.network import Normalize
-from models.weights import encoder_state
+from models.encoders import Encoder, build_encoder
 from pipelines.config import each_source, is_address
 from pipelines.samples.index import Index
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.distributed.world import single_process
-from train.pose.inference import Progress, canonical_loader
+from train.pose.inference import Progress
+from train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
 from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from train.trainer import set_threads
 
-Floats = npt.NDArray[np.float32]
-Pixels = npt.NDArray[np.uint8]
-
 IMAGENET: Final = "imagenet"
 BASELINES: Final = ("random", "pixels")
-_CHUNK: Final = 64
 
 
 @dataclass(frozen=True)
@@ -103,40 +98,15 @@ def _load_run(source: str) -> Frozen:
         config: Config | FinetuneConfig = TypeAdapter(kind).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
-    encoder = make_encoder(config.encoder.name, config.geometry.side_px)
-    encoder.load_library_state(encoder_state(saved["network"]), str(path), config.encoder.name)
-    return Frozen(source, config, encoder.eval(), is_run=True, steps=saved["step"])
+    return Frozen(source, config, trained_encoder(saved, str(path), config), is_run=True, steps=saved["step"])
 
 
 def features_of(frozen: Frozen, index: Index, progress: Progress) -> tuple[npt.NDArray[np.bool_], Floats, Pixels]:
-    """The features of the canonical views of N samples, computed by one process in float32.
-
-    Args:
-        index: boxes are without margin; the run's is added.
-
-    Returns:
-        Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
-    """
+    """The features of N samples, see `features_of_rows`. Boxes are without margin; the run's is added."""
     margin = each_source(frozen.config.data)[0].box_margin
     index = replace(index, box_px=index.box_px * np.array([1, 1, margin], np.float32))
-    world, count, side_px = single_process(), len(index), frozen.config.geometry.side_px
-    set_threads(None, world)
-    normalize = Normalize().to(world.device)
-    encoder = None if frozen.encoder is None else frozen.encoder.to(world.device)
-    width = 3 * side_px**2 if encoder is None else encoder.feature_dim
-    readable, features = np.zeros(count, np.bool_), np.zeros((count, width), np.float32)
-    views = np.zeros((count, side_px, side_px, 3), np.uint8)
-    with torch.inference_mode(), canonical_loader(index, np.arange(count), _CHUNK, frozen.config, world) as loader:
-        for batch in loader:
-            kept = batch.samples == batch.positions  # no surplus rows of the last step, no substitutes of bad files
-            rows = batch.samples[kept].numpy()
-            image = batch.to(world.device).views[0].image
-            found = image.flatten(1) if encoder is None else encoder(normalize(image))
-            features[rows] = found.float().cpu()[kept].numpy()
-            views[rows] = image.permute(0, 2, 3, 1).cpu()[kept].numpy()
-            readable[rows] = True
-            progress(int(readable.sum()), count)
-    return readable, features, views
+    set_threads(None, single_process())
+    return features_of_rows(frozen.encoder, index, np.arange(len(index)), frozen.config, progress)
 
 
 def images_that_trained(frozen: Frozen, images: Path) -> set[Path] | None:

@@ -8,8 +8,9 @@ from typing import Final
 import cv2
 import numpy as np
 
-from bench.classification.encoders import Floats, Pixels
 from bench.classification.labels import Labels, Rows
+from train.probe.features import Floats, Pixels
+from train.report.neighbours import nearest_by_angle
 from train.runs.pictures import Image, save_sheet
 
 SIDE_PX: Final = 64
@@ -42,8 +43,7 @@ def save_neighbours(
         query = rng.choice(tested[labels.label[tested] == label])
         parts = [_framed(views[query], _NEUTRAL)]
         for found in features:
-            directions = found / np.linalg.norm(found, axis=1, keepdims=True).clip(1e-12)
-            nearest = fitted[np.argsort(-directions[fitted] @ directions[query], kind="stable")[:COUNT]]
+            nearest = nearest_by_angle(found, query, fitted, COUNT)
             parts.append(gap)
             parts += [_framed(views[row], _RIGHT if labels.label[row] == label else _WRONG) for row in nearest]
         strips.append(np.concatenate(parts, axis=1))

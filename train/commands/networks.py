@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ def predict(
       python cli.py predict runs/finetune_rn50 photos/ --box boxes.csv
 
     Without --box the network sees the whole picture; tools/find_boxes.py finds the boxes of hands. Pictures that cannot
-    be read are left out and listed at the end. The exit code is 2 only if no picture can be read.
+    be read are left out and listed at the end. The exit code is 2 only if no picture can be read. `report RUN
+    --predictions OUT` shows the results on the page of a run.
     """
     from train.pose.predict import predict as run_prediction
     from train.runs.log import configure_logging, progress_bar
@@ -132,6 +134,8 @@ def predict(
         say("the focal length is assumed to be the picture's longer side: set the true camera with --intrinsics")
     for line in done.unreadable:
         say(f"left out: {line}", err=True)
+    if run.is_dir():
+        say(f"on one page with the run: python cli.py report {shlex.join([str(run), '--predictions', str(out)])}")
 
 
 def _box_px(text: str) -> tuple[float, float, float, float]:
@@ -159,7 +163,8 @@ def report(runs: Sequence[Path], out: Path, predictions: Path | None, classifica
       python cli.py report runs/peclr_rn50 runs/finetune runs/from_scratch --predictions predictions
 
     It shows losses, results of evaluate and classify, views, predictions and the worst poses, as far as the folders
-    have them.
+    have them. For the first pre-training run it also computes the nearest neighbours of a few images, before and after
+    pre-training; this needs the run's checkpoint and images.
     """
     from train.report.write import write_report
 

@@ -16,7 +16,7 @@ from train.runs.folder import RunFolder
 
 Row = Mapping[str, Any]
 
-_SHOWN: Final[Sequence[str]] = ("data", "encoder", "geometry", "pose", "train")
+_SHOWN: Final[Sequence[str]] = ("run", "data", "encoder", "geometry", "pose", "train")
 """Tables of a run's configuration of which a report shows values."""
 
 

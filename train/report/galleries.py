@@ -19,6 +19,7 @@ from train.runs.pictures import Image, read_picture, read_sheet, shown_side_px
 
 SHOWN: Final = 12
 """Largest number of pictures of a kind."""
+_ALT, _PARTS = "label, prediction and both from the side", "label · prediction · both from the side"
 
 
 class Tile(NamedTuple):
@@ -73,24 +74,26 @@ def predictions(folder: Path) -> Gallery:
     return Gallery("Predictions", text, tiles, wide=True)
 
 
-def held_out(found: Measured) -> list[Gallery]:
-    """Held-out samples of the first run: samples from validation, and those with the largest errors."""
-    run, alt, galleries = found.runs[0], "label, prediction and both from the side", []
-    if run.folder.predictions_picture.exists():
-        pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
-        text = (
-            f"Not selected, from the validation of “{run.name}”: the label, the prediction, and both from the side "
-            "with the label in grey."
-        )
-        galleries.append(Gallery("Held-out images", text, [tile(picture, alt) for picture in pictures]))
+def held_out(runs: Sequence[Run]) -> list[Gallery]:
+    """Samples from the validation of the first fine-tuned run."""
+    run = next((run for run in runs if run.kind == "fine-tuning" and run.folder.predictions_picture.exists()), None)
+    if run is None:
+        return []
+    pictures = _sheet(run.folder.predictions_picture, POSE_PX, 3 * POSE_PX)[:SHOWN]
+    text = f"Not selected, from the validation of “{run.name}”. In the picture from the side the label is grey."
+    return [Gallery("Held-out images", text, [tile(picture, _ALT, _PARTS) for picture in pictures])]
+
+
+def largest_errors(found: Measured) -> list[Gallery]:
+    """Held-out samples with the largest errors of the first run."""
+    run = found.runs[0]
     sheet = run.folder.root / "evaluation" / "worst.png"
-    if run.evaluation is not None and sheet.exists():
-        pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
-        worst = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
-        text = f"The samples on which “{run.name}” has the largest errors after alignment."
-        tiles = [tile(picture, alt, _errors_of(pose)) for picture, pose in worst]
-        galleries.append(Gallery("Largest errors", text, tiles))
-    return galleries
+    if run.evaluation is None or not sheet.exists():
+        return []
+    pictures = [picture[CAPTION_PX:] for picture in _sheet(sheet, POSE_PX + CAPTION_PX, 3 * POSE_PX)]
+    worst = list(zip(pictures, run.evaluation["worst"], strict=False))[:SHOWN]
+    text = f"The samples on which “{run.name}” has the largest errors after alignment: {_PARTS}."
+    return [Gallery("Largest errors", text, [tile(picture, _ALT, _errors_of(pose)) for picture, pose in worst])]
 
 
 def _errors_of(pose: Mapping[str, Any]) -> str:

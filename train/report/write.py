@@ -14,6 +14,7 @@ from train.report import curves, galleries, numbers
 from train.report.charts import SERIES
 from train.report.classification import read_classification
 from train.report.contents import Run, measured, read_runs
+from train.report.neighbours import neighbours
 from writing import write_text
 
 
@@ -39,14 +40,14 @@ def write_report(
     judged = None if classification is None else read_classification(classification)
     metrics: dict[str, object] = {"table": [], "verdict": "", "facts": []}
     error_curves: list[curves.Curves] = []
-    held_out: list[galleries.Gallery] = []
+    worst: list[galleries.Gallery] = []
     try:
         found = measured(read)
         if found is not None:
             metrics = {
                 "table": numbers.table(found), "verdict": numbers.in_words(found), "facts": numbers.facts(found)
             }  # fmt: skip
-            error_curves, held_out = curves.error_curves(found), galleries.held_out(found)
+            error_curves, worst = curves.error_curves(found), galleries.largest_errors(found)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
@@ -64,8 +65,10 @@ def write_report(
         "galleries": [
             *([judged.neighbours] if judged else []),
             *galleries.views(read),
+            *neighbours(read),
             *([galleries.predictions(predictions)] if predictions else []),
-            *held_out,
+            *galleries.held_out(read),
+            *worst,
         ],
         "runs": [(run, _summary(run)) for run in read],
         "rendered": any(  # data of `make-data`

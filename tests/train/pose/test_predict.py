@@ -216,7 +216,9 @@ def test_unreadable_pictures_are_left_out_and_named_at_the_end(
     for words in ([str(photos)], [str(photos / "*")], [str(file) for file in sorted(photos.iterdir())]):
         assert run_cli("predict", str(run), *words, "--out", str(out)) == 0
         assert sorted(file.name for file in out.iterdir()) == ["b.json", "b.png", "d.json", "d.png"]
-        lines = capsys.readouterr().err.splitlines()[-3:]
+        captured = capsys.readouterr()
+        assert captured.out.splitlines()[-1].endswith(f"python cli.py report {run} --predictions {out}")
+        lines = captured.err.splitlines()[-3:]
         for line, start in zip(lines, ("a.jpg is not a", "c.png has 1 x 1", "e.png is not a"), strict=True):
             assert line.startswith(f"left out: {photos}/{start}")
         for result in expected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,10 +15,14 @@ from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from errors import UserError
+from models.encoders import Encoder, build_encoder
+from pipelines.samples.index import Index
+from pipelines.sources import load_index
 from tests.train import tiny_hands, tiny_run
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
@@ -28,11 +33,16 @@ from train.pose.metrics import METRICS
 from train.pose.predict import predict
 from train.pretrain import pretrain
 from train.report.contents import Measured, measured, read_runs
+from train.report.neighbours import COUNT, GAP_PX, QUERIES, SAMPLE, SIDE_PX, neighbours
 from train.report.numbers import as_text, in_words, table
 from train.report.write import write_report
+from train.runs.checkpoint import find_checkpoint, load_checkpoint
 from train.runs.pictures import read_sheet, save_sheet
 
+Array = npt.NDArray[Any]
+
 pytestmark = pytest.mark.usefixtures("narrow")
+NEIGHBOURS = "Nearest neighbours, before and after pre-training"
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -109,12 +119,60 @@ def test_the_page_is_valid_html_without_external_files(folder: Path) -> None:
 def test_every_section_is_there(folder: Path) -> None:
     page = Page((folder / "report.html").read_text())
     assert page.words["h2"] == [
-        "Metrics", "Where the errors are", "Pre-training", "Fine-tuning", "What the network saw", "Predictions",
-        "Held-out images", "Largest errors", "The runs",
+        "Metrics", "Where the errors are", "Pre-training", "Fine-tuning", "What the network saw", NEIGHBOURS,
+        "Predictions", "Held-out images", "Largest errors", "The runs",
     ]  # fmt: skip
     tags = Counter(tag for tag, _ in page.elements)
     assert tags["svg"] == 10
-    assert tags["img"] == 12 + 3 + 8 + 4  # views, predictions, held-out hands, worst hands
+    assert tags["img"] == 12 + QUERIES + 3 + 8 + 4  # views, neighbours, predictions, held-out hands, worst hands
+    assert "constant: one rigid pose" in page.words["text"]  # beside the errors of validation
+
+
+def test_neighbours_are_those_of_the_start_and_of_the_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view is as grey as its place; the first encoder finds places in order, the second one in reverse."""
+    encoders = []
+
+    def features(encoder: Encoder, index: Index, rows: Array, *_: object) -> tuple[Array, Array, Array]:
+        encoders.append(encoder)
+        count = len(rows)
+        angle = np.arange(count) / count * (1 if len(encoders) == 1 else -1) % 1
+        angle[0] = 0
+        views = np.tile(np.arange(count, dtype=np.uint8)[:, None, None, None], (1, 8, 8, 3))
+        return np.arange(count) != 1, np.stack([np.cos(angle), np.sin(angle)], axis=1), views
+
+    monkeypatch.setattr("train.report.neighbours.features_of_rows", features)
+    (run,) = read_runs([folder / "pre"])
+    (gallery,) = neighbours([run])
+    saved = load_checkpoint(find_checkpoint(folder / "pre", ""))
+    torch.manual_seed(run.config.run.seed)
+    start = build_encoder(run.config.encoder, run.config.geometry.side_px).state_dict()
+    prefix = "encoder."
+    trained = {
+        name.removeprefix(prefix): tensor for name, tensor in saved["network"].items() if name.startswith(prefix)
+    }
+    for encoder, expected in zip(encoders, (start, trained), strict=True):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in encoder.state_dict().items())
+    picture = cv2.imdecode(np.frombuffer(base64.b64decode(gallery.tiles[0].uri.partition(",")[2]), np.uint8), 0)
+    assert picture is not None
+    index = load_index(run.config.data)
+    group = index.groups[np.random.default_rng(0).permutation(len(index))[:SAMPLE]]
+    others = [place for place in range(2, len(group)) if group[place] != group[0]]  # 1 cannot be read
+    left = picture.shape[0] + GAP_PX + SIDE_PX // 2 + np.arange(COUNT) * (SIDE_PX + GAP_PX)
+    for line, expected_places in enumerate((others[:COUNT], others[: -COUNT - 1 : -1])):
+        shown = picture[SIDE_PX // 2 + line * (SIDE_PX + GAP_PX), left]
+        np.testing.assert_allclose(shown.astype(int), expected_places, atol=1)
+
+
+def test_without_checkpoint_or_images_no_neighbours_are_shown(folder: Path, tmp_path: Path) -> None:
+    without = copied(folder / "pre", tmp_path / "checkpoints")
+    moved = shutil.copytree(folder / "pre", tmp_path / "images")
+    config = moved / "config.toml"
+    config.write_text(config.read_text().replace(str(folder / "hands"), str(tmp_path / "none")))
+    for run, words in ((without, "holds no checkpoint"), (moved, "No such file or directory")):
+        (gallery,) = neighbours(read_runs([run]))
+        assert gallery.text.startswith("Not shown: ")
+        assert words in gallery.text
+        assert not gallery.tiles
 
 
 def test_figures_equal_those_in_the_files(folder: Path) -> None:
@@ -192,9 +250,9 @@ def test_without_an_interval_the_verdict_is_open(folder: Path, tmp_path: Path) -
 def test_a_run_alone_and_a_run_that_was_never_measured(folder: Path) -> None:
     out = folder / "alone.html"
     write_report([folder / "pre"], out)
-    assert Page(out.read_text()).words["h2"] == ["Pre-training", "What the network saw", "The runs"]
+    assert Page(out.read_text()).words["h2"] == ["Pre-training", "What the network saw", NEIGHBOURS, "The runs"]
     write_report([folder / "scratch"], out)
-    assert "Metrics" not in Page(out.read_text()).words["h2"]
+    assert Page(out.read_text()).words["h2"] == ["Fine-tuning", "What the network saw", "Held-out images", "The runs"]
     write_report([folder / "tuned"], out)  # its comparison is with a run that is not asked for
     page = Page(out.read_text())
     assert "difference" not in page.words["th"]

@@ -1,0 +1,71 @@
+"""Features of images by a frozen encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from models.encoders import Encoder, make_encoder
+from models.network import Normalize
+from models.weights import encoder_state
+from pipelines.samples.index import Index
+from train.config.finetuning import FinetuneConfig
+from train.config.pretraining import Config
+from train.distributed.world import single_process
+from train.pose.inference import Progress, canonical_loader
+
+Floats = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
+
+_CHUNK = 64
+
+
+def trained_encoder(saved: Mapping[str, Any], origin: str, config: Config | FinetuneConfig) -> Encoder:
+    """The encoder of a checkpoint's content, in eval mode. One that does not fit is a `UserError` with the origin."""
+    encoder = make_encoder(config.encoder.name, config.geometry.side_px)
+    encoder.load_library_state(encoder_state(saved["network"]), origin, config.encoder.name)
+    return encoder.eval()
+
+
+def features_of_rows(
+    encoder: Encoder | None,
+    index: Index,
+    rows: npt.NDArray[np.int64],
+    config: Config | FinetuneConfig,
+    progress: Progress,
+) -> tuple[npt.NDArray[np.bool_], Floats, Pixels]:
+    """The features of the canonical views of N rows of an index, computed by one process in float32.
+
+    Args:
+        encoder: in eval mode; None: the features are the pixels.
+        config: of the run whose views are taken.
+
+    Returns:
+        Which images could be read (N,), the features (N, D), and the views (N, S, S, 3).
+
+    Raises:
+        UserError: so many files are bad that no substitute is left.
+    """
+    world, count, side_px = single_process(), len(rows), config.geometry.side_px
+    normalize = Normalize().to(world.device)
+    encoder = None if encoder is None else encoder.to(world.device)
+    width = 3 * side_px**2 if encoder is None else encoder.feature_dim
+    readable, features = np.zeros(count, np.bool_), np.zeros((count, width), np.float32)
+    views = np.zeros((count, side_px, side_px, 3), np.uint8)
+    with torch.inference_mode(), canonical_loader(index, rows, _CHUNK, config, world) as loader:
+        for batch in loader:
+            positions = batch.positions.numpy()
+            # No surplus rows of the last step, no substitutes of bad files.
+            kept = (positions < count) & (batch.samples.numpy() == rows[positions % count])
+            places = positions[kept]
+            image = batch.to(world.device).views[0].image
+            found = image.flatten(1) if encoder is None else encoder(normalize(image))
+            features[places] = found.float().cpu().numpy()[kept]
+            views[places] = image.permute(0, 2, 3, 1).cpu().numpy()[kept]
+            readable[places] = True
+            progress(int(readable.sum()), count)
+    return readable, features, views

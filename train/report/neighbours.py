@@ -1,0 +1,102 @@
+"""The picture of what pre-training changed: the nearest neighbours of a few images, before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from errors import UserError
+from models.encoders import build_encoder
+from pipelines.config import each_source, is_address
+from pipelines.sources import load_index
+from train.probe.features import Floats, Pixels, features_of_rows, trained_encoder
+from train.report.contents import Run
+from train.report.galleries import Gallery, Tile, tile
+from train.runs.checkpoint import find_checkpoint, load_checkpoint
+from train.runs.log import progress_bar
+from train.runs.pictures import Image
+
+SAMPLE: Final = 400
+"""Images among which neighbours are looked for."""
+QUERIES: Final = 9
+COUNT: Final = 5
+"""Neighbours of a query."""
+SIDE_PX: Final = 72
+"""Side of a neighbour's view; the query's is twice as large."""
+GAP_PX: Final = 4
+
+
+def neighbours(runs: Sequence[Run]) -> list[Gallery]:
+    """Nearest neighbours of the first pre-training run, if there is one.
+
+    They are computed here, from the run's newest checkpoint and images. If one is missing, the gallery says so.
+    """
+    run = next((run for run in runs if run.kind == "pre-training"), None)
+    if run is None:
+        return []
+    title = "Nearest neighbours, before and after pre-training"
+    try:
+        step, count, tiles = _before_and_after(run)
+    except UserError as error:
+        return [Gallery(title, f"Not shown: {error}", [])]
+    weights = run.config.encoder.weights
+    start = "random weights" if weights == "random" else f"the weights “{weights}”"
+    text = (
+        f"An image of “{run.name}”, and its nearest among {count} training images, the nearest first. Upper row: "
+        f"by the encoder with {start}, before pre-training. Lower row: after {step} steps. The distance is the angle "
+        "between features. Images of the same group, such as one pose before several backgrounds, do not count."
+    )
+    return [Gallery(title, text, tiles)]
+
+
+def _before_and_after(run: Run) -> tuple[int, int, list[Tile]]:
+    """The step of the newest checkpoint, the number of images, and a picture for each query."""
+    config = run.config
+    if any(is_address(source.root) for source in each_source(config.data)):
+        raise UserError("the images are at an address, and are not fetched for a picture")
+    path = find_checkpoint(run.folder.root, "the folder of a run with a checkpoint")
+    saved = load_checkpoint(path)
+    index = load_index(config.data)
+    rows = np.random.default_rng(0).permutation(len(index))[:SAMPLE]
+    torch.manual_seed(config.run.seed)
+    before = build_encoder(config.encoder, config.geometry.side_px).eval()
+    found = []
+    with progress_bar("nearest neighbours") as progress:
+        for encoder in (before, trained_encoder(saved, str(path), config)):
+            readable, features, views = features_of_rows(encoder, index, rows, config, progress)
+            found.append(features)
+    places, group = np.flatnonzero(readable), index.groups[rows]
+    tiles = []
+    for query in places[:QUERIES]:
+        others = places[group[places] != group[query]]
+        nearest = [nearest_by_angle(features, query, others, COUNT) for features in found]
+        picture = _picture(views, query, nearest)
+        tiles.append(tile(picture, "an image and its nearest neighbours, before and after pre-training"))
+    return saved["step"], len(rows), tiles
+
+
+def nearest_by_angle(features: Floats, query: int, among: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """The `count` rows of `among` whose features (N, D) have the smallest angle to those of `query`, nearest first."""
+    directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+    return among[np.argsort(-directions[among] @ directions[query], kind="stable")[:count]]
+
+
+def _picture(views: Pixels, query: int, nearest: Sequence[npt.NDArray[np.int64]]) -> Image:
+    """The query's view, and to the right of it a row of views for each encoder, the query's neighbours."""
+
+    def shown(row: int, side_px: int) -> Image:
+        return np.asarray(cv2.resize(views[row], (side_px, side_px), interpolation=cv2.INTER_CUBIC), np.uint8)
+
+    side_px = 2 * SIDE_PX + GAP_PX
+    picture = np.full((side_px, side_px + len(nearest[0]) * (SIDE_PX + GAP_PX), 3), 255, np.uint8)
+    picture[:, :side_px] = shown(query, side_px)
+    for line, rows in enumerate(nearest):
+        for place, row in enumerate(rows.tolist()):
+            top, left = line * (SIDE_PX + GAP_PX), side_px + GAP_PX + place * (SIDE_PX + GAP_PX)
+            picture[top : top + SIDE_PX, left : left + SIDE_PX] = shown(row, SIDE_PX)
+    return picture
