@@ -23,7 +23,7 @@ from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig, FinetuneDataConfig
 from train.config.load import load_config
 from train.distributed.world import single_process
-from train.evaluation.constants import constant_pose_errors, mean_keypoints_px
+from train.evaluation.constants import constant_pose_errors, evaluation_constants, mean_keypoints_px
 from train.evaluation.network_errors import evaluation_config, measure
 from train.pose.inference import Poses, estimate_poses
 from train.pose.labels import labels_to_learn
@@ -200,19 +200,22 @@ def shifted(index: Index, shift_px: tuple[float, float]) -> Index:
 
 
 def measure_constants(overrides: Sequence[str]) -> dict[str, float]:
-    """Errors of two constant predictions on the images that `overrides` choose, see `constant_pose_errors`.
+    """Errors of constant predictions on the images that `overrides` choose, see `train.evaluation.constants`.
 
-    They are made from the dataset's training split. Without hands that are wholly known in 3D, there are none.
+    The poses are made from the dataset's training split, the mean keypoints from the measured images. Without hands
+    that are wholly known in 3D, there are none.
     """
     held_out = load_config(FinetuneConfig, (), overrides).data
     assert isinstance(held_out, FinetuneDataConfig)
     source = dataclasses.replace(held_out, part="training", split="train")
     try:
-        known, measured = (labels_to_learn(load_index(one), PoseConfig()) for one in (source, held_out))
+        indices = [load_index(one) for one in (source, held_out)]
     except UserError:  # the dataset is for evaluation only
         return {}
+    known, measured = (labels_to_learn(index, PoseConfig()) for index in indices)
     if not (known.in_metres and measured.in_metres):
         return {}
     errors = constant_pose_errors(known.joints.astype(np.float64), measured.joints.astype(np.float64))
     names = {"mean_pose_pa_epe_cm": "mean_pose", "rigid_hand_pa_epe_cm": "rigid_pose"}
-    return {key: errors[name]["pa_epe_cm"] for key, name in names.items()}
+    mean = evaluation_constants(indices[1], measured)["mean_keypoints"]
+    return {key: errors[name]["pa_epe_cm"] for key, name in names.items()} | {"mean_keypoints_epe_px": mean["epe_px"]}

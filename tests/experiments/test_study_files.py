@@ -198,6 +198,7 @@ def test_every_study_runs_at_toy_size(file: Path, hands: Path, tmp_path: Path) -
         assert len(outcomes) == len(plan.compare)
         assert all(np.isfinite(outcome["differences"]).all() for outcome in outcomes)
         rows = record.read_text()
+        assert '"mean_keypoints_epe_px"' in rows
         assert run_study(plan, record) == outcomes
         assert record.read_text() == rows
 
