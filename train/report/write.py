@@ -51,6 +51,8 @@ def write_report(
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # a user may have edited metrics.json
         files = [str(run.folder.root / "evaluation" / "metrics.json") for run in read if run.evaluation is not None]
         raise UserError(f"{' or '.join(files)} was not written by evaluate. Run evaluate again") from error
+    predicted = [galleries.predictions(predictions)] if predictions else []
+    near = neighbours(read)  # last, since it is the only long work
     content = {
         **metrics,
         "measured": found,
@@ -65,8 +67,8 @@ def write_report(
         "galleries": [
             *([judged.neighbours] if judged else []),
             *galleries.views(read),
-            *neighbours(read),
-            *([galleries.predictions(predictions)] if predictions else []),
+            *near,
+            *predicted,
             *galleries.held_out(read),
             *worst,
         ],
