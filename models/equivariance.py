@@ -56,16 +56,16 @@ def undo_view(
     - "paper": A^-1 (z - v * R), R the range of the sample's points (section 3.2 and supplement, "Normalizing
       translation"); rotation is about the latent origin. For R per axis this is the exact inverse of
       p -> A p + v * range(A p); for one R over all numbers it inverts p -> A p + v * R(z) with the R of the result.
-    - "upstream": L2-normalised; shifted back by translation_scale * v * R, R per axis and detached; the rotation in A
-      undone about the mean of the sample's points, detached; L2-normalised. Scale is left
+    - "upstream": L2-normalised; shifted back by translation_scale * v * R, R per axis and detached; the rotation (and
+      flip) in A undone about the mean of the sample's points, detached; L2-normalised. Scale is left
       to the cosine.
     - "direct": A^-1 (z - v L), v in pixels, not scaled to the latent range (supplement, Fig. "translation strategy").
     - "none": z.
 
     Args:
         projection: (N, D) float.
-        matrix: (N, 2, 3), [A | v] of each sample; A invertible, for "upstream" a rotation times a positive factor
-            (of any other A, the rotation nearest to it is taken).
+        matrix: (N, 2, 3), [A | v] of each sample; A invertible, for "upstream" a rotation, perhaps after a flip,
+            times a positive factor (of any other A, the nearest such map is taken).
         variant: see above.
         range_: R per "axis", (N, 1, 2), or "scalar", (N, 1, 1). Only for "paper".
         detach_range: take no gradient through R. Only for "paper".
@@ -103,7 +103,7 @@ def undo_view(
             translation_scale = translation_scale.to(points.dtype).view(-1, 1, 1)  # (N, 1, 1)
         points = points - translation_scale * shift * _range(points, "axis").detach()
         mean = points.mean(dim=1, keepdim=True).detach()  # (N, 1, 2)
-        points = _map(_nearest_rotation(linear).mT, points - mean) + mean
+        points = _map(_nearest_orthogonal(linear).mT, points - mean) + mean
         return F.normalize(points.flatten(1))
     points = projection.reshape(len(projection), -1, 2)  # (N, m, 2)
     if variant == "direct":
@@ -141,7 +141,8 @@ def _inverse(linear: Tensor) -> Tensor:
     return adjugate / _determinant(linear)[:, None, None]
 
 
-def _nearest_rotation(linear: Tensor) -> Tensor:
-    angle_rad = torch.atan2(linear[:, 1, 0] - linear[:, 0, 1], linear[:, 0, 0] + linear[:, 1, 1])  # (N,)
+def _nearest_orthogonal(linear: Tensor) -> Tensor:
+    flip = _determinant(linear).sign()  # -1 of a flipped view, whose first column is negated here
+    angle_rad = torch.atan2(flip * linear[:, 1, 0] - linear[:, 0, 1], flip * linear[:, 0, 0] + linear[:, 1, 1])  # (N,)
     cos, sin = angle_rad.cos(), angle_rad.sin()
-    return torch.stack([cos, -sin, sin, cos], dim=1).view(-1, 2, 2)
+    return torch.stack([flip * cos, -sin, flip * sin, cos], dim=1).view(-1, 2, 2)

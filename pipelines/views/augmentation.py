@@ -32,6 +32,8 @@ class GeometryConfig:
         crop_probability: probability that a view shows only a random square of the canonical view (the paper's study).
             The crop is part of the affine map, so the loss undoes it.
         crop_side_frac: range of the square's side, as a fraction of the canonical view's side. The square lies inside.
+        flip_probability: probability that a view is flipped left for right, after the crop and before the rotation. The
+            flip is part of the affine map, so the loss undoes it. Keypoints keep their names.
         fill: pixels outside the source image: a grey value in [0, 255], or "edge" to repeat the border.
         antialias: if a view is smaller than its source, sample a halved source (mip map). False: always the source.
     """
@@ -43,6 +45,7 @@ class GeometryConfig:
     scale_is: Literal["magnification", "margin"] = "magnification"
     crop_probability: Probability = 0.0
     crop_side_frac: Annotated[tuple[PositiveFraction, PositiveFraction], Ordered] = (0.5, 1.0)
+    flip_probability: Probability = 0.0
     fill: Annotated[int, Field(ge=0, le=255)] | Literal["edge"] = 0
     antialias: bool = True
 
@@ -85,7 +88,7 @@ class ColourConfig:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Augmentation:
-    """The three tables geometry, colour and appearance of a configuration."""
+    """The augmentations of a view: the three tables geometry, colour and appearance of a configuration."""
 
     geometry: GeometryConfig = GeometryConfig()
     colour: ColourConfig = ColourConfig()

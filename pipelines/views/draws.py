@@ -38,6 +38,7 @@ class Draw(IntEnum):
     CROP_SIDE_FRAC = 21
     CROP_X_FRAC = 22  # centre of the crop, from the centre of the canonical view, as a fraction of its side
     CROP_Y_FRAC = 23
+    FLIP = 24  # 1 if applied, else 0
 
 
 COLUMNS = 1 + max(*Draw, *Column)
@@ -84,6 +85,7 @@ def draw_view(augmentation: Augmentation, *, seed: int, epoch: int, view: int, p
     table[:, : len(ranges)] = low + (high - low) * uniform[:, : len(ranges)]
     if geometry.scale_is == "margin":
         table[:, Draw.MAGNIFICATION] = 1 / table[:, Draw.MAGNIFICATION]
+    table[:, Draw.FLIP] = uniform[:, Draw.FLIP] < geometry.flip_probability
     if geometry.crop_probability > 0:
         _draw_crop(geometry, uniform, table)
     if appearance.active:

@@ -136,6 +136,17 @@ def test_upstream_ignores_scale_of_view_and_projection(view_scale: float, latent
     torch.testing.assert_close(F.normalize(plain), plain, atol=1e-9, rtol=0)
 
 
+def test_upstream_undoes_a_flip_about_the_mean() -> None:
+    """Of a view that was flipped before it was rotated: what the same rotation gives, flipped back."""
+    projection = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    angle_rad = torch.tensor([0.0, 0.4, 2.0, -3.0], dtype=torch.float64)
+    matrix = similarity(angle_rad, 1 + angle_rad.abs(), torch.full((4, 2), 0.1, dtype=torch.float64))
+    turned = undo_view(projection, matrix, "upstream").reshape(4, 3, 2)
+    turned[..., 0] = 2 * turned[..., 0].mean(1, keepdim=True) - turned[..., 0]
+    matrix[:, :, 0] *= -1
+    torch.testing.assert_close(undo_view(projection, matrix, "upstream"), turned.flatten(1))
+
+
 @pytest.mark.parametrize("variant", ["paper", "direct", "upstream"])
 def test_gradient(variant: Variant) -> None:
     matrix = random_affine(3)

@@ -53,6 +53,8 @@ def view_matrices(
     augmentation = np.array(
         [[cos, -sin, draws[Draw.SHIFT_X_FRAC]], [sin, cos, draws[Draw.SHIFT_Y_FRAC]]], dtype=np.float64
     )
+    if draws[Draw.FLIP]:
+        augmentation = augmentation @ np.diag([-1, 1, 1])
     if draws[Draw.CROP]:
         crop_x, crop_y, crop_side = draws[[Draw.CROP_X_FRAC, Draw.CROP_Y_FRAC, Draw.CROP_SIDE_FRAC]].astype(np.float64)
         to_crop = np.array(
@@ -199,6 +201,7 @@ def apply_appearance(view: Image, appearance: AppearanceConfig, draws: FloatArra
         Column.BLUR: lambda view: blur(view, float(draws[Column.BLUR_SIGMA_PX])),
         Column.NOISE: lambda view: noise(view, key, appearance.noise_std),
         Column.COLOUR_DROP: lambda view: (view @ GREY)[..., None],
+        Column.SOLARISE: lambda view: np.where(view < appearance.solarise_from, view, 255 - view),
     }
     for column, augment in augmentations.items():
         if draws[column]:

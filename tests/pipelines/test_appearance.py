@@ -32,7 +32,7 @@ def switched_on(probability: float, *options: str) -> AppearanceConfig:
 
 ALWAYS = {option: switched_on(1, option) for option in OPTIONS}
 ALL = switched_on(0.5, *OPTIONS)
-CROPPED = GeometryConfig(crop_probability=0.5)
+CROPPED = GeometryConfig(crop_probability=0.5, flip_probability=0.5)
 
 
 def draws_of(appearance: AppearanceConfig, geometry: GeometryConfig, count: int) -> FloatArray:
@@ -99,7 +99,7 @@ def test_views_without_an_augmentation_keep_every_bit(backend: Backend, option: 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_order_is_sobel_cut_out_blur_noise_colour_drop(backend: Backend) -> None:
+def test_the_order_is_sobel_cut_out_blur_noise_colour_drop_solarise(backend: Backend) -> None:
     """Seen where two of them meet: another order would show another picture."""
     image = smooth_image(np.random.default_rng(0), 64, 64)
     draws = still(draws_of(ALL, GeometryConfig(), 1))
@@ -121,6 +121,8 @@ def test_the_order_is_sobel_cut_out_blur_noise_colour_drop(backend: Backend) -> 
     assert np.abs(rough - (made(Column.NOISE) - image)).mean() < 1  # the noise itself is not blurred
     grey = made(Column.NOISE, Column.COLOUR_DROP)
     assert (grey == grey[..., :1]).all()
+    grey = made(Column.COLOUR_DROP)
+    assert (made(Column.COLOUR_DROP, Column.SOLARISE) == np.where(grey < 128, grey, 255 - grey)).all()
 
 
 def test_the_oracle_equals_opencv_where_opencv_has_the_function() -> None:

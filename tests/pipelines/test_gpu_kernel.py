@@ -137,7 +137,7 @@ def test_every_pixel_is_the_oracle_s(
     if not antialias:  # then a view takes two programs, and the second has too much room
         monkeypatch.setattr(kernel, "_PIXELS_AT_ONCE", 512)
     rng = np.random.default_rng(0)
-    geometry = GeometryConfig(side_px=24, fill=fill, antialias=antialias, crop_probability=0.4)
+    geometry = GeometryConfig(side_px=24, fill=fill, antialias=antialias, crop_probability=0.4, flip_probability=0.4)
     colour = ColourConfig(jitter=jitter)
     images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in SIZES[:4]]
     images += [smooth_image(rng, *size, sigma_px=1.5) for size in SIZES[4:]]

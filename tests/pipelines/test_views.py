@@ -175,10 +175,10 @@ def test_keypoints_land_where_the_picture_shows_them(backend: Backend, sweep: st
     assert max(errors_px) < 0.1
 
 
-@pytest.mark.parametrize("crop_probability", [0, 0.5])
-def test_the_loss_frame_and_the_pixel_frame_are_one_map(crop_probability: float) -> None:
+@pytest.mark.parametrize("probability", [0, 0.5])
+def test_the_loss_frame_and_the_pixel_frame_are_one_map(probability: float) -> None:
     """Augmentation and source-to-view matrix agree on where a point of the source goes."""
-    geometry = GeometryConfig(crop_probability=crop_probability)
+    geometry = GeometryConfig(crop_probability=probability, flip_probability=probability)
     draws = draws_of(Augmentation(geometry), 16)
     points_px = np.random.default_rng(0).uniform(0, 224, (16, 2))
     for draw, point_px in zip(draws, points_px, strict=True):

@@ -303,6 +303,11 @@ def test_a_range_upside_down_is_refused(kind: type[Config | FinetuneConfig]) -> 
             load_config(kind, [], [f"{key}=[{max(high, low + 0.1)}, {low}]"])
 
 
+def test_a_pose_is_not_learnt_from_flipped_views() -> None:
+    with pytest.raises(UserError, match=r"geometry\.flip_probability.*views that are not flipped"):
+        load_config(FinetuneConfig, [], ["geometry.flip_probability=0.5"])
+
+
 @pytest.mark.parametrize("key", ["run.out", "data.root", "data.box", "data.bad_list", "encoder.weights"])
 def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
     with pytest.raises(UserError, match=rf"{key} = 'H\\udce4nde': expected UTF-8"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from bounds import Count, Epochs, Factor, Fraction, NotNegative, Positive
@@ -40,6 +40,13 @@ class FinetuneGeometryConfig(GeometryConfig):
     rotation_deg: Range = (-90.0, 90.0)
     translation_frac: Fraction = 20 / 128
     scale: Annotated[tuple[Factor, Factor], Ordered] = (0.7, 1.3)
+
+    @field_validator("flip_probability")
+    @classmethod
+    def _not_flipped(cls, value: float) -> float:
+        if value > 0:  # labels are not exchanged, left for right, as those of a mirrored sample are
+            raise ValueError("a pose is learnt from views that are not flipped; flips are for pre-training")
+        return value
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

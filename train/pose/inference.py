@@ -69,6 +69,7 @@ def canonical_loader(
         translation_frac=0.0,
         scale=(1.0, 1.0),
         crop_probability=0.0,
+        flip_probability=0.0,
     )
     return Loader(
         index,
