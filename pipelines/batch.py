@@ -37,7 +37,7 @@ class Batch:
     """N samples, each in every view.
 
     Attributes:
-        views: the views; views[0] and views[1] are a positive pair, row by row.
+        views: the views; views[0] and views[1] are a positive pair, row by row. Each has its own side S.
         samples: (N,) int64 on the CPU, the rows of the index that were used, substitutes included.
         positions: (N,) int64 on the CPU, their global positions in the run.
         bad: (K,) int64 on the CPU, rows of the index that could not be used while this batch was made, bad substitutes

@@ -13,12 +13,12 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class Loader:
 
     Args:
         schedule: the samples that this rank loads at each step; the seed of its order is the seed of all draws.
+        augmentation: one for all views, or one for each view, with one `geometry.fill`.
+        views: number of views, given one augmentation for all.
         processes_here: processes that share this machine's cores.
         quarantine: bad samples; new ones are added.
 
@@ -61,37 +63,37 @@ class Loader:
         index: Index,
         schedule: Schedule,
         config: PipelinesConfig,
-        augmentation: Augmentation,
+        augmentation: Augmentation | Sequence[Augmentation],
         *,
         device: torch.device,
         views: int = 2,
         processes_here: int = 1,
         quarantine: Quarantine | None = None,
     ) -> None:
-        rows, side_px = schedule.rows, augmentation.geometry.side_px
-        for check in index.geometry_checks:
-            check(augmentation.geometry)
+        rows = schedule.rows
+        each = (augmentation,) * views if isinstance(augmentation, Augmentation) else tuple(augmentation)
+        geometries = list(dict.fromkeys(one.geometry for one in each))
+        for check, geometry in product(index.geometry_checks, geometries):
+            check(geometry)
         self.quarantine = Quarantine() if quarantine is None else quarantine
         self.settings = choose_settings(
             index,
             config,
             device,
             rows=len(rows),
-            views=views,
             processes_here=processes_here,
-            geometry=augmentation.geometry,
+            geometries=geometries,
         )
         if rows.start == 0 and config.threads:  # on rank 0
             warn_of_threads("pipelines.threads", config.threads, processes_here)
         self._index, self._schedule, self._device = index, schedule, device
         self._stop = threading.Event()
         self._reader = Reader(index, schedule.order, self.quarantine, self._stop)
-        self._plan = partial(
-            plan_chunk, index=index, order=schedule.order, augmentation=augmentation, settings=self.settings
-        )
+        self._plan = partial(plan_chunk, index=index, order=schedule.order, augmentations=each, settings=self.settings)
         self._readers = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="read")
-        self._renderer = make_renderer(self.settings, augmentation)
-        self._buffers = PixelBuffers((len(rows), side_px, side_px, 3))
+        self._renderer = make_renderer(self.settings, each)
+        self._sides_px = [one.geometry.side_px for one in each]
+        self._buffers = {side_px: PixelBuffers((len(rows), side_px, side_px, 3)) for side_px in self._sides_px}
         self._stream: torch.cuda.Stream | None = None
         if self.settings.device == "gpu":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -245,18 +247,18 @@ class Loader:
         count, pin = len(self._schedule.rows), self._device.type == "cuda"
         views = tuple(
             View(
-                self._empty_pixels().permute(0, 3, 1, 2),
+                self._empty_pixels(self._buffers[side_px]).permute(0, 3, 1, 2),
                 torch.empty(count, 2, 3, pin_memory=pin),
                 torch.empty(count, 2, 3, pin_memory=pin),
             )
-            for _ in range(self.settings.views)
+            for side_px in self._sides_px
         )
         positions = torch.from_numpy(self._schedule.rows.positions(step))
         return Batch(views, torch.empty(count, dtype=torch.int64), positions)
 
-    def _empty_pixels(self) -> Tensor:
+    def _empty_pixels(self, buffers: PixelBuffers) -> Tensor:
         if self._device.type == "cpu":
-            return self._buffers.tensor()
+            return buffers.tensor()
         if self.settings.device == "gpu":
-            return torch.empty(self._buffers.shape, dtype=torch.uint8, device=self._device)
-        return torch.empty(self._buffers.shape, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(buffers.shape, dtype=torch.uint8, device=self._device)
+        return torch.empty(buffers.shape, dtype=torch.uint8, pin_memory=True)

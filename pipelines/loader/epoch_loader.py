@@ -37,10 +37,10 @@ def make_loader(
     rank: int | None = None,
     world_size: int | None = None,
     micro_batch: int = 1,
-    views: int = 2,
-    geometry: GeometryConfig = GeometryConfig(),  # noqa: B008  frozen
-    colour: ColourConfig = ColourConfig(),  # noqa: B008
-    appearance: AppearanceConfig = AppearanceConfig(),  # noqa: B008
+    views: int | None = None,
+    geometry: GeometryConfig | Sequence[GeometryConfig] = GeometryConfig(),  # noqa: B008  frozen
+    colour: ColourConfig | Sequence[ColourConfig] = ColourConfig(),  # noqa: B008
+    appearance: AppearanceConfig | Sequence[AppearanceConfig] = AppearanceConfig(),  # noqa: B008
     config: PipelinesConfig = PipelinesConfig(),  # noqa: B008
 ) -> EpochLoader:
     """Make a loader of augmented views with their matrices, for any training loop. Examples: docs/library.md.
@@ -56,10 +56,11 @@ def make_loader(
         world_size: number of processes that share each batch. None: from torchrun's environment variables.
         micro_batch: a rank gets whole micro-batches of so many images, as its `train.ExactStep` takes them. If the
             micro-batches are no multiple of the number of ranks, the first ranks get one more.
-        views: number of views of each image, at most 256.
-        geometry: ranges of the random affine maps, and the size of the views.
-        colour: ranges of the colour jitter.
-        appearance: further augmentations of pixels.
+        views: number of views of each image, at most 256. None: as many as a list below has entries, or 2.
+        geometry: ranges of the random affine maps, and the size of the views; for all views, or a list with one for
+            each view. `fill` must be the same for all.
+        colour: ranges of the colour jitter; for all views, or a list.
+        appearance: further augmentations of pixels; for all views, or a list.
         config: how the views are made. Where torchrun does not say how many processes share this machine's cores, set
             `threads` if there are several.
 
@@ -69,7 +70,7 @@ def make_loader(
     """
     _require("batch", batch, 1)
     _require("micro_batch", micro_batch, 1)
-    _require("views", views, 1, MOST_VIEWS)
+    augmentations = _of_each_view(views, geometry=geometry, colour=colour, appearance=appearance)
     _require("seed", seed, 0, LARGEST_SEED)
     if rank is not None and world_size is not None:
         _require("rank", rank, 0)
@@ -96,15 +97,31 @@ def make_loader(
         batch=batch,
         seed=seed,
         config=config,
-        augmentation=Augmentation(geometry, colour, appearance),
+        augmentation=augmentations,
         device=place,
-        views=views,
         processes_here=ranks.local_world_size,
     )
 
 
 def _are_configs(data: Any) -> TypeGuard[Sequence[DataConfig]]:
     return isinstance(data, Sequence) and all(isinstance(one, DataConfig) for one in data)
+
+
+def _of_each_view(views: int | None, **tables: Any) -> list[Augmentation]:
+    """The augmentations of each view, from tables for all views or lists of tables."""
+    counts = {name: len(table) for name, table in tables.items() if isinstance(table, Sequence)}
+    if views is not None or not counts:
+        counts["views"] = 2 if views is None else views
+    for name, count in counts.items():
+        _require("views" if name == "views" else f"the length of {name}", count, 1, MOST_VIEWS)
+    if len(set(counts.values())) > 1:
+        raise UserError(f"the numbers of views differ: {counts}. Give each list one entry for each view")
+    number = int(max(counts.values()))
+    each = [table if name in counts else [table] * number for name, table in tables.items()]
+    augmentations = [Augmentation(*of_view) for of_view in zip(*each, strict=True)]
+    if len(fills := {repr(one.geometry.fill): None for one in augmentations}) > 1:  # halving reads beyond the border
+        raise UserError(f"geometry.fill differs between views: {', '.join(fills)}. Give all views the same")
+    return augmentations
 
 
 def _require(name: str, number: Any, least: int, largest: int = LARGEST_COUNT) -> None:

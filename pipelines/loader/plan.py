@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,21 +16,23 @@ from pipelines.views.draws import draw_view
 from pipelines.views.plan import plan_views
 
 
-def plan_chunk(chunk: Chunk, *, index: Index, order: Order, augmentation: Augmentation, settings: Settings) -> Chunk:
+def plan_chunk(
+    chunk: Chunk, *, index: Index, order: Order, augmentations: Sequence[Augmentation], settings: Settings
+) -> Chunk:
     """Add the plan: draws, matrices, halvings and regions. The draws are those of the positions."""
     epochs = order.epochs(chunk.positions)
     draws = [
         np.concatenate([
             draw_view(augmentation, seed=order.seed, epoch=epoch, view=view, places=places) for epoch, places in epochs
         ])
-        for view in range(settings.views)
+        for view, augmentation in enumerate(augmentations)
     ]  # fmt: skip
     plan = plan_views(
         np.array([file.size_px for file in chunk.files], np.int64),
         np.array([file.orientation for file in chunk.files], np.int64),
         index.box_px[chunk.samples],
         draws,
-        augmentation.geometry,
+        [augmentation.geometry for augmentation in augmentations],
         mirror=None if index.mirror is None else index.mirror[chunk.samples],
         croppable=np.array([file.is_jpeg for file in chunk.files]) if settings.regions else None,
     )

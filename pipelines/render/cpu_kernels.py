@@ -182,11 +182,11 @@ def make_views(
     sizes_px: npt.NDArray[np.int64],
     halvings: npt.NDArray[np.int64],
     view_to_source: npt.NDArray[np.float32],
-    jitter: bool,
+    jitters: npt.NDArray[np.bool_],
     colours: npt.NDArray[np.float32],
     fill: int,
     edge: bool,
-    side: int,
+    sides: npt.NDArray[np.int64],
     out_addresses: npt.NDArray[np.int64],
     first: int,
     step: int,
@@ -199,11 +199,11 @@ def make_views(
         halvings: (V, N) how often the image is halved for each view.
         view_to_source: (V, N, 6) row-major 2 x 3 matrices from view pixels to pixels of the halved and padded image,
             the centre of the first pixel being 0, 0 in both.
-        jitter: whether to apply `colours`.
+        jitters: (V,) whether to apply `colours`.
         colours: (V, N, 4) factors of hue, saturation and value, and the number added to the value, in 8-bit units.
         fill: grey value outside the image.
         edge: repeat the border outside instead of `fill`.
-        side: S, side of a view in pixels, at least 2.
+        sides: (V,) S, side of each view in pixels, at least 2.
         out_addresses: (V,) of each view's (N, S, S, 3) uint8 pixels.
     """
     image, other = np.empty(0, I32), np.empty(0, I32)
@@ -219,6 +219,6 @@ def make_views(
             _fill_border(image, height, width, fill, edge)
             for view in range(len(out_addresses)):
                 if halvings[view, n] == level:
+                    side, matrix, colour = sides[view], view_to_source[view, n], colours[view, n]
                     out = out_addresses[view] + 3 * side * side * n
-                    matrix, colour = view_to_source[view, n], colours[view, n]
-                    _make_view(image, height, width, matrix, jitter, colour, side, out)
+                    _make_view(image, height, width, matrix, jitters[view], colour, side, out)

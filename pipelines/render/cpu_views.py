@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -64,7 +65,7 @@ def start_views(
     address: IntArray,
     images: Any,
     plan: Plan,
-    augmentation: Augmentation,
+    augmentations: Sequence[Augmentation],
     outs: list[Tensor],
 ) -> list[Future[None]]:
     """Start to make all V views of N decoded images.
@@ -78,21 +79,21 @@ def start_views(
     Returns:
         Futures. Wait for them before the views are read and before `images` is freed.
     """
-    geometry, colour = augmentation.geometry, augmentation.colour
+    fill = augmentations[0].geometry.fill  # that of all views
     arguments = (
         address,
         plan.shape_px,
         plan.halvings,
         view_to_source(plan.decoded_to_view_px),
-        colour.jitter == "hsv",
+        np.array([one.colour.jitter == "hsv" for one in augmentations]),
         np.ascontiguousarray(plan.draws[:, :, _COLOUR]),
-        0 if geometry.fill == "edge" else geometry.fill,
-        geometry.fill == "edge",
-        geometry.side_px,
+        0 if fill == "edge" else fill,
+        fill == "edge",
+        np.array([one.geometry.side_px for one in augmentations], np.int64),
         np.array([out.data_ptr() for out in outs], np.int64),
     )
     return [
-        pool.submit(_make_share, arguments, slice(first, None, threads), images, augmentation, plan.draws, outs)
+        pool.submit(_make_share, arguments, slice(first, None, threads), images, augmentations, plan.draws, outs)
         for first in range(threads)
     ]
 
@@ -101,13 +102,13 @@ def _make_share(
     arguments: tuple[Any, ...],
     share: slice,
     images: Any,
-    augmentation: Augmentation,
+    augmentations: Sequence[Augmentation],
     draws: FloatArray,
     outs: list[Tensor],
 ) -> None:
     """Make one thread's share of the views. `images` is held until then, since the arguments point to its memory."""
     make_views(*(*arguments, share.start, share.step))
-    for view_draws, out in zip(draws, outs, strict=True):
+    for augmentation, view_draws, out in zip(augmentations, draws, outs, strict=True):
         if augmentation.colour.jitter == "linear":
             for draw, view in zip(view_draws[share], out.numpy()[share], strict=True):
                 cv2.transform(view, linear_map(draw), dst=view)

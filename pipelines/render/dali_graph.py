@@ -21,36 +21,42 @@ from pipelines.render.settings import Settings
 from pipelines.views.augmentation import Augmentation
 
 
-def view_pipeline(settings: Settings, augmentation: Augmentation, chunks: Iterator[Chunk]) -> Pipeline:
+def view_pipeline(settings: Settings, augmentations: Sequence[Augmentation], chunks: Iterator[Chunk]) -> Pipeline:
     """Decode once and make every view, without the augmentations of `views.appearance`.
 
     Outputs, per view: image (S, S, 3) uint8 on `settings.device`, matrix (2, 3) and source_to_view_px (2, 3) float32 on
     the CPU.
     """
-    geometry = augmentation.geometry
-    halvings = settings.halvings if geometry.antialias else 0
-    pads = halvings > 0 and geometry.fill != "edge"
+    fill = augmentations[0].geometry.fill  # that of all views
+    halvings = [settings.halvings if one.geometry.antialias else 0 for one in augmentations]
+    pads = max(halvings) > 0 and fill != "edge"
     # Inputs of the image and of each view; DALI warns about inputs that are not used.
     of_image = ["padded_px"] * pads + ["start_px", "shape_px"] * settings.regions
-    of_view = ["matrix", "source_to_view_px", "decoded_to_view_px"]
-    of_view += ["draws"] * (augmentation.colour.jitter != "none") + ["sizes_px"] * (halvings > 0)
+    of_views = [
+        ["matrix", "source_to_view_px", "decoded_to_view_px"]
+        + ["draws"] * (augmentation.colour.jitter != "none")
+        + ["sizes_px"] * (times > 0)
+        for augmentation, times in zip(augmentations, halvings, strict=True)
+    ]
 
     def inputs(chunk: Chunk) -> tuple[Any, ...]:
         plan = chunk.plan
         needed = plan.halvings.max(axis=0)
-        if needed.max() > halvings:
-            raise RuntimeError(f"views need {needed.max()} halvings, the graph was built for {halvings}")
+        if needed.max() > max(halvings):
+            raise RuntimeError(f"views need {needed.max()} halvings, the graph was built for {max(halvings)}")
         padded_px = _padded_sizes_px(plan.shape_px, needed) if pads else plan.shape_px
         image = {"padded_px": padded_px, "start_px": plan.start_px, "shape_px": plan.shape_px}
         views = [
-            _halving_sizes_px(padded_px, halved, halvings) if name == "sizes_px" else getattr(plan, name)[number]
-            for number, halved in enumerate(plan.halvings)
+            _halving_sizes_px(padded_px, plan.halvings[number], halvings[number])
+            if name == "sizes_px"
+            else getattr(plan, name)[number]
+            for number, of_view in enumerate(of_views)
             for name in of_view
         ]
         return (_encoded(chunk), *(image[name].astype(np.int32) for name in of_image), *views)
 
     kinds = [(types.INT32, 1) for _ in of_image]
-    kinds += [(types.FLOAT, 1 if name == "draws" else 2) for name in of_view] * settings.views
+    kinds += [(types.FLOAT, 1 if name == "draws" else 2) for of_view in of_views for name in of_view]
     pipeline = _empty_pipeline(settings)
     with pipeline:
         encoded, *nodes = _external(map(inputs, chunks), kinds)
@@ -58,11 +64,11 @@ def view_pipeline(settings: Settings, augmentation: Augmentation, chunks: Iterat
         region = [image_nodes["start_px"], image_nodes["shape_px"]] if settings.regions else []
         image = decode(encoded, settings, region)
         if pads:
-            image = _pad(image, image_nodes["padded_px"], geometry.fill)
-        outputs = []
-        for first in range(len(of_image), len(nodes), len(of_view)):
-            view = dict(zip(of_view, nodes[first : first + len(of_view)], strict=True))
-            made = _view(image, view, augmentation, halvings)
+            image = _pad(image, image_nodes["padded_px"], fill)
+        outputs, of_each = [], iter(nodes[len(of_image) :])
+        for augmentation, times, of_view in zip(augmentations, halvings, of_views, strict=True):
+            view = {name: next(of_each) for name in of_view}
+            made = _view(image, view, augmentation, times)
             outputs += [made, view["matrix"], view["source_to_view_px"]]
         pipeline.set_outputs(*outputs)
     pipeline.build()

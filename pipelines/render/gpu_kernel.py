@@ -1,4 +1,4 @@
-"""The fused path on GPUs: one Triton kernel halves, warps and jitters all views of a chunk, in one launch.
+"""The fused path on GPUs: one Triton kernel halves, warps and jitters the views of a chunk, one launch for a size.
 
 The kernel runs behind the DALI graph, not as a node of it (`fn.python_function`). A node would need the GIL in DALI's
 threads, run on a stream of DALI, and write into memory of DALI, from which the views would be copied once more. Behind
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ _COLOURS = {"none": 0, "hsv": len(_HSV), "linear": 12}
 """How many numbers each kind of colour jitter takes."""
 
 
-def make_views(address: IntArray, plan: Plan, augmentation: Augmentation, outs: list[Tensor]) -> None:
-    """Start to make all V views of N decoded images, on the current stream.
+def make_views(address: IntArray, plan: Plan, augmentations: Sequence[Augmentation], outs: list[Tensor]) -> None:
+    """Start to make all V views of N decoded images, on the current stream: a launch for each size and colour jitter.
 
     Args:
         address: (N,) of the first bytes of RGB images (H, W, 3) uint8 on the device of `outs`, of the sizes in the
@@ -56,18 +57,21 @@ def make_views(address: IntArray, plan: Plan, augmentation: Augmentation, outs: 
     Raises:
         UserError: a view reaches too far from its source.
     """
-    device, side_px, jitter = outs[0].device, augmentation.geometry.side_px, augmentation.colour.jitter
-    row = np.arange(len(address))
-    places, numbers = [], []
-    inverse = view_to_source(plan.decoded_to_view_px)
-    for view, out in enumerate(outs):
-        to_address = out.data_ptr() + 3 * side_px**2 * row
-        places.append(np.column_stack([address, plan.shape_px, plan.halvings[view], to_address]))
-        numbers.append(np.column_stack([inverse[view], _colours(plan.draws[view], jitter)]))
-    programs = len(outs) * len(address) * triton.cdiv(side_px**2, _PIXELS_AT_ONCE)
-    with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
-        tables = (to_device(np.concatenate(table), device) for table in (places, numbers))
-        _make_pixels[(programs,)](*tables, **constants(augmentation))
+    row, inverse = np.arange(len(address)), view_to_source(plan.decoded_to_view_px)
+    launches: dict[tuple[tuple[str, Any], ...], list[int]] = {}  # constants -> the views that have them
+    for view, augmentation in enumerate(augmentations):
+        launches.setdefault(tuple(constants(augmentation).items()), []).append(view)
+    for same, views in launches.items():
+        given = dict(same)
+        places, numbers = [], []
+        for view in views:
+            to_address = outs[view].data_ptr() + 3 * given["side"] ** 2 * row
+            places.append(np.column_stack([address, plan.shape_px, plan.halvings[view], to_address]))
+            numbers.append(np.column_stack([inverse[view], _colours(plan.draws[view], given["jitter"])]))
+        programs = len(views) * len(address) * triton.cdiv(given["side"] ** 2, _PIXELS_AT_ONCE)
+        with torch.cuda.device_of(outs[0]):  # type: ignore[no-untyped-call]
+            tables = (to_device(np.concatenate(table), outs[0].device) for table in (places, numbers))
+            _make_pixels[(programs,)](*tables, **given)
 
 
 def require_compiler() -> None:

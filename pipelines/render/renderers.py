@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -28,8 +28,8 @@ from pipelines.views.plan import Plan
 class Renderer(ABC):
     """Builds a DALI pipeline, and turns its outputs into views. This base class has the pipeline that only decodes."""
 
-    def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
-        self._settings, self._augmentation = settings, augmentation
+    def __init__(self, settings: Settings, augmentations: Sequence[Augmentation]) -> None:
+        self._settings, self._augmentations = settings, augmentations
 
     def build(self, chunks: Iterator[Chunk]) -> Pipeline:
         """The pipeline whose outputs `write` takes."""
@@ -47,14 +47,14 @@ class Renderer(ABC):
         """Free threads and memory."""
 
 
-def make_renderer(settings: Settings, augmentation: Augmentation) -> Renderer:
-    """Make the renderer of the backend."""
+def make_renderer(settings: Settings, augmentations: Sequence[Augmentation]) -> Renderer:
+    """Make the renderer of the backend, given the augmentations of each view."""
     kinds: dict[str, type[DaliViews | CpuViews | FusedViews]] = {
         "dali": DaliViews,
         "cpu": CpuViews,
         "fused": FusedViews,
     }
-    return kinds[settings.backend](settings, augmentation)
+    return kinds[settings.backend](settings, augmentations)
 
 
 class DaliViews(Renderer):
@@ -67,17 +67,17 @@ class DaliViews(Renderer):
 
     def build(self, chunks: Iterator[Chunk]) -> Pipeline:
         """See `Renderer`."""
-        return view_pipeline(self._settings, self._augmentation, chunks)
+        return view_pipeline(self._settings, self._augmentations, chunks)
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
         """See `Renderer`. The views are finished when this returns."""
-        for number, (view, draws) in enumerate(zip(views, plan.draws, strict=True)):
+        for number, (view, draws, of_view) in enumerate(zip(views, plan.draws, self._augmentations, strict=True)):
             image, matrix, source_to_view_px = outputs[3 * number : 3 * number + 3]
             view.image.copy_(from_dlpack(image.as_tensor()).permute(0, 3, 1, 2))
             # Through NumPy: with a GPU, DALI may pin CPU memory, and torch accepts no pinned memory through DLPack.
             view.matrix.copy_(torch.from_numpy(np.asarray(matrix.as_tensor())))
             view.source_to_view_px.copy_(torch.from_numpy(np.asarray(source_to_view_px.as_tensor())))
-            apply_appearance(view.image.permute(0, 2, 3, 1), draws, self._augmentation.appearance)
+            apply_appearance(view.image.permute(0, 2, 3, 1), draws, of_view.appearance)
         if self._settings.device == "gpu":
             # Until the copy is finished, DALI must not reuse its memory and the consumer must not read the batch.
             torch.cuda.current_stream().synchronize()
@@ -87,8 +87,8 @@ class DaliViews(Renderer):
 class CpuViews(Renderer):
     """Backend "cpu": a pool of threads makes the views of the decoded images."""
 
-    def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
-        super().__init__(settings, augmentation)
+    def __init__(self, settings: Settings, augmentations: Sequence[Augmentation]) -> None:
+        super().__init__(settings, augmentations)
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="views")
 
     def write(self, outputs: Outputs, plan: Plan, views: list[View]) -> Callable[[], None]:
@@ -97,7 +97,7 @@ class CpuViews(Renderer):
         address = _addresses(images, plan)
         pixels = _copy_matrices(plan, views)
         started = start_views(
-            self._pool, self._settings.threads, address, images, plan, self._augmentation, pixels
+            self._pool, self._settings.threads, address, images, plan, self._augmentations, pixels
         )  # fmt: skip
 
         def finish() -> None:
@@ -114,8 +114,8 @@ class CpuViews(Renderer):
 class FusedViews(Renderer):
     """Backend "dali" on a GPU, fused: one kernel makes the views of the decoded images."""
 
-    def __init__(self, settings: Settings, augmentation: Augmentation) -> None:
-        super().__init__(settings, augmentation)
+    def __init__(self, settings: Settings, augmentations: Sequence[Augmentation]) -> None:
+        super().__init__(settings, augmentations)
         from pipelines.render.gpu_kernel import make_views, require_compiler  # Triton, which only this backend needs
 
         if settings.device == "gpu":
@@ -127,9 +127,9 @@ class FusedViews(Renderer):
         (images,) = outputs
         address = _addresses(images, plan)
         pixels = _copy_matrices(plan, views)
-        self._make_views(address, plan, self._augmentation, pixels)
-        for of_view, draws in zip(pixels, plan.draws, strict=True):
-            apply_appearance(of_view, draws, self._augmentation.appearance)
+        self._make_views(address, plan, self._augmentations, pixels)
+        for of_view, draws, augmentation in zip(pixels, plan.draws, self._augmentations, strict=True):
+            apply_appearance(of_view, draws, augmentation.appearance)
         if self._settings.device == "cpu":  # in tests
             return lambda: None
         finished = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

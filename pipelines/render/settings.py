@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -34,7 +35,6 @@ class Settings:
         chunk_size: largest number of samples in a chunk.
         threads: threads that read files; as many of DALI; as many that make views with backend "cpu".
         prefetch: chunks in DALI's queue at once.
-        views: views of each sample.
         hw_decoder_load: share of the images for the GPU's JPEG engines, if it has them.
         regions: decode the regions in the plan. If False, the plan has whole images only.
         halvings: largest number of halvings of a view (`plan.most_halvings`); the DALI graph has as many nodes.
@@ -46,7 +46,6 @@ class Settings:
     chunk_size: int
     threads: int
     prefetch: int
-    views: int
     hw_decoder_load: float = 0.65
     regions: bool = False
     halvings: int = MAX_HALVINGS
@@ -58,9 +57,8 @@ def choose_settings(
     device: torch.device,
     *,
     rows: int,
-    views: int = 2,
     processes_here: int = 1,
-    geometry: GeometryConfig | None = None,
+    geometries: Sequence[GeometryConfig] = (),
 ) -> Settings:
     """Make the choices that the configuration leaves open; reads the sizes of a few samples.
 
@@ -68,7 +66,7 @@ def choose_settings(
         device: device of the batches.
         rows: rows of a batch that this process loads.
         processes_here: processes that share this machine's cores.
-        geometry: of all views, so that the graph has no node for halvings that none of them needs; None: not known.
+        geometries: of the views, so that the graph has no node for halvings that none of them needs; empty: not known.
     """
     on_gpu = device.type == "cuda" and config.backend != "cpu"
     backend = config.backend
@@ -82,10 +80,9 @@ def choose_settings(
         chunk_size=min(config.batch or samples_in_chunk(pixels), rows),
         threads=config.threads or max(1, available_cores() // processes_here),
         prefetch=config.prefetch,
-        views=views,
         hw_decoder_load=config.hw_decoder_load,
         regions=regions_pay(config.decode, pixels, on_gpu=on_gpu),
-        halvings=MAX_HALVINGS if geometry is None else most_halvings(index.box_px, geometry),
+        halvings=max((most_halvings(index.box_px, geometry) for geometry in geometries), default=MAX_HALVINGS),
     )
 
 

@@ -56,7 +56,7 @@ def plan_views(
     orientation: IntArray,
     box_px: FloatArray,
     draws: Sequence[FloatArray],
-    geometry: GeometryConfig,
+    geometries: Sequence[GeometryConfig],
     *,
     mirror: BoolArray | None = None,
     croppable: BoolArray | None = None,
@@ -69,19 +69,23 @@ def plan_views(
         box_px: (N, 3) centre x, centre y and side of the canonical box in the upright source; side 0 means the whole
             image.
         draws: per view, the (N, COLUMNS) table of draws.
-        geometry: side of the output, and whether to halve.
+        geometries: per view, the side of the output, and whether to halve.
         mirror: (N,) whether the canonical view is the box seen in a mirror, left for right; None mirrors none. The
             augmentation acts on that view and does not contain the mirror, so the loss never undoes it.
         croppable: see `find_regions`.
     """
     box = _boxes(size_px, orientation, box_px)
-    views = [_compose(box, table.astype(np.float64), geometry.side_px, mirror) for table in draws]
+    sides_px = [geometry.side_px for geometry in geometries]
+    views = [
+        _compose(box, table.astype(np.float64), side_px, mirror) for table, side_px in zip(draws, sides_px, strict=True)
+    ]
     halvings = np.zeros((len(views), len(box)), np.int64)
-    if geometry.antialias:
-        halvings = np.stack([count_halvings(size_px, view.shrink) for view in views])
+    for halved, view, geometry in zip(halvings, views, geometries, strict=True):
+        if geometry.antialias:
+            halved[:] = count_halvings(size_px, view.shrink)
     to_upright = stored_to_upright_px(size_px, orientation)
     stored_to_view = [_after(view.source_to_view_px, to_upright) for view in views]
-    start_px, shape_px = find_regions(size_px, stored_to_view, halvings.max(axis=0), geometry.side_px, croppable)
+    start_px, shape_px = find_regions(size_px, stored_to_view, halvings.max(axis=0), sides_px, croppable)
     decoded_to_view = [
         _from_decoded(matrix, start_px, halved) for matrix, halved in zip(stored_to_view, halvings, strict=True)
     ]
@@ -191,7 +195,7 @@ def reachable(
     widest = np.zeros((len(box), COLUMNS))
     widest[:, Draw.MAGNIFICATION] = 1 / reach.side
     to_view = _compose(box, widest, geometry.side_px, None).source_to_view_px
-    return (*region_around(size_px, [to_view], 2 ** most[:, None], geometry.side_px), halvings)
+    return (*region_around(size_px, [to_view], 2 ** most[:, None], [geometry.side_px]), halvings)
 
 
 def _after(outer: DoubleArray, inner: npt.NDArray[np.number]) -> DoubleArray:

@@ -34,7 +34,7 @@ def find_regions(
     size_px: IntArray,
     stored_to_view_px: Sequence[npt.NDArray[np.float64]],
     halvings: IntArray,
-    side_px: int,
+    sides_px: Sequence[int],
     croppable: BoolArray | None,
 ) -> tuple[IntArray, IntArray]:
     """The region that the views of each of N images show, or the whole image if a region saves no time.
@@ -43,6 +43,7 @@ def find_regions(
         size_px: (N, 2) heights and widths of the images as stored.
         stored_to_view_px: per view, (N, 2, 3) from stored pixels to view pixels.
         halvings: (N,) largest number of halvings among an image's views.
+        sides_px: per view, its side.
         croppable: (N,) whether a region of the image can be decoded faster than the whole; None: decode whole images.
 
     Returns:
@@ -50,7 +51,7 @@ def find_regions(
     """
     if croppable is None or not croppable.any():
         return np.zeros_like(size_px), size_px
-    start_px, stop_px = region_around(size_px, stored_to_view_px, 2 ** halvings[:, None], side_px)
+    start_px, stop_px = region_around(size_px, stored_to_view_px, 2 ** halvings[:, None], sides_px)
     shape_px = stop_px - start_px
     pixels = size_px.prod(axis=1)
     pays = croppable & (pixels >= LEAST_PIXELS) & (shape_px.prod(axis=1) < LARGEST_SHARE * pixels)
@@ -58,19 +59,19 @@ def find_regions(
 
 
 def region_around(
-    size_px: IntArray, stored_to_view_px: Sequence[npt.NDArray[np.float64]], block_px: IntArray, side_px: int
+    size_px: IntArray, stored_to_view_px: Sequence[npt.NDArray[np.float64]], block_px: IntArray, sides_px: Sequence[int]
 ) -> tuple[IntArray, IntArray]:
     """Start and stop (N, 2), row and column, of the smallest region with all pixels that the views sample.
 
     It starts and ends at multiples of 2^halvings pixels, so that halving combines the same pixels as in the whole
     image.
     """
-    corners_px = np.array([[0, 0], [side_px, 0], [0, side_px], [side_px, side_px]], np.float64)
+    corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float64)
     low, high = np.full(size_px.shape, np.inf), np.full(size_px.shape, -np.inf)
     with np.errstate(all="ignore"):  # views that reach too far are refused when they are made
-        for matrices in stored_to_view_px:
+        for matrices, side_px in zip(stored_to_view_px, sides_px, strict=True):
             (a, b, u), (c, d, v) = matrices.transpose(1, 2, 0)[..., None]
-            x, y = corners_px[:, 0] - u, corners_px[:, 1] - v  # (N, 4)
+            x, y = side_px * corners[:, 0] - u, side_px * corners[:, 1] - v  # (N, 4)
             determinant = a * d - b * c
             reached = np.stack([a * y - c * x, d * x - b * y], axis=1) / determinant[:, None]  # (N, 2, 4): y, x
             low, high = np.minimum(low, reached.min(axis=2)), np.maximum(high, reached.max(axis=2))

@@ -78,7 +78,7 @@ def draws_of(augmentation: Augmentation, count: int, *, view: int = 0, seed: int
 def settings_of(count: int, *, device: Literal["cpu", "gpu"] = "cpu", **changed: Any) -> Settings:
     """Settings for one chunk."""
     values: dict[str, Any] = {"backend": "dali", "device_id": 0 if device == "gpu" else None, "threads": 1,
-                              "prefetch": 1, "views": 1}  # fmt: skip
+                              "prefetch": 1}  # fmt: skip
     return Settings(device=device, chunk_size=count, **values | changed)
 
 
@@ -98,7 +98,7 @@ def plan_files(
         np.array([file.orientation for file in files]),
         box_px,
         draws,
-        geometry,
+        [geometry] * len(draws),
         mirror=mirror,
         croppable=np.array([file.is_jpeg for file in files]) if regions else None,
     )
@@ -128,8 +128,8 @@ def make_views(
 ) -> list[View]:
     """The views of some images, as one chunk through a backend, one view per table of draws."""
     count, side = len(images), geometry.side_px
-    settings = settings_of(count, device=device, backend=backend, threads=2, views=len(draws), regions=regions)
-    made = make_renderer(settings, Augmentation(geometry, colour, appearance))
+    settings = settings_of(count, device=device, backend=backend, threads=2, regions=regions)
+    made = make_renderer(settings, [Augmentation(geometry, colour, appearance)] * len(draws))
     chunk = plan_files([encode(image) for image in images], box_px, draws, geometry, mirror, regions=regions)
     pixels = "cuda:0" if device == "gpu" else "cpu"
     views = [
@@ -149,7 +149,7 @@ def make_views(
 
 def loader_of(
     index: Index,
-    augmentation: Augmentation = SMALL,
+    augmentation: Augmentation | Sequence[Augmentation] = SMALL,
     *,
     batch: int = 20,
     rows: tuple[int, int] | None = None,
@@ -175,7 +175,7 @@ def loader_of(
     return Loader(index, schedule, pipelines, augmentation, device=torch.device(device), quarantine=quarantine)
 
 
-def load(index: Index, augmentation: Augmentation = SMALL, **options: Any) -> list[Batch]:
+def load(index: Index, augmentation: Augmentation | Sequence[Augmentation] = SMALL, **options: Any) -> list[Batch]:
     """All batches of `loader_of`."""
     with loader_of(index, augmentation, **options) as loader:
         return list(loader)

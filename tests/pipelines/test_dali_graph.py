@@ -51,7 +51,7 @@ def test_no_view_needs_more_halvings(
     box_px = np.repeat(boxes(*sides), 50, axis=0)
     draws = draws_of(Augmentation(geometry, NO_COLOUR), len(box_px))
     sizes_px = np.full((len(box_px), 2), 10_000)
-    plan = plan_views(sizes_px, np.ones(len(box_px), np.int64), box_px, [draws], geometry)
+    plan = plan_views(sizes_px, np.ones(len(box_px), np.int64), box_px, [draws], [geometry])
     assert plan.halvings.max() <= most_halvings(boxes(*sides), geometry)
 
 
@@ -80,12 +80,12 @@ def test_the_loader_s_graph_is_as_deep_as_its_boxes_need(tmp_path: Path) -> None
     index = Index("boxes", tmp_path, ["0.png", "1.png"], boxes(20, 33))
     geometry = GeometryConfig(SIDE_PX, scale=(0.5, 2))
     configured = partial(choose_settings, index, PipelinesConfig(threads=1), torch.device("cpu"), rows=2)
-    assert configured(geometry=geometry).halvings == 2
+    assert configured(geometries=[geometry]).halvings == 2
     assert configured().halvings == MAX_HALVINGS
 
 
 def graph_of(halvings: int, chunk: Chunk, geometry: GeometryConfig) -> Any:
-    return view_pipeline(settings_of(4, views=2, halvings=halvings), Augmentation(geometry), iter([chunk]))
+    return view_pipeline(settings_of(4, halvings=halvings), [Augmentation(geometry)] * 2, iter([chunk]))
 
 
 def nodes_of(pipeline: Any, kind: str) -> int:

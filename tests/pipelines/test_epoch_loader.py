@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -17,13 +19,23 @@ import pytest
 import torch
 
 from errors import UserError
-from pipelines import DataConfig, PipelinesConfig, make_loader
+from pipelines import AppearanceConfig, ColourConfig, DataConfig, GeometryConfig, PipelinesConfig, make_loader
 from pipelines.batch import Batch
 from pipelines.loader import Loader
 from pipelines.loader.epoch_loader import EpochLoader
 from pipelines.samples.index import Index
 from pipelines.samples.order import build_order
-from tests.pipelines.harness import SMALL, assert_equal, index_of, load, write_jpegs
+from tests.pipelines.harness import (
+    BACKENDS,
+    SMALL,
+    Backend,
+    assert_equal,
+    index_of,
+    jpeg,
+    load,
+    smooth_image,
+    write_jpegs,
+)
 
 ROOT = Path(__file__).parents[2]
 FEW_THREADS = PipelinesConfig(threads=2)
@@ -71,6 +83,54 @@ def test_epochs_are_those_of_the_loader(folder: Path) -> None:
         assert_equal(one, other)
     with small_loader(DataConfig(source="folder", root=str(folder)), views=3) as three:
         assert [len(batch.views) for batch in islice(three, 2)] == [3, 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_views_of_one_decode_have_the_bits_of_a_loader_for_each_kind(backend: Backend, folder: Path) -> None:
+    """Two sizes, all kinds of colour jitter, with and without halving: each view as if all were of its kind."""
+    large = GeometryConfig(side_px=48, scale=(1, 2), flip_probability=0.5)
+    small = GeometryConfig(side_px=16, scale=(0.5, 1.5), crop_probability=0.5)
+    geometry = [large, large, small, replace(small, antialias=False), small]
+    colour = [
+        ColourConfig(),
+        ColourConfig(jitter="none"),
+        ColourConfig(jitter="linear"),
+        ColourConfig(),
+        ColourConfig(),
+    ]
+    appearance = [AppearanceConfig(solarise_probability=0.5), *[AppearanceConfig(noise_probability=0.5)] * 4]
+    config = PipelinesConfig(threads=2, backend=backend)
+    with small_loader(folder, geometry=geometry, colour=colour, appearance=appearance, config=config) as loader:
+        made = take(loader, 2)
+    assert [view.image.shape[2:] for view in made[0].views] == [(48, 48)] * 2 + [(16, 16)] * 3
+    for number, kind in enumerate(zip(geometry, colour, appearance, strict=True)):
+        tables: dict[str, Any] = dict(zip(("geometry", "colour", "appearance"), kind, strict=True))
+        with small_loader(folder, views=5, config=config, **tables) as loader:
+            for one, other in zip(made, take(loader, 2), strict=True):
+                for name, tensor in vars(one.views[number]).items():
+                    assert torch.equal(tensor, getattr(other.views[number], name)), (number, name)
+
+
+@pytest.mark.slow  # measures rates, for a quiet machine
+def test_two_sizes_of_one_decode_are_faster_than_two_loaders(tmp_path: Path) -> None:
+    """Two large and six small views of photographs of 800 x 600 pixels, on a CPU."""
+    rng = np.random.default_rng(0)
+    for number in range(128):
+        (tmp_path / f"{number:03}.jpg").write_bytes(jpeg(smooth_image(rng, 600, 800, sigma_px=1.5)))
+    large, small = [GeometryConfig(side_px=96)] * 2, [GeometryConfig(side_px=48)] * 6
+    kinds = {"both": large + small, "large": large, "small": small}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for kind in [*kinds] * 5:  # in turn, so that another load of the machine meets all
+        with make_loader(tmp_path, batch=64, geometry=kinds[kind], device="cpu") as loader:
+            batches = itertools.chain.from_iterable(itertools.repeat(loader))
+            for _ in islice(batches, 3):
+                pass
+            start = time.perf_counter()
+            for _ in islice(batches, 12):
+                pass
+            seconds[kind].append(time.perf_counter() - start)
+    both, *apart = (float(np.median(seconds[kind])) for kind in kinds)
+    assert sum(apart) >= 1.6 * both, seconds
 
 
 def test_a_for_that_is_left_early_ends_its_epoch(folder: Path) -> None:
@@ -248,6 +308,12 @@ def test_the_ranks_of_a_machine_share_its_cores(folder: Path, monkeypatch: pytes
         ({"batch": 2.5}, r"batch = 2\.5: expected a whole number from 1 to"),
         ({"batch": 6, "views": 0}, "views = 0: expected a whole number from 1 to"),
         ({"batch": 6, "views": 257}, "views = 257: expected a whole number from 1 to 256"),
+        ({"batch": 6, "geometry": []}, "the length of geometry = 0: expected a whole number from 1 to 256"),
+        ({"batch": 6, "views": 2, "colour": [ColourConfig()]}, "numbers of views differ: .*'colour': 1, 'views': 2"),
+        (
+            {"batch": 6, "geometry": [GeometryConfig(fill=0), GeometryConfig(fill="edge")]},
+            "fill differs between views: 0, 'edge'. Give all views the same",
+        ),
         ({"batch": 6, "seed": -1}, "seed = -1: expected a whole number from 0 to"),
         ({"batch": 6, "seed": 2**63}, f"seed = {2**63}: expected a whole number from 0 to"),
         ({"batch": 6, "device": "gpu0"}, "device = 'gpu0': expected 'cpu', 'cuda'"),

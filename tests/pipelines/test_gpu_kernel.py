@@ -97,12 +97,12 @@ def views_of(
 ) -> tuple[list[Image], set[int]]:
     """For each view (N, S, S, 3), in one launch; and how often images were halved."""
     sizes = np.array([image.shape[:2] for image in images])
-    plan = plan_views(sizes, np.ones(len(images), np.int64), box_px, draws, geometry, mirror=mirror)
+    plan = plan_views(sizes, np.ones(len(images), np.int64), box_px, draws, [geometry] * len(draws), mirror=mirror)
     shape = (1 + len(images) + 1, geometry.side_px, geometry.side_px, 3)
     whole = [torch.full(shape, 99, dtype=torch.uint8) for _ in draws]
     outs = [one[1:-1] for one in whole]
     address = np.array([image.ctypes.data for image in images], np.int64)
-    kernel.make_views(address, plan, Augmentation(geometry, colour), outs)
+    kernel.make_views(address, plan, [Augmentation(geometry, colour)] * len(draws), outs)
     assert all((one[[0, -1]] == 99).all() for one in whole)  # nothing is written beyond the views
     return [out.numpy() for out in outs], set(plan.halvings.ravel().tolist())
 
@@ -214,17 +214,17 @@ def test_many_halvings(kernel: ModuleType, fill: Fill, halvings: int) -> None:
 
 
 def test_the_loader_runs_the_kernel(kernel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batches of the CPU's own kernel, within a level; then the further augmentations follow."""
+    """The batches of the CPU's own kernel, within a level, in two sizes; then the further augmentations follow."""
     monkeypatch.setitem(sys.modules, KERNEL, kernel)
     rng = np.random.default_rng(0)
     for number in range(6):
         image = smooth_image(rng, 40 + 7 * number, 50, sigma_px=3)
         (tmp_path / f"{number}.png").write_bytes(encode(image).tobytes())
     appearance = AppearanceConfig(cut_out_probability=0.5, colour_drop_probability=0.5)
-    augmentation = Augmentation(GeometryConfig(side_px=32), NO_COLOUR, appearance)
+    augmentations = [Augmentation(GeometryConfig(side_px=side_px), NO_COLOUR, appearance) for side_px in (32, 16, 32)]
 
     def batches() -> list[Batch]:
-        return load(index_of(tmp_path), augmentation, batch=6, last=2, chunk=4, backend="cpu")
+        return load(index_of(tmp_path), augmentations, batch=6, last=2, chunk=4, backend="cpu")
 
     expected = batches()
     monkeypatch.setattr(
@@ -275,7 +275,7 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
     geometry = GeometryConfig(side_px=8)
     plan = plan_views(
-        np.array([[9, 9]]), np.ones(1, np.int64), np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]], geometry
+        np.array([[9, 9]]), np.ones(1, np.int64), np.zeros((1, 3), np.float32), [PLAIN_DRAW[None]], [geometry]
     )
     view = View(
         torch.zeros(1, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2), torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)
@@ -283,7 +283,9 @@ def test_the_images_are_held_until_the_kernel_has_finished(kernel: ModuleType, m
     images = Decoded([torch.full((9, 9, 3), 50, dtype=torch.uint8)])
     held = weakref.ref(images)
 
-    finish = FusedViews(settings_of(1, device="gpu"), Augmentation(geometry, NO_COLOUR)).write((images,), plan, [view])
+    finish = FusedViews(settings_of(1, device="gpu"), [Augmentation(geometry, NO_COLOUR)]).write(
+        (images,), plan, [view]
+    )
     del images
     gc.collect()
     assert event.mock_calls == [call.kernel(), call.record("stream")]
@@ -301,12 +303,12 @@ def test_without_a_compiler_the_kernel_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", "/none")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    FusedViews(settings_of(1), Augmentation())
+    FusedViews(settings_of(1), [Augmentation()])
     on_gpu = settings_of(1, device="gpu")
     with pytest.raises(UserError, match=r"needs a C compiler: .* or set pipelines\.gpu_views"):
-        FusedViews(on_gpu, Augmentation())
+        FusedViews(on_gpu, [Augmentation()])
     monkeypatch.setenv("CC", "cc")
-    FusedViews(on_gpu, Augmentation())
+    FusedViews(on_gpu, [Augmentation()])
 
 
 def test_a_folder_for_kernels_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +316,7 @@ def test_a_folder_for_kernels_that_cannot_be_made_is_refused(tmp_path: Path, mon
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match=r"cache, where Triton .*: Not a directory\. Set TRITON_CACHE_DIR"):
-        FusedViews(settings_of(1, device="gpu"), Augmentation())
+        FusedViews(settings_of(1, device="gpu"), [Augmentation()])
 
 
 class NoGpu:

@@ -71,7 +71,7 @@ def test_pixels_are_made_on_the_gpu_and_matrices_on_the_cpu(
     jitter: Jitter, antialias: bool, outputs: list[Any]
 ) -> None:
     augmentation = Augmentation(GeometryConfig(antialias=antialias), ColourConfig(jitter=jitter))
-    view_pipeline(settings_of(4, device="gpu", views=2), augmentation, iter([]))
+    view_pipeline(settings_of(4, device="gpu"), [augmentation] * 2, iter([]))
     assert [node.device for node in outputs] == ["gpu", "cpu", "cpu"] * 2
 
 
@@ -101,7 +101,7 @@ def test_the_kernel_is_chosen_on_a_gpu_only(
 ) -> None:
     monkeypatch.setenv("CC", "cc")
     config = PipelinesConfig(backend=backend, gpu_views=gpu_views, threads=1)
-    made = make_renderer(choose_settings(folder, config, torch.device(device), rows=4), SMALL)
+    made = make_renderer(choose_settings(folder, config, torch.device(device), rows=4), [SMALL])
     assert type(made) is made_by
     made.close()
 

@@ -107,8 +107,8 @@ def test_the_loader_decodes_regions_by_itself(
 
     def batches(decode: Literal["auto", "whole"]) -> list[Batch]:
         shares.clear()
-        augmentation = Augmentation(GeometryConfig(side_px=64), NO_COLOUR)
-        return load(index, augmentation, batch=6, last=4, chunk=3, backend=backend, decode=decode)
+        augmentations = [Augmentation(GeometryConfig(side_px=side_px), NO_COLOUR) for side_px in (40, 64, 40)]
+        return load(index, augmentations, batch=6, last=4, chunk=3, backend=backend, decode=decode)
 
     whole = batches("whole")
     assert max(shares) == 0
@@ -169,7 +169,7 @@ def plan_one(
 ) -> Plan:
     """The plan of one JPEG."""
     return plan_views(
-        np.array([size_px]), np.array([orientation]), box_px, draws, geometry, mirror=mirror,
+        np.array([size_px]), np.array([orientation]), box_px, draws, [geometry] * len(draws), mirror=mirror,
         croppable=np.array([croppable]),
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ class ImageCropper:
     def __init__(self, crop: Crop) -> None:
         self._crop = crop
         self._chunk: Chunk
-        settings = Settings("cpu", "cpu", None, chunk_size=1, threads=1, prefetch=1, views=1)
+        settings = Settings("cpu", "cpu", None, chunk_size=1, threads=1, prefetch=1)
         self._pipeline = decode_pipeline(settings, self._chunks())
 
     def _chunks(self) -> Iterator[Chunk]:

@@ -215,7 +215,7 @@ def test_what_is_reachable_is_enough_for_every_draw(
     here = dataclasses.replace(geometry, side_px=int(geometry.side_px * less))
     draws = [draw_view(Augmentation(here, NO_COLOUR), seed=seed, epoch=0, view=0, places=np.arange(count))]
     mirror = np.arange(count) % 2 == 0
-    plan = plan_views(size_px, np.ones(count, np.int64), box_px, draws, here, mirror=mirror)
+    plan = plan_views(size_px, np.ones(count, np.int64), box_px, draws, [here], mirror=mirror)
     assert (plan.halvings >= halvings).all()
     side = here.side_px
     corners = np.array([[0.5, 0.5, 1], [side - 0.5, 0.5, 1], [0.5, side - 0.5, 1], [side - 0.5, side - 0.5, 1]])
