@@ -5,10 +5,15 @@ They are not frozen, because Lightning converts the types of tensors by writing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from errors import UserError
+from pipelines.to_device import to_device
 
 
 @dataclass(eq=False)
@@ -42,6 +47,7 @@ class Batch:
         positions: (N,) int64 on the CPU, their global positions in the run.
         bad: (K,) int64 on the CPU, rows of the index that could not be used while this batch was made, bad substitutes
             included; a row appears as often as it was tried.
+        all_keypoints_px: the array `keypoints_px` of the whole index, not copied; use the method `keypoints_px`.
 
     Raises:
         ValueError: the tensors have different numbers of rows.
@@ -51,6 +57,7 @@ class Batch:
     samples: Tensor
     positions: Tensor
     bad: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    all_keypoints_px: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         of_views = (tensor for view in self.views for tensor in vars(view).values())
@@ -66,4 +73,19 @@ class Batch:
             View(*(t.to(device, non_blocking=True) for t in (v.image, v.matrix, v.source_to_view_px)))
             for v in self.views
         )
-        return Batch(views, self.samples, self.positions, self.bad)
+        return replace(self, views=views)
+
+    def keypoints_px(self, view: int) -> Tensor:
+        """The samples' keypoints in one view: (N, K, 2) float32, in its pixels, corner-based, on its device.
+
+        They may lie outside the view. A keypoint that is not known is NaN.
+
+        Raises:
+            UserError: the data has no keypoints.
+        """
+        if self.all_keypoints_px is None:
+            raise UserError("the batch has no keypoints: its data has none. Use a labelled source (docs/datasets.md)")
+        affine = self.views[view].source_to_view_px[:, None]  # (N, 1, 2, 3)
+        points_px = to_device(self.all_keypoints_px[self.samples.numpy()], affine.device)
+        # Written out, because autocast would run a product of matrices in 16 bits.
+        return affine[..., 0] * points_px[..., :1] + affine[..., 1] * points_px[..., 1:] + affine[..., 2]

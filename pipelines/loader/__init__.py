@@ -254,7 +254,8 @@ class Loader:
             for side_px in self._sides_px
         )
         positions = torch.from_numpy(self._schedule.rows.positions(step))
-        return Batch(views, torch.empty(count, dtype=torch.int64), positions)
+        samples = torch.empty(count, dtype=torch.int64)
+        return Batch(views, samples, positions, all_keypoints_px=self._index.keypoints_px)
 
     def _empty_pixels(self, buffers: PixelBuffers) -> Tensor:
         if self._device.type == "cpu":

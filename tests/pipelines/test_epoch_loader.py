@@ -133,6 +133,22 @@ def test_two_sizes_of_one_decode_are_faster_than_two_loaders(tmp_path: Path) -> 
     assert sum(apart) >= 1.6 * both, seconds
 
 
+def test_keypoints_are_in_pixels_of_each_view(folder: Path) -> None:
+    keypoints_px = np.random.default_rng(0).uniform(0, 56, (26, 21, 2)).astype(np.float32)
+    keypoints_px[3, 4] = np.nan
+    index = replace(index_of(folder), keypoints_px=keypoints_px)
+    with small_loader(index, geometry=[GeometryConfig(32, flip_probability=1), GeometryConfig(16)]) as loader:
+        for batch in loader:
+            for number, view in enumerate(batch.to("cpu").views):
+                linear, shift_px = np.split(view.source_to_view_px.double().numpy(), [2], axis=2)
+                expected = keypoints_px[batch.samples.numpy()] @ linear.transpose(0, 2, 1) + shift_px.transpose(0, 2, 1)
+                found = batch.keypoints_px(number)
+                assert found.dtype == torch.float32
+                np.testing.assert_allclose(found.numpy(), expected, atol=1e-3)
+    with small_loader(folder) as loader, pytest.raises(UserError, match="the batch has no keypoints"):
+        take(loader, 1)[0].keypoints_px(0)
+
+
 def test_a_for_that_is_left_early_ends_its_epoch(folder: Path) -> None:
     with small_loader(folder) as loader:
         assert iter(loader) is not iter(loader)  # which alone moves nothing
