@@ -52,6 +52,13 @@ def test_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert losses[-1] < losses[0]
 
 
+def test_multi_crop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run("examples.multi_crop", "--images 96 --batch 32 --epochs 4", monkeypatch, capsys)
+    losses = numbers(r"loss ([\d.]+)", printed)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of torch that is deprecated
 def test_resume_lightning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("examples.resume_lightning", "--images 32 --batch 8", monkeypatch, capsys)
