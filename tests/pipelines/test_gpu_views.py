@@ -48,6 +48,7 @@ GpuViews = Literal["fused", "graph"]
 WAYS: tuple[GpuViews, GpuViews] = ("fused", "graph")
 BOTH = pytest.mark.parametrize("gpu_views", WAYS)
 SMALL = Augmentation(GeometryConfig(side_px=32), NO_COLOUR)
+TWO_SIZES = [SMALL, Augmentation(GeometryConfig(side_px=16), NO_COLOUR)]
 
 
 def as_jpeg(image: Image) -> Image:
@@ -213,7 +214,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 def batches(index: Index, device: str, **options: Any) -> list[Batch]:
     """All kept until the last is there, so that memory that DALI takes back too early shows."""
-    return load(index, SMALL, device=device, **{"backend": "dali", "chunk": 7, **options})
+    return load(index, TWO_SIZES, device=device, **{"backend": "dali", "chunk": 7, **options})
 
 
 def assert_alike(ours: Batch, theirs: Batch) -> None:

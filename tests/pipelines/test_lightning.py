@@ -101,9 +101,12 @@ def test_killed_runs_see_the_samples_of_an_uninterrupted_run(
 def test_lightning_converts_a_batch() -> None:
     """As it does with precision = "64-true": it writes into a copy of the dataclass."""
     view = View(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.ones(2, 2, 3), torch.ones(2, 2, 3))
-    batch = Batch((view, view), torch.arange(2), torch.arange(2))
+    keypoints_px = np.ones((2, 21, 2), np.float32)
+    batch = Batch((view, view), torch.arange(2), torch.arange(2), all_keypoints_px=keypoints_px)
     converted = DoublePrecision().convert_input(batch)
     assert isinstance(converted, Batch)
     assert converted.views[1].matrix.dtype == torch.float64
     assert batch.views[1].matrix.dtype == torch.float32
     assert converted.samples.dtype == torch.int64
+    assert converted.all_keypoints_px is keypoints_px
+    assert converted.keypoints_px(1).dtype == torch.float64
