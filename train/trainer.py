@@ -23,7 +23,7 @@ from pipelines.samples.shares import micro_batch_share
 from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
-from train.config.tables import first_difference, to_dict
+from train.config.tables import FREE_BETWEEN_RANKS, first_difference, first_different_key, flatten, to_dict
 from train.distributed.interrupt import Interrupted, StopSignals
 from train.distributed.together import on_main, steps_of_all_ranks, together
 from train.distributed.world import World, described_world, joined, require_same
@@ -104,6 +104,7 @@ class Trainer:
             Interrupted: SIGTERM or Ctrl-C came; the state is saved.
         """
         with joined(self.world, self.config.run.rank_timeout_s), ExitStack() as held:
+            _require_same_configuration(self.world, self.config)
             on_main(self.world, lambda: held.enter_context(self.folder.lock(self.config, self.resume)))
             self._run()
         return self.folder
@@ -236,6 +237,16 @@ class Trainer:
                     together(world, writer.finish)
                     raise Interrupted(stop.signal_number, done, folder.root)
             together(world, writer.finish)
+
+
+def _require_same_configuration(world: World, config: object) -> None:
+    """Ranks with other settings would wait for each other in vain, or train other weights without a message."""
+    mine = dict(flatten(to_dict(config)))
+    everybody = world.gather_objects(mine)
+    for other in everybody:
+        if (key := first_different_key(everybody[0], other, FREE_BETWEEN_RANKS)) is not None:
+            remedy = "Start all ranks with the same files and options"
+            require_same(world, f"values of {key}", repr(mine.get(key)), remedy)
 
 
 @contextmanager

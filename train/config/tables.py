@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import tomli_w
@@ -36,6 +36,9 @@ FREE_ON_RESUME = (
     "probe",
 )
 """Keys and tables that a resumed run may change, since they do not change what is trained."""
+
+FREE_BETWEEN_RANKS = ("data.root", "data.cache", "data.cache_gb", "pipelines", "train.threads")
+"""Keys and tables that may differ between the ranks of a run, since they are of the host."""
 
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -84,10 +87,16 @@ def first_difference(saved: Mapping[str, Any], config: object) -> str | None:
     after, defaults = dict(flatten(to_dict(config))), dict(flatten(to_dict(type(config)())))
     before = {key: defaults[plain] for key in after if (plain := without_numbers(key)) in defaults}
     before.update(flatten(saved))
-    for key in sorted(before.keys() | after.keys(), key=lambda key: (not key.endswith(".name"), key)):  # names explain
-        free = without_numbers(key) in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
-        if not free and before.get(key) != after.get(key):
-            return f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"
+    key = first_different_key(before, after, FREE_ON_RESUME)
+    return None if key is None else f"{key}: was {before.get(key)!r}, is now {after.get(key)!r}"
+
+
+def first_different_key(one: Mapping[str, Any], other: Mapping[str, Any], free: Container[str]) -> str | None:
+    """The first dotted key whose values differ, unless the key or its table is in `free`; None if there is none."""
+    for key in sorted(one.keys() | other.keys(), key=lambda key: (not key.endswith(".name"), key)):  # names explain
+        is_free = without_numbers(key) in free or key.split(".")[0] in free
+        if not is_free and one.get(key) != other.get(key):
+            return key
     return None
 
 

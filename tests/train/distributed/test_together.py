@@ -59,35 +59,41 @@ def test_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_same(World(0, 4), "precisions", "", "Set it")
 
 
-def pretrain_where_rank_1_differs(what: str, settings: list[str], other_images: str) -> None:
+def pretrain_where_rank_1_differs(what: str, settings: list[str], *others: str) -> None:
     elsewhere = World(1, 2, 1, torch.device("meta"), 2)
     change: dict[str, AbstractContextManager[Any]] = {
         "device": patch("train.trainer.described_world", return_value=elsewhere),
         "precision": patch("train.steps.training_state.resolve_precision", return_value="fp64"),
-        "data": nullcontext(),
     }
     if os.environ["RANK"] == "0":
         ranks.pretrain(settings)
-    with change[what]:
-        ranks.pretrain([*settings, f"data.root={other_images}"] if what == "data" else settings)
+    with change.get(what, nullcontext()):
+        ranks.pretrain([*settings, *others])
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "others", "said"),
     [
-        ("device", r"different devices: rank 0 on \S+ has cpu, rank 1 on \S+ has meta\."),
-        ("precision", r"different precisions: rank 0 on \S+ has fp32, rank 1 on \S+ has fp64\."),
-        ("data", r"different data: rank 0 on \S+ has 50 images \(.*\), rank 1 on \S+ has 49 images \("),
+        ("device", [], r"different devices: rank 0 on \S+ has cpu, rank 1 on \S+ has meta\."),
+        ("precision", [], r"different precisions: rank 0 on \S+ has fp32, rank 1 on \S+ has fp64\."),
+        (
+            "data", ["data.root={here}/few", "pipelines.threads=2"],
+            r"different data: rank 0 on \S+ has 50 images \(.*\), rank 1 on \S+ has 49 images \(",
+        ),
+        ("rate", ["optim.lr=2e-3"], r"different values of optim\.lr: rank 0 on \S+ has 0\.001, rank 1 .* has 0\.002\."),
+        ("steps", ["run.log_every=3"], r"different values of run\.log_every: rank 0 on \S+ has 2, rank 1 .* has 3\."),
     ],
-)
-def test_ranks_that_differ_do_not_begin(what: str, said: str, tmp_path: Path) -> None:
-    """Their weights would part in silence."""
+    ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
+)  # fmt: skip
+def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str, tmp_path: Path) -> None:
+    """Their weights would part without a message, or they would wait for each other in vain."""
     tiny_run.write_images(tmp_path / "all")
     tiny_run.write_images(tmp_path / "few", 49)
     settings = tiny_run.settings(tmp_path / "all", tmp_path / "run", "train.precision=fp32")
     started = ranks.start_ranks(
-        2, pretrain_where_rank_1_differs, what, settings, str(tmp_path / "few"), log=tmp_path / "log"
-    )
+        2, pretrain_where_rank_1_differs, what, settings, *(one.format(here=tmp_path) for one in others),
+        log=tmp_path / "log",
+    )  # fmt: skip
     output = ranks.finish(started, tmp_path / "log", code=2)
     (line,) = (line for line in output.splitlines() if "error" in line)
     assert re.match(f"error: the ranks have {said}", line)
