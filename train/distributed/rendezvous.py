@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 from torch.distributed.elastic.utils.store import synchronize
 
 from errors import RanksLost, ReportedByAnotherRank, UserError
+from errors.refused import is_transient
 
 T = TypeVar("T")
 
@@ -138,33 +139,48 @@ class Peers:
     def explain(self, failed: RuntimeError) -> UserError:
         """Describe a failed collective in one line, with the ranks that do not answer.
 
-        The lowest rank that answers reports it; for the others it is a `ReportedByAnotherRank`.
+        The lowest rank that answers reports it; for the others it is a `ReportedByAnotherRank`. So it is for all if a
+        rank has announced an error of its own.
         """
         ranks = range(len(self.hosts))
         try:
-            missing = within(self.roll_call_s, self._missing_ranks)
-            reports = next(rank for rank in ranks if rank not in missing)
+            answers = within(self.roll_call_s, self._roll_call)
+            reports = min(answers)
         except (dist.DistError, TimeoutError):  # the store is on rank 0's host
-            missing, reports = [0], self.rank
-        named = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in missing) or "the network between the ranks"
+            answers, reports = dict.fromkeys(ranks[1:], ""), self.rank
+        if kind := max(answers.values()):
+            return ReportedByAnotherRank("another rank has failed; see its output", transient=kind == "transient")
+        missing = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in ranks if rank not in answers)
         reason = str(failed).strip().splitlines()[0][:200]
         message = (
-            f"no answer from {named}: killed, stopped, cut off from the network, or too late for run.rank_timeout_s = "
-            f"{self.limit_s:g} ({reason}). Go on with --resume auto"
+            f"no answer from {missing or 'the network between the ranks'}: killed, stopped, cut off from the network, "
+            f"or too late for run.rank_timeout_s = {self.limit_s:g} ({reason}). Go on with --resume auto"
         )
         return RanksLost(message) if reports == self.rank else ReportedByAnotherRank(message, transient=True)
 
-    def _missing_ranks(self) -> list[int]:
+    def announce(self, error: Exception) -> None:
+        """Answer the coming roll call of the other ranks: this rank fails, and reports the error itself."""
+
+        def answer() -> None:
+            self.store.set(f"done {self.rank}", "")
+            self.store.set(f"answer {self.rank}", "transient" if is_transient(error) else "final")
+
+        with suppress(dist.DistError, TimeoutError):
+            within(self.roll_call_s, answer)
+
+    def _roll_call(self) -> dict[int, str]:
+        """The answers of the ranks that answer in time: "", or the kind of the error that the rank reports."""
         ranks, limit = range(len(self.hosts)), timedelta(seconds=self.roll_call_s / 2)
         self.store.set(f"answer {self.rank}", "")
         with suppress(dist.DistStoreError):
             self.store.wait([f"answer {rank}" for rank in ranks], limit)
-        missing = [rank for rank in ranks if not self.store.check([f"answer {rank}"])]
+        there = [rank for rank in ranks if self.store.check([f"answer {rank}"])]
+        answers = {rank: self.store.get(f"answer {rank}").decode() for rank in there}
         self.store.set(f"done {self.rank}", "")
         if self.rank == 0:  # whose process may hold the store: it ends last
             with suppress(dist.DistStoreError):
-                self.store.wait([f"done {rank}" for rank in ranks if rank not in missing], limit / 2)
-        return missing
+                self.store.wait([f"done {rank}" for rank in there], limit / 2)
+        return answers
 
 
 def address_towards(host: str) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -227,7 +227,9 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     try:
         yield
         world.barrier()
-    except BaseException:
+    except BaseException as error:
+        if _has_a_line(error):
+            peers.announce(error)
         # NCCL's end waits for the other ranks, which may wait for this one: the process's end does not.
         if not on_gpu:
             dist.destroy_process_group()
@@ -235,3 +237,10 @@ def joined(world: World, rank_timeout_s: float) -> Iterator[None]:
     finally:
         _peers = None
     dist.destroy_process_group()
+
+
+def _has_a_line(error: BaseException) -> TypeGuard[Exception]:
+    """Whether this rank reports an error in a line of its own, which is not about other ranks."""
+    if isinstance(error, UserError):
+        return not isinstance(error, (RanksLost, ReportedByAnotherRank))
+    return isinstance(error, Exception) and machine_error_line(error) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -110,6 +111,22 @@ def test_missing_ranks_are_named_by_the_lowest_that_answers(store: Store) -> Non
     )
     assert "stack" not in str(found[1])
     assert is_transient(found[3])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_rank_that_reports_its_own_error_is_not_named_by_the_others(number: int, store: Store) -> None:
+    error = OSError(number, os.strerror(number), "/data/samples.jsonl")
+
+    def act(rank: int) -> UserError | None:
+        mine = peers(store, rank, 3, 1000.0)
+        if rank == 1:
+            mine.announce(error)
+            return None
+        return mine.explain(FAILED)
+
+    found = on_threads(3, act)
+    assert [type(one) for one in found] == [ReportedByAnotherRank, type(None), ReportedByAnotherRank]
+    assert [is_transient(found[rank]) for rank in (0, 2)] == [number == errno.ENOSPC] * 2
 
 
 def test_if_all_ranks_answer_it_is_the_network(store: Store) -> None:

@@ -101,19 +101,22 @@ def test_ranks_that_differ_do_not_begin(what: str, others: list[str], said: str,
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
-def pretrain_where_rank_1_has_no_room(settings: list[str], launch: str) -> None:
+def pretrain_where_rank_1_has_no_room(action: str, settings: list[str], launch: str) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{launch}/attempt_0/{os.environ['RANK']}/error.json"
-    with patch("train.trainer.load_index", side_effect=NO_ROOM) if os.environ["RANK"] == "1" else nullcontext():
+    with patch(action, side_effect=NO_ROOM) if os.environ["RANK"] == "1" else nullcontext():
         ranks.pretrain(settings)
 
 
-def test_ranks_leave_at_once_when_one_has_no_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", ["train.trainer.load_index", "train.trainer.Meter"], ids=["together", "alone"])
+def test_ranks_leave_at_once_when_one_has_no_room(action: str, tmp_path: Path) -> None:
     """The others would wait for ten minutes. Torchrun may restart them, since there may be room then."""
     (tmp_path / "launch" / "attempt_0").mkdir(parents=True)
     tiny_run.write_images(tmp_path / "images")
     settings = tiny_run.settings(tmp_path / "images", tmp_path / "run", "run.rank_timeout_s=600")
     log = tmp_path / "log"
-    started = ranks.start_ranks(2, pretrain_where_rank_1_has_no_room, settings, str(tmp_path / "launch"), log=log)
+    started = ranks.start_ranks(
+        2, pretrain_where_rank_1_has_no_room, action, settings, str(tmp_path / "launch"), log=log
+    )
     output = ranks.finish(started, log, code=2, timeout_s=200)
     (line,) = (line for line in output.splitlines() if "error" in line)
     assert line.startswith("rank 1 on ")
