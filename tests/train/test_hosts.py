@@ -52,7 +52,7 @@ class Host:
         self.log = Path()
 
     def launch(self, log: Path, nodes: str, settings: list[str]) -> None:
-        """torchrun, as README.md has it but with short limits, again and again until the job is done."""
+        """torchrun, as docs/cluster.md has it but with short limits, again and again until the job is done."""
         host = "true" if self.name == "a" else "false"
         torchrun = [
             sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1",
@@ -241,13 +241,14 @@ def test_losing_the_host_of_the_rendezvous_is_one_line(
     record("hosts", proof="the host of the rendezvous is lost", steps=STEPS, said=ours[0])
 
 
-def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_readme(hosts: dict[str, Host], tmp_path: Path) -> None:
-    """To the letter, but for the addresses, fewer hands and fewer epochs."""
+def test_the_demo_trains_on_two_nodes_by_the_commands_of_the_docs(hosts: dict[str, Host], tmp_path: Path) -> None:
+    """To the letter, but for the addresses, the demo's configuration, no GPU, fewer hands and fewer epochs."""
     poses, epochs = 130, 2
     make_dataset(tmp_path / "hands", poses=poses, seed=0, scenes=4)
     demo = load_config(Config, [ROOT / "configs" / "demo.toml"], [])
     steps = epochs * (4 * poses // demo.train.batch)
-    commands = commands_of(ROOT / "README.md", holding="--nnodes=2")
+    commands = commands_of(ROOT / "docs" / "cluster.md", holding="--nnodes=2")
+    commands = commands.replace("configs/peclr_rn50.toml", "configs/demo.toml").replace("per-node=gpu", "per-node=1")
     fewer = f" --set data.root={tmp_path}/hands --out {tmp_path}/out --set train.epochs={epochs} --set run.log_every=1"
     for host in hosts.values():
         here = commands.replace("HOST:", f"{ADDRESS['a']}:").replace("=THIS", f"={ADDRESS[host.name]}")
