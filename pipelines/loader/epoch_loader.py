@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 
@@ -275,6 +275,9 @@ class EpochLoader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loader cannot be copied or sent to another process: call make_loader there")
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
 import subprocess
 import sys
@@ -68,6 +69,12 @@ def small_loader(
 
 def positions(batches: list[Batch]) -> list[int]:
     return torch.cat([batch.positions for batch in batches]).tolist()
+
+
+def test_a_loader_that_is_sent_to_another_process_says_what_to_do(folder: Path) -> None:
+    """As spawn, forkserver and the workers of a DataLoader send their arguments."""
+    with small_loader(folder) as loader, pytest.raises(TypeError, match="call make_loader there"):
+        pickle.dumps(loader)
 
 
 def test_epochs_are_those_of_the_loader(folder: Path) -> None:
