@@ -18,7 +18,7 @@ from pipelines.sources import load_index
 from train.config.finetuning import FinetuneConfig
 from train.config.tables import to_dict
 from train.distributed.world import World, described_world
-from train.pose.inference import canonical_loader
+from train.pose.inference import canonical_loader, inference
 from train.pose.labels import PoseLabels, labels_to_learn
 from train.probe.ridge import Ridge, fit_ridge
 from train.runs.folder import Resume, RunFolder
@@ -83,7 +83,7 @@ def _features_and_targets(
     features, targets = [], []
     rows = np.arange(len(index))
     with (
-        torch.inference_mode(),
+        inference(world.device),
         progress_bar("reading features") as progress,
         canonical_loader(index, rows, _CHUNK, config, world) as loader,
     ):

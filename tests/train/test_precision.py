@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from pipelines.views.augmentation import GeometryConfig
 from train.config.pretraining import Config, TrainConfig
+from train.pose.inference import inference
 from train.steps.training_state import resolve_precision
 
 CPU = torch.device("cpu")
@@ -32,3 +34,13 @@ def test_auto_is_bf16_where_a_cpu_is_fast_and_right(
     assert resolve_precision(config, CPU) == expected
     chosen = dataclasses.replace(config, train=TrainConfig(precision="fp16"))
     assert resolve_precision(chosen, CPU) == "fp16"
+
+
+def test_trained_networks_run_without_tf32() -> None:
+    """Torch computes float32's convolutions in TF32 on GPUs; the setting is that of the process afterwards."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.conv.fp32_precision
+    with inference(CPU):
+        assert not cudnn.allow_tf32
+        assert cudnn.conv.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert (cudnn.allow_tf32, cudnn.conv.fp32_precision) == before == (True, "tf32")

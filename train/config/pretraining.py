@@ -65,7 +65,8 @@ class StepsConfig:
         precision: "fp32"; "bf16" or "fp16" (with loss scaling) under autocast; "fp64" for exact comparisons; "auto" is
             bf16 on GPUs and CPUs with instructions for it, fp16 on other GPUs, fp32 on other CPUs and for views of
             less than 32 pixels on a CPU. On GPUs since Ampere, torch computes fp32's convolutions in TF32 (10 bits of
-            mantissa) by default.
+            mantissa) by default. Trained networks (predict, evaluate, validation) run in fp32 without TF32, unless
+            another precision than "auto" is set.
         device: "auto" uses a GPU if there is one.
         compile: torch.compile the network.
         channels_last: keep the network's tensors channels-last.

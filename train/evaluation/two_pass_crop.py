@@ -16,7 +16,7 @@ from models.pose import PoseNetwork, view_intrinsics
 from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.distributed.world import World
-from train.pose.inference import Floats, Poses, Progress, with_wrist
+from train.pose.inference import Floats, Poses, Progress, inference, with_wrist
 from train.pose.labels import PoseLabels, left_for_right
 from train.runs.pictures import Image
 from writing import whole_file, write_text
@@ -66,7 +66,7 @@ def estimate_in_two_passes(
     def predict(images: list[Image], crops: Floats, k: Floats) -> tuple[Floats, Floats, Image]:
         views = np.stack([_view(image, crop, side_px, origin_px) for image, crop in zip(images, crops, strict=True)])
         in_view = view_intrinsics(torch.from_numpy(k), torch.from_numpy(crops)).float()
-        with torch.inference_mode():
+        with inference(world.device):
             pixels = torch.from_numpy(views).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
             output = network(pixels.to(world.device), in_view.to(world.device))
         return output.keypoints_px.double().cpu().numpy(), output.joints.double().cpu().numpy(), views

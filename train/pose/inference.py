@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from train.config.pretraining import Config
 from train.distributed.together import together
 from train.distributed.world import World
 from train.pose.labels import left_for_right
-from train.steps.training_state import PRECISIONS, resolve_precision
+from train.steps.training_state import PRECISIONS
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -48,6 +49,19 @@ class Poses:
     image_rows: npt.NDArray[np.int64]
     images: npt.NDArray[np.uint8]
     source_to_view_px: Floats
+
+
+@contextmanager
+def inference(device: torch.device, autocast_dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Run networks without gradients, under autocast if asked; float32 is float32, not TF32, on GPUs too."""
+    cudnn = torch.backends.cudnn
+    flags = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    with (
+        torch.inference_mode(),
+        cudnn.flags(**flags, allow_tf32=False, fp32_precision="ieee"),
+        torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None),
+    ):
+        yield
 
 
 def canonical_loader(
@@ -103,15 +117,16 @@ def estimate_poses(
 
     Args:
         intrinsics: (N, 3, 3) camera matrix of each image as decoded, corner-based.
-        config: `validation.batch` is the number of images in a step over all ranks. The ranges of `geometry` are not
-            used.
+        config: `validation.batch` is the number of images in a step over all ranks. `train.precision = "auto"` is
+            fp32 here on all devices. The ranges of `geometry` are not used.
         keep_images: number of this rank's first views to return.
         rotation_deg: angle by which every view is rotated, see `GeometryConfig`; the poses are the source's.
 
     Raises:
         UserError: too many files are bad to find substitutes.
     """
-    dtype, autocast_dtype = PRECISIONS[resolve_precision(config, world.device)]
+    precision = config.train.precision
+    dtype, autocast_dtype = PRECISIONS["fp32" if precision == "auto" else precision]
     network = network.to(world.device, dtype).eval()
     count = len(index)
     # Rows of each rank in a step, including surplus rows of the last step.
@@ -125,15 +140,12 @@ def estimate_poses(
     images: dict[int, npt.NDArray[np.uint8]] = {}
 
     def estimate_share() -> None:
-        with (
-            torch.inference_mode(),
-            canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader,
-        ):
+        with canonical_loader(index, np.arange(count), each, config, world, rotation_deg) as loader:
             for step, made in enumerate(loader):
                 view = made.to(world.device).views[0]
                 source = torch.from_numpy(intrinsics[made.samples.numpy()]).to(world.device, dtype)
                 of_view = view_intrinsics(source, view.source_to_view_px)  # not in 16 bits
-                with torch.autocast(world.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+                with inference(world.device, autocast_dtype):
                     output = network(view.image, of_view)
                 affine = view.source_to_view_px.double().cpu()
                 shifted = (output.keypoints_px.double().cpu() - affine[:, None, :, 2]).mT

@@ -24,7 +24,7 @@ class PoseRun:
     Attributes:
         path: path of the checkpoint.
         step: number of optimiser steps.
-        config: configuration of the run.
+        config: configuration of the run, with `train.precision = "auto"`: the run's is that of its training.
         network: the network, in eval mode and float32.
         depth: whether it was trained with 3D labels, and so predicts depths.
     """
@@ -64,6 +64,7 @@ def load_pose_run(source: Path, device: torch.device | None = None) -> PoseRun:
         config: FinetuneConfig = TypeAdapter(FinetuneConfig).validate_python(saved["config"])
     except ValidationError as error:
         raise UserError(f"{path} was written by another version: {in_one_line(error)}") from error
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="auto"))
     network = PoseNetwork(make_encoder(config.encoder.name, config.geometry.side_px), config.pose)
     try:
         network.load_state_dict(saved["network"])

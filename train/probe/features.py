@@ -16,7 +16,7 @@ from pipelines.samples.index import Index
 from train.config.finetuning import FinetuneConfig
 from train.config.pretraining import Config
 from train.distributed.world import single_process
-from train.pose.inference import Progress, canonical_loader
+from train.pose.inference import Progress, canonical_loader, inference
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
@@ -56,7 +56,7 @@ def features_of_rows(
     width = 3 * side_px**2 if encoder is None else encoder.feature_dim
     readable, features = np.zeros(count, np.bool_), np.zeros((count, width), np.float32)
     views = np.zeros((count, side_px, side_px, 3), np.uint8)
-    with torch.inference_mode(), canonical_loader(index, rows, _CHUNK, config, world) as loader:
+    with inference(world.device), canonical_loader(index, rows, _CHUNK, config, world) as loader:
         for batch in loader:
             positions = batch.positions.numpy()
             # No surplus rows of the last step, no substitutes of bad files.
