@@ -100,7 +100,7 @@ def _fail(message: str, *, on_every_rank: bool = False, restart: bool = False) -
 
 
 def _check_environment() -> None:
-    """Refuse a value with which the import of Numba fails, and a folder from which torch cannot be loaded."""
+    """Refuse settings that make Numba or DALI fail with a traceback, and a folder from which torch cannot be loaded."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -108,6 +108,10 @@ def _check_environment() -> None:
     threads = os.environ.get("NUMBA_NUM_THREADS", "1")
     if not threads.isdecimal() or int(threads) < 1:
         raise UserError(f"NUMBA_NUM_THREADS = {threads!r} in the environment: expected a number above 0. Unset it.")
+    if (value := os.environ.get("NUMBA_DISABLE_JIT", "0")).strip() not in ("", "0"):
+        raise UserError(f"NUMBA_DISABLE_JIT = {value!r} in the environment: the kernels run only compiled. Unset it.")
+    if sys.flags.optimize > 1:
+        raise UserError("Python runs without docstrings (-OO or PYTHONOPTIMIZE = 2), which DALI needs. Unset it.")
 
 
 def _shortened(word: str) -> str:

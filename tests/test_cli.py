@@ -221,6 +221,14 @@ def test_ctrl_c_during_the_imports_is_silent(tmp_path: Path) -> None:
     assert (call.returncode, call.stderr) == (-signal.SIGINT, "")
 
 
+def test_python_without_docstrings_is_refused_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-OO", str(ROOT / "cli.py"), "views", str(tmp_path / "out.png")]
+    call = subprocess.run(command, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, check=False)
+    assert call.returncode == 2
+    assert call.stderr.startswith(b"error: Python runs without docstrings (-OO or PYTHONOPTIMIZE = 2)")
+    assert call.stderr.count(b"\n") == 1
+
+
 @pytest.mark.usefixtures("logging_set_back")
 def test_a_step_that_is_skipped_in_fp16_gives_no_warning_of_torch() -> None:
     with warnings.catch_warnings(record=True) as seen:

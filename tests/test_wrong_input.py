@@ -450,6 +450,7 @@ def test_too_many_ranks_are_refused_before_any_rank_waits(
         ({"RANK": "0", "WORLD_SIZE": "3"}, "WORLD_SIZE = 3 in the environment, but the ranks cannot meet"),
         ({"NUMBA_NUM_THREADS": "0"}, "NUMBA_NUM_THREADS = '0' in the environment: expected a number above 0"),
         ({"NUMBA_NUM_THREADS": "many"}, "NUMBA_NUM_THREADS = 'many' in the environment"),
+        ({"NUMBA_DISABLE_JIT": "1"}, "NUMBA_DISABLE_JIT = '1' in the environment: the kernels run only compiled"),
         ({"WORLD_SIZE": "0"}, "RANK = 0 in the environment, with WORLD_SIZE = 0: expected a rank below"),
         ({"RANK": "1"}, "RANK = 1 in the environment, with WORLD_SIZE = 1: expected a rank below"),
         ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK = 0 in the environment, with LOCAL_WORLD_SIZE = 0"),

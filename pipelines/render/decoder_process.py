@@ -111,15 +111,22 @@ class DecoderProcess:
     def _start(self) -> Connection[Any, Any]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
-        self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=_work, args=(other_end, self._make_decoder), daemon=True)
-        self._process.start()
-        other_end.close()
         try:
-            self._answer(self._connection, _START_LIMIT_S)
+            connection, other_end = context.Pipe()
+            process = context.Process(target=_work, args=(other_end, self._make_decoder), daemon=True)
+            process.start()
+            other_end.close()
+            self._process, self._connection = process, connection
+            self._answer(connection, _START_LIMIT_S)
         except _DiedError as death:
             raise UserError(f"The decoder's process does not start: it {death}. Is memory short?") from None
-        return self._connection
+        except (EOFError, OSError) as error:  # an end of the fork server is an EOFError without words
+            reason = str(error) or "the server that forks it ended"
+            raise UserError(
+                f"The decoder's process does not start: {reason}. Check memory and the limits of processes and open "
+                "files (ulimit -a)"
+            ) from error
+        return connection
 
     def _answer(self, connection: Connection[Any, Any], limit_s: float) -> Any:
         """The process's next answer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -168,6 +170,21 @@ def test_images_that_are_too_many_at_once_are_not_bad(tmp_path: Path, caplog: py
     assert check_mortally(data, tmp_path / "bad.jsonl", batch=8) == {}
     assert "8 images killed the decoder's process (SIGKILL" in caplog.text
     assert "but not when each half is decoded alone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), "not start: .*Resource temporarily unavailable"),
+        (EOFError(), "not start: the server that forks it ended"),
+    ],
+)
+def test_a_decoder_that_cannot_be_started_is_one_line(
+    error: Exception, message: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiprocessing.context.ForkServerProcess._Popen", Mock(side_effect=error))
+    with pytest.raises(UserError, match=message):
+        check(DataConfig(source="folder", root=str(images)), out=tmp_path / "bad.jsonl")
 
 
 def test_several_sources_get_a_list_each(images: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import UserError
-from parsing import parse_json, regular
+from parsing import as_numbers, parse_json, regular
 from pipelines.config import DataConfig
 from pipelines.files.image_file import MAX_PIXELS, MIN_PIXELS
 from pipelines.samples.box_check import LEAST_SIDE_PX
@@ -159,11 +159,12 @@ def read_intrinsics(file: Path) -> Cameras:
         content = parse_json(regular(file).read_bytes())
         if isinstance(content, dict) and content.keys() >= {"fx", "fy", "cx", "cy"}:
             content = [[content["fx"], 0, content["cx"]], [0, content["fy"], content["cy"]], [0, 0, 1]]
-        camera = np.array(content["K"] if isinstance(content, dict) else content, np.float64)
+        numbers = as_numbers(content["K"] if isinstance(content, dict) else content)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}; expected a JSON file with a camera matrix") from error
-    except (ValueError, KeyError, TypeError):
-        camera = np.empty(0)
+    except (ValueError, KeyError):
+        numbers = None
+    camera = np.empty(0) if numbers is None else numbers
     usable = camera.shape == (3, 3) and camera[2].tolist() == [0, 0, 1] and camera[1, 0] == 0
     if not usable or not (np.abs(camera) < FOCAL_RANGE_PX[1]).all() or camera.diagonal()[:2].min() < FOCAL_RANGE_PX[0]:
         raise UserError(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from models.encoders import Encoder, make_encoder
 from models.network import Normalize

@@ -336,7 +336,8 @@ def test_cameras_are_read(tmp_path: Path) -> None:
     "content",
     ["[[1e30, 0, 1], [0, 1e-30, 3], [0, 0, 1]]", "[[500, 1000, 80], [125, 250, 60], [0, 0, 1]]",
      "[[1.2, 0, 0.5], [0, 1.6, 0.5], [0, 0, 1]]", "[[NaN, 0, 1], [0, 500, 3], [0, 0, 1]]",
-     "[[500, 0, 1e39], [0, 500, 3], [0, 0, 1]]", f"[{ROWS}, {ROWS}]", f"[{ROWS}]", f'{{"K": [{ROWS}, {ROWS}]}}'],
+     "[[500, 0, 1e39], [0, 500, 3], [0, 0, 1]]", f"[{ROWS}, {ROWS}]", f"[{ROWS}]", f'{{"K": [{ROWS}, {ROWS}]}}',
+     f'{{"fx": 1{"0" * 400}, "fy": 500, "cx": 1, "cy": 2}}'],
 )  # fmt: skip
 def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) -> None:
     """Out of all bounds, singular, in units of the picture's width, not a number, infinite in float32; and FreiHAND's
