@@ -23,6 +23,10 @@ ANNOTATIONS: Final = "annotations.json"
 """The file to read if `data.annotations` is not set."""
 
 
+THUMB_IN_ANATOMY: Final = {"thumb_mcp": "thumb_cmc", "thumb_pip": "thumb_mcp", "thumb_dip": "thumb_ip"}
+"""The names of the thumb's joints in anatomy, which a file may have too."""
+
+
 def load_coco(config: DataConfig) -> Index:
     """Read all people or hands with a labelled keypoint, in the order of the file; crowds are left out.
 
@@ -81,9 +85,13 @@ def _skeleton(file: Path, categories: list[dict[str, Any]]) -> Skeleton:
     """The skeleton with the keypoints of the file's category."""
     names = [tuple(category["keypoints"]) for category in categories if "keypoints" in category]
     for skeleton in SKELETONS.values():
-        if names == [skeleton.keypoints]:
+        anatomical = tuple(THUMB_IN_ANATOMY.get(name, name) for name in skeleton.keypoints)
+        if names in ([skeleton.keypoints], [anatomical]):
             return skeleton
+    found = {name for of_category in names for name in of_category}
+    nearest = max(SKELETONS.values(), key=lambda one: (len(found.intersection(one.keypoints)), len(one) == len(found)))
     raise UserError(
         f"{file}: its categories have the keypoints {str(names)[:120]}; expected one category, with those of a "
-        f"{' or a '.join(SKELETONS)} in the order of skeleton.py. Rename or reorder them."
+        f"{' or a '.join(SKELETONS)}, of a {nearest.name} in this order: {', '.join(nearest.keypoints)}. Rename or "
+        "reorder them."
     )

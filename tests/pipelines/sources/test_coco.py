@@ -10,7 +10,7 @@ import pytest
 from errors import UserError
 from pipelines.config import DataConfig
 from pipelines.sources import load_index
-from pipelines.sources.coco import load_coco
+from pipelines.sources.coco import THUMB_IN_ANATOMY, load_coco
 from pipelines.sources.shards.load import load_shards
 from pipelines.sources.shards.pack import pack
 from skeleton import BODY, HAND
@@ -112,6 +112,21 @@ def test_shards_keep_the_skeleton(root: Path, tmp_path: Path) -> None:
     assert load_shards(DataConfig("shards", str(tmp_path / "hand_shards"))).skeleton is HAND
 
 
+def test_names_of_the_thumb_are_ours_or_those_of_anatomy(root: Path) -> None:
+    hand = [{"keypoints": [THUMB_IN_ANATOMY.get(name, name) for name in HAND.keypoints]}]
+    points = {"keypoints": [5, 5, 2] * len(HAND)}
+    content = json.loads((root / "annotations.json").read_text())
+    content |= {"categories": hand, "annotations": [{**one, **points} for one in content["annotations"]]}
+    (root / "annotations.json").write_text(json.dumps(content))
+    assert load_coco(DataConfig("coco", str(root))).skeleton is HAND
+
+
+def test_the_page_names_all_keypoints() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text()
+    names = [*BODY.keypoints, *HAND.keypoints, *THUMB_IN_ANATOMY.values()]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -120,6 +135,14 @@ def test_shards_keep_the_skeleton(root: Path, tmp_path: Path) -> None:
         ("[]", "TypeError.*; expected keypoints in COCO's JSON format"),
         ('{"images": [], "annotations": []}', "KeyError.'categories'"),
         ('{"categories": [{"keypoints": ["nose"]}]}', r"have the keypoints \[\('nose',\)\]; expected one category"),
+        (
+            '{"categories": [{"keypoints": ["nose"]}]}',
+            "of a body in this order: nose, .*, right_ankle. Rename",
+        ),
+        (
+            json.dumps({"categories": [{"keypoints": list(HAND.keypoints[::-1])}]}),
+            "of a hand in this order: wrist, thumb_mcp, .* little_tip. Rename or reorder them",
+        ),
     ],
 )
 def test_files_in_another_format_end_in_one_line(text: str | None, message: str, root: Path) -> None:
