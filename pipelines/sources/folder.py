@@ -44,7 +44,7 @@ def load_folder(config: DataConfig) -> Index:
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root}: {is_there}; expected a folder of {', '.join(IMAGE_ENDINGS)} files. Check the path.")
-    images, others = _files_under(root)
+    images, others = files_under(root, IMAGE_ENDINGS)
     unusable = {kind: count for kind, count in others.items() if kind in (*_NOT_READ, _BROKEN_LINK)}
     remedy = f"convert other images to JPEG or PNG, mend or remove broken links ('find {root} -xtype l' lists them)"
     if not images:
@@ -63,8 +63,11 @@ def _counts(files: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in Counter(files).most_common(_KINDS_NAMED))
 
 
-def _files_under(root: Path) -> tuple[list[str], Counter[str]]:
-    """The names of the images in a folder and below it, and the numbers of other files by ending or kind."""
+def files_under(root: Path, endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:
+    """The names of the files with some endings in a folder and below it, and the numbers of others by ending or kind.
+
+    See `load_folder`. An unreadable folder is a `UserError`.
+    """
     images, others = list[str](), Counter[str]()
     folders, links = [""], list[str]()  # linked folders come last, so that files get their shortest paths
     seen: set[tuple[int, int]] = set()
@@ -85,7 +88,7 @@ def _files_under(root: Path) -> tuple[list[str], Counter[str]]:
                         (links if entry.is_symlink() else folders).append(f"{inside}{entry.name}/")
                     elif not entry.is_file():
                         others["no regular file, such as a pipe"] += 1
-                    elif entry.name.lower().endswith(IMAGE_ENDINGS):
+                    elif entry.name.lower().endswith(endings):
                         images.append(inside + entry.name)
                     else:
                         others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1  # noqa: PTH122

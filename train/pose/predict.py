@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -24,7 +25,7 @@ from pipelines.samples.box_check import LEAST_SIDE_PX
 from pipelines.samples.index import WHOLE_IMAGE, Index
 from pipelines.samples.store import Store
 from pipelines.sources.boxes import squares_around
-from pipelines.sources.folder import load_folder
+from pipelines.sources.folder import files_under, load_folder
 from pipelines.views.reach import magnification_range
 from train.distributed.world import single_process
 from train.pose.inference import Poses, Progress, estimate_poses
@@ -85,7 +86,7 @@ def predict(
     Raises:
         UserError: an argument cannot be used, or no picture can be read.
     """
-    seen = _pictures(images, box_px) if boxes is None else _pictures_with_boxes(images, boxes)
+    seen = _pictures(images, box_px, out) if boxes is None else _pictures_with_boxes(images, boxes)
     loaded = load_pose_run(run, single_process().device)
     camera = None if intrinsics is None else read_intrinsics(intrinsics)
     sizes_px, unreadable = _sizes_px(list(dict.fromkeys(seen.path(row) for row in range(len(seen)))))
@@ -128,22 +129,34 @@ def predict(
     return Predicted(results, unreadable)
 
 
-def find_images(words: Sequence[str]) -> list[Path]:
+def find_images(words: Sequence[str], out: Path) -> list[Path]:
     """Find files: each word is a file, a folder of pictures, or a pattern. Each file is listed once, in order.
 
+    Folders are searched as `load_folder` does, with the folders in them, but without `out`, the folder of results.
     A word that matches no file is a `UserError`.
     """
+    results = Path(os.path.realpath(out))  # unlike `resolve`, it takes a link to itself
     found: dict[Path, None] = {}
     for word in words:
+        if not word:
+            raise UserError(
+                f"an IMAGE has no characters; expected pictures ({', '.join(ENDINGS)}), folders or patterns"
+            )
         path = Path(word)
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+            files = sorted(path / name for name in files_under(path, ENDINGS)[0])
+            if os.path.realpath(path) != str(results):
+                files = [file for file in files if not Path(os.path.realpath(file)).is_relative_to(results)]
         elif path.exists():
             files = [path]
         else:
             files = sorted(file for name in glob.glob(word, recursive=True) if (file := Path(name)).is_file())  # noqa: PTH207
         if not files:
-            kind = "a folder without pictures" if path.is_dir() else "no such file, and no pattern that matches one"
+            kind = (
+                "neither pictures in this folder nor below it"
+                if path.is_dir()
+                else "no such file, and no pattern that matches one"
+            )
             raise UserError(f"{word}: {kind}; expected pictures ({', '.join(ENDINGS)}). Check the path")
         found.update(dict.fromkeys(files))
     return list(found)
@@ -244,12 +257,19 @@ def _sizes_px(files: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[
 def result_names(files: Sequence[Path], out: Path, *, inputs: Sequence[Path]) -> list[str]:
     """Names of the results in the folder `out`, without ending: the picture's name, numbered if it is taken.
 
-    A name is taken if a file of this name is another picture's result, no result, or one of `inputs`, the files that
-    the command reads.
+    Pictures of the same name in several folders get the folders' names too, such as "a_1" for a/1.jpg. A name is taken
+    if a file of this name is another picture's result, no result, or one of `inputs`, the files that the command reads.
     """
-    alike = Counter(file.stem.casefold() for file in files)  # some file systems know one case
+    folders: dict[str, set[Path]] = {}
+    for file in files:
+        folders.setdefault(file.stem.casefold(), set()).add(file.absolute().parent)  # some file systems know one case
+    bases = {stem: os.path.commonpath(inside) for stem, inside in folders.items()}
+    stems = [
+        "_".join((*file.absolute().parent.relative_to(bases[file.stem.casefold()]).parts, file.stem)) for file in files
+    ]
+    alike = Counter(stem.casefold() for stem in stems)
     names: dict[str, str] = {}
-    for stem in (file.stem for file in files):
+    for stem in stems:
         numbered = (f"{stem}_{number}" for number in itertools.count())
         others = (name for name in numbered if name.casefold() not in {*alike, *names})
         wanted = itertools.chain([stem] if alike[stem.casefold()] == 1 else [], others)
@@ -270,9 +290,9 @@ def _may_be_written(out: Path, name: str, inputs: Sequence[Path]) -> bool:
         return False
 
 
-def _pictures(images: Sequence[str], box_px: Box | None) -> Index:
+def _pictures(images: Sequence[str], box_px: Box | None, out: Path) -> Index:
     """The pictures in the order given: each whole, or a single one with a box."""
-    found = find_images(images)
+    found = find_images(images, out)
     if box_px is not None and len(found) > 1:
         raise UserError(
             f"--box names one place, and there are {len(found)} pictures: predict them one by one, or give a file of "

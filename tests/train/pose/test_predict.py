@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,7 +243,8 @@ def test_nothing_is_written_over_what_was_there(run: Path, tmp_path: Path) -> No
     [
         (["a.jpg", "a.png", "a_0.jpg"], ["a_1", "a_2", "a_0"]),
         (["a.jpg", "b.png"], ["a", "b"]),
-        (["x/a.jpg", "y/a.jpg", "y/A.png"], ["a_0", "a_1", "A_2"]),  # some file systems know one case
+        (["a/1.jpg", "b/1.jpg", "b/2.jpg", "1.jpg", "a_1.jpg"], ["a_1_0", "b_1", "2", "1", "a_1_1"]),
+        (["x/a.jpg", "y/a.jpg", "y/A.png"], ["x_a", "y_a_0", "y_A_1"]),  # some file systems know one case
         (["a.jpg", "a.png", "a_0.jpg", "a_0.png", "a_0_0.jpg"], ["a_1", "a_2", "a_0_1", "a_0_2", "a_0_0"]),
     ],
 )
@@ -261,6 +264,23 @@ def test_any_name_of_a_file_is_drawn(name: str, run: Path, tmp_path: Path, capsy
     assert "\x1b" not in captured.out + captured.err
     assert "\nerror" not in captured.out + captured.err
     assert (tmp_path / "out" / name).exists()
+
+
+def test_a_prediction_imports_no_compiler_of_torch_and_nothing_of_training(run: Path, tmp_path: Path) -> None:
+    """Of a prediction of one picture, imports take most of the time."""
+    unwanted = ["torchvision", "torch._dynamo", "torch._inductor", "sympy", "tensorboard", "sklearn", "pandas", "timm",
+                "onnx", "triton", "synthetic", "train.trainer", "train.pretrain"]  # fmt: skip
+    program = (
+        "import sys; from cli import main\n"
+        "try: main(sys.argv[2:])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not (found := {*sys.argv[1].split()} & {*sys.modules}), found"
+    )
+    words = ["predict", run, save_hand(tmp_path / "hand.png"), "--out", tmp_path / "out"]
+    command = [sys.executable, "-c", program, " ".join(unwanted), *map(str, words)]
+    call = subprocess.run(command, capture_output=True, check=False, text=True, cwd=Path(__file__).parents[3])
+    assert call.returncode == 0, call.stderr
+    assert (tmp_path / "out" / "hand.json").exists()
 
 
 def test_unreadable_pictures_are_left_out_and_named_at_the_end(
@@ -314,12 +334,15 @@ def test_it_is_an_error_if_no_picture_can_be_read(
 
 
 def test_pictures_come_from_files_folders_and_patterns(tmp_path: Path) -> None:
-    for name in ("b.png", "a.JPG", "c.txt"):
+    for name in ("b.png", "a.JPG", "c.txt", "in/it.png", "out/b.png", ".hidden/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    everything = [tmp_path / "a.JPG", tmp_path / "b.png"]
-    assert find_images([str(tmp_path)]) == everything
-    assert find_images([str(tmp_path / "*.png"), str(tmp_path)]) == [everything[1], everything[0]]
-    assert find_images([str(tmp_path / "c.txt")]) == [tmp_path / "c.txt"]
+    out = tmp_path / "out"
+    everything = [tmp_path / "a.JPG", tmp_path / "b.png", tmp_path / "in/it.png"]
+    assert find_images([str(tmp_path)], out) == everything  # not the results of an earlier call
+    assert find_images([str(tmp_path / "*.png"), str(tmp_path)], out) == [everything[place] for place in (1, 0, 2)]
+    assert find_images([str(tmp_path / "c.txt")], out) == [tmp_path / "c.txt"]
+    assert find_images([str(out)], out) == [out / "b.png"]
 
 
 ROWS = "[[500, 0, 100], [0, 500, 90], [0, 0, 1]]"
@@ -349,7 +372,9 @@ def test_what_is_no_camera_in_pixels_is_refused(content: str, tmp_path: Path) ->
 
 WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "nothing there": (lambda root: {"images": [str(root / "no*.png")]}, "no such file, and no pattern"),
-    "empty folder": (lambda root: {"images": [str(root / "empty")]}, "a folder without pictures"),
+    "no characters": (lambda _: {"images": [""]}, "an IMAGE has no characters; expected pictures"),
+    "out is a link to itself": (lambda root: {"out": root / "loop"}, "loop cannot be written to"),
+    "empty folder": (lambda root: {"images": [str(root / "empty")]}, "neither pictures in this folder nor below it"),
     "no picture": (lambda root: {"images": [str(root / "text.png")]}, "text.png is not a readable picture"),
     "a single pixel": (lambda root: {"images": [str(root / "dot.png")]}, "has 1 x 1 pixels"),
     "box upside down": (lambda _: {"box_px": (30.0, 5.0, 20.0, 9.0)}, "--box 30,5,20,9 is no box"),
@@ -373,6 +398,7 @@ def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Pat
     save_hand(tmp_path / "dot.png", 1, 1)
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     make, message = WRONG[case]
     arguments: dict[str, Any] = {"run": run, "images": [str(tmp_path / "hand.png")], "out": tmp_path / "out"}
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
