@@ -15,14 +15,16 @@ from errors import UserError
 from models.config import EncoderConfig
 from models.encoders import build_encoder, make_encoder
 from models.network import Normalize
+from pipelines.sources import load_index
 from tests.train import tiny_hands
 from train.config.finetuning import FinetuneConfig
 from train.config.load import load_config
 from train.config.pretraining import Config
+from train.distributed.world import World
 from train.finetune import finetune
 from train.pose.pose_run import load_pose_run
 from train.pose.predict import predict
-from train.pretrain import pretrain
+from train.pretrain import Pretraining, pretrain
 from train.weights.convert import convert
 from train.weights.export import export_encoder
 
@@ -130,3 +132,17 @@ def test_fine_tuning_starts_from_the_run_and_predicts(hands: Path, name: str, ru
     assert len(found.keypoints_px) == 21
     with pytest.raises(UserError, match=f"its encoder is {name}; the authors' pose network has a ResNet"):
         convert(fine, tmp_path / "theirs.pth", "published")
+
+
+def test_kernels_of_rank_5_are_trained_too(hands: Path, tmp_path: Path) -> None:
+    """Channels-last, the default, is for kernels of rank 4 only."""
+    keys = settings(hands, "timm/lambda_resnet26t", tmp_path / "run")
+    config = load_config(Config, [], [key for key in keys if not key.startswith("validation.")])
+    index = load_index(config.data)
+    state = Pretraining(config, World(), steps_per_epoch=1, index=index, fresh=True)
+    assert {5} < {parameter.ndim for parameter in state.network.parameters()}
+    assert all(
+        parameter.is_contiguous(memory_format=torch.channels_last)
+        for parameter in state.network.parameters()
+        if parameter.ndim == 4
+    )

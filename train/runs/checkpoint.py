@@ -118,8 +118,10 @@ def find_checkpoint(source: Path, expected: str) -> Path:
     """
     if not source.exists():
         raise UserError(f"{source} does not exist; expected {expected}")
-    if not source.is_dir():
+    if source.is_file():
         return source
+    if not source.is_dir():
+        raise UserError(f"{source} is a pipe or a device; expected {expected}")
     path = Checkpoints(source / BEST, keep=1).latest() or Checkpoints(source / CHECKPOINTS, keep=1).latest()
     if path is None:
         raise UserError(f"{source} holds no checkpoint; expected {expected}")

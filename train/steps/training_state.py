@@ -68,7 +68,9 @@ class TrainingState(ABC, Generic[N, R]):
         require_memory(lambda: self.build_network(random), self.dtype, world, self.size_keys())
         self.network = self.build_network(config.encoder if fresh else random).to(world.device, self.dtype)
         layout = torch.channels_last if train.channels_last else torch.contiguous_format
-        self.network.to(memory_format=layout)  # type: ignore[call-overload]  # torch documents it, its stubs do not
+        for parameter in self.network.parameters():
+            if parameter.ndim == 4:  # some models of timm have kernels of rank 5, which have no such layout
+                parameter.data = parameter.data.contiguous(memory_format=layout)
         self.optimizer = self.build_optimizer()
         warmup_steps = round(config.optim.warmup_epochs * steps_per_epoch)
         total_steps = self.total_steps  # not self: a cycle would keep the network in memory after the run

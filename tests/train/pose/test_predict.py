@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -388,6 +389,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "--box names one place, and there are 2 pictures",
     ),
     "no run": (lambda root: {"run": root / "empty"}, "holds no checkpoint; expected the folder of a fine-tuning run"),
+    "a pipe as run": (lambda root: {"run": root / "pipe"}, "pipe is a pipe or a device; expected the folder of a fine"),
     "out is a file": (lambda root: {"out": root / "text.png"}, "cannot be written to"),
 }
 
@@ -398,6 +400,7 @@ def test_wrong_input_is_reported_in_one_line(case: str, run: Path, tmp_path: Pat
     save_hand(tmp_path / "dot.png", 1, 1)
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     make, message = WRONG[case]
     arguments: dict[str, Any] = {"run": run, "images": [str(tmp_path / "hand.png")], "out": tmp_path / "out"}
