@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import torchvision
 from torch import Tensor, nn
 
 from errors import UserError
 from errors.terminal import in_one_line
-from models import resnet
 from models.config import WEIGHTS_EXPECTED, EncoderConfig, encoder_class
 from models.weights import check_state, encoder_state, read_weights
 
@@ -79,20 +79,19 @@ class ResNet(Encoder):
 
     def __init__(self, name: str, side_px: int | None = None) -> None:
         super().__init__()
-        self.resnet = resnet.ResNet(name)
-        self.feature_dim = self.resnet.feature_dim
-        self._name = name
+        resnet = torchvision.models.get_model(name, weights=None)
+        self.feature_dim = resnet.fc.in_features
+        resnet.fc = nn.Identity()
+        self.resnet = resnet
+        self._weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
 
     def published_state(self) -> tuple[Mapping[str, Tensor], str]:
         """torchvision's weights IMAGENET1K_V1."""
-        import torchvision  # slow, see `models.resnet`
-
-        weights = torchvision.models.get_model_weights(self._name)["IMAGENET1K_V1"]
         try:
-            state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+            state: Mapping[str, Tensor] = self._weights.get_state_dict(progress=False, check_hash=True)
         except (OSError, RuntimeError) as error:  # no network, a proxy's answer, a broken or half-written cache
             raise UserError(
-                f'encoder.weights = "imagenet": {weights.url} cannot be downloaded ({in_one_line(error)}): '
+                f'encoder.weights = "imagenet": {self._weights.url} cannot be downloaded ({in_one_line(error)}): '
                 'set encoder.weights = "random", or to the path of a torchvision state dict (.pth or .safetensors).'
             ) from error
         return state, "torchvision's ImageNet weights"
